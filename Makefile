@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 SLOW ?= tests
 
-.PHONY: train test types test-slow test-cache test-newest test-oldest test-hugging-face faults docs tutorials exercises lint sharding-tables clean
+.PHONY: train test types test-slow test-cache test-newest test-oldest test-hugging-face faults docs tutorials exercises lint pages-style sharding-tables clean
 
 train: $(VENV)/installed
 	$(VENV)/bin/python train.py --config=configs/tiny.py
@@ -61,6 +61,12 @@ exercises: $(VENV)/installed-dev
 lint: $(VENV)/installed-dev
 	$(VENV)/bin/ruff format .
 	$(VENV)/bin/ruff check --fix .
+	! command -v npx > /dev/null || $(PRETTIER) --write --log-level=warn
+
+# Check the style of the pages' scripts. Needs npm.
+PRETTIER = npx --yes prettier@3.10.1 'mini_gpt/pages/**/*.js' '!**/vendor/*'
+pages-style:
+	$(PRETTIER) --check
 
 # Write docs/sharding/. Run this after a change of sharding.RULES or of a preset.
 sharding-tables: $(VENV)/installed

@@ -25,7 +25,7 @@ PACKAGES = (
 ENTRY_POINTS = ("__init__.py", "bench.py", "lab.py", "play.py", "sweep.py")
 ROOT = REPOSITORY / "mini_gpt"
 LONGEST_CHAIN, LONGEST_CHAIN_IN_A_PACKAGE = 18, 6  # without the entry points
-LONGEST_FILE, MOST_PARAMETERS = 350, 6
+LONGEST_FILE, LONGEST_LINE, MOST_PARAMETERS = 350, 120, 6
 
 
 @functools.cache
@@ -103,6 +103,13 @@ def test_no_file_is_too_long():
     paths = [*REPOSITORY.glob("*.py"), *(path for folder in folders for path in (REPOSITORY / folder).rglob("*.py"))]
     lines = {path: len(path.read_text(encoding="utf-8").splitlines()) for path in paths}
     assert {path: count for path, count in lines.items() if count > LONGEST_FILE} == {} and len(lines) > 400
+
+
+def test_scripts_of_pages_are_short():
+    paths = [path for path in (ROOT / "pages").rglob("*.js") if path.parent.name != "vendor"]
+    lines = {path: path.read_text(encoding="utf-8").splitlines() for path in paths}
+    assert len(lines) > 50 and max(map(len, lines.values())) <= LONGEST_FILE
+    assert [line for each in lines.values() for line in each if len(line) > LONGEST_LINE] == []
 
 
 def test_no_function_has_too_many_parameters():

@@ -253,7 +253,7 @@ def test_impossible_edits_are_refused_with_a_sentence():
 def facts_of(model):
     """Return what the page's controls know of a model."""
     run = {"name": "", "step": 0, "parameters": 0, "context_length": LENGTH, "packed": pack.described(model)}
-    return node.evaluate([page.PAGE.parent / "state.js"], "factsOf(given)", run)
+    return node.evaluate([page.PAGE.parent / "view/state.js"], "factsOf(given)", run)
 
 
 OFFERED = [{"variants.query_scale": "ssmax"}, STICKS, {"position": "fox"}, {"rope.fraction": 0.5}, {"d_model": 64}]

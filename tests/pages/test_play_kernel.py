@@ -11,7 +11,7 @@ from tests.pages import node, play_engine
 from tests.pages.play_engine import make
 from tests.pages.test_play_engine import LIMIT, TOKENS, by_jax
 
-FOLDER = play_engine.page.PAGE.parent
+FOLDER = play_engine.page.PAGE.parent / "engine"
 SOURCE = FOLDER / "kernel.wat"
 
 

@@ -262,14 +262,14 @@ REPLIES = """(async () => {
 
 @pytest.mark.parametrize("status", [400, 403, 408, 413, 500])
 def test_a_request_that_the_server_refuses_is_refused_on_the_page(status):
-    scripts = [page.PAGE.parent / "served.js"]
+    scripts = [page.PAGE.parent / "view/served.js"]
     [reply] = node.evaluate(scripts, REPLIES, {"status": status, "text": "only the page may ask"})
     assert reply == {"kind": "refused", "message": "The server refuses the request: only the page may ask."}
 
 
 @pytest.mark.parametrize("status, text", [(429, '{"kind":"refused"}\n'), (200, '{"kind":"token"}\n{"kind":"done"}')])
 def test_each_line_of_an_answer_is_a_reply(status, text):
-    replies = node.evaluate([page.PAGE.parent / "served.js"], REPLIES, {"status": status, "text": text})
+    replies = node.evaluate([page.PAGE.parent / "view/served.js"], REPLIES, {"status": status, "text": text})
     assert replies == [json.loads(line) for line in text.splitlines()]
 
 
@@ -292,7 +292,7 @@ ASKED = [[0, "main"], [0, "generated"], [1, "generated"]]
 )
 def test_the_page_cancels_only_the_requests_of_a_slot(cancel, ended):
     given = {"asked": ASKED, "cancel": cancel}
-    assert node.evaluate([page.PAGE.parent / "served.js"], CANCELLED, given) == ended
+    assert node.evaluate([page.PAGE.parent / "view/served.js"], CANCELLED, given) == ended
 
 
 def test_a_port_in_use_is_refused():

@@ -2,7 +2,8 @@
 // Arrays that Python has put into a page: base64, with or without zlib.
 
 function bytesOf(text) {
-  const decoded = atob(text), bytes = new Uint8Array(decoded.length);
+  const decoded = atob(text);
+  const bytes = new Uint8Array(decoded.length);
   for (let n = 0; n < decoded.length; n++) bytes[n] = decoded.charCodeAt(n);
   return bytes;
 }

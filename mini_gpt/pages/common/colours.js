@@ -1,6 +1,6 @@
 "use strict";
-// Colours of maps and of shaded text. The ramp goes from paper to ink in equal steps of lightness; signed values go from
-// blue over paper to red. So 0 has the colour of the paper in light and in dark.
+// Colours of maps and of shaded text. The ramp goes from paper to ink in equal steps of lightness; signed values go
+// from // blue over paper to red. So 0 has the colour of the paper in light and in dark.
 
 const RAMPS = {
   light: ["#fcfcfa", "#cfdcf4", "#a2bdec", "#779ee1", "#4f7fd5", "#3760b7", "#254492", "#1b2c60", "#16181d"],
@@ -22,11 +22,14 @@ const mixed = (from, to, share) => from.map((value, k) => Math.round(value + (to
 function table256(stops) {
   const colours = stops.map(rgbOf);
   return Array.from({ length: 256 }, (_, n) => {
-    const at = (n / 255) * (stops.length - 1), low = Math.min(stops.length - 2, Math.floor(at));
+    const at = (n / 255) * (stops.length - 1);
+    const low = Math.min(stops.length - 2, Math.floor(at));
     return mixed(colours[low], colours[low + 1], at - low);
   });
 }
-const TABLES = Object.fromEntries(["light", "dark"].map((name) => [name, { ramp: table256(RAMPS[name]), signed: table256(SIGNED[name]) }]));
+const TABLES = Object.fromEntries(
+  ["light", "dark"].map((name) => [name, { ramp: table256(RAMPS[name]), signed: table256(SIGNED[name]) }]),
+);
 const themeName = () => (theme.isDark ? "dark" : "light");
 const seriesColour = (n) => SERIES[themeName()][n % 8];
 
@@ -34,8 +37,16 @@ const seriesColour = (n) => SERIES[themeName()][n % 8];
 const scales = {
   // Square roots, so that small weights can be seen; the ticks are weights.
   weights: { table: "ramp", share: (weight) => Math.sqrt(weight), ticks: [0, 0.01, 0.1, 0.25, 0.5, 1] },
-  linear: (low, high, ticks) => ({ table: "ramp", share: (v) => (v - low) / (high - low), ticks: ticks ?? [low, (low + high) / 2, high] }),
-  signed: (reach, ticks) => ({ table: "signed", share: (v) => 0.5 + v / (2 * reach), ticks: ticks ?? [-reach, 0, reach] }),
+  linear: (low, high, ticks) => ({
+    table: "ramp",
+    share: (v) => (v - low) / (high - low),
+    ticks: ticks ?? [low, (low + high) / 2, high],
+  }),
+  signed: (reach, ticks) => ({
+    table: "signed",
+    share: (v) => 0.5 + v / (2 * reach),
+    ticks: ticks ?? [-reach, 0, reach],
+  }),
 };
 
 // [r, g, b] of a value, in the colours of now.

@@ -2,8 +2,12 @@
 // The page's state in the fragment of its URL, as `#tab=Map&layer=2`. Values are strings.
 
 const fragment = {
-  parse(text) { return Object.fromEntries(new URLSearchParams(text)); },
-  read() { return this.parse(location.hash.slice(1)); },
+  parse(text) {
+    return Object.fromEntries(new URLSearchParams(text));
+  },
+  read() {
+    return this.parse(location.hash.slice(1));
+  },
   // Replace the fragment. Entries that are null, undefined or "" are left out.
   write(entries) {
     const held = Object.entries(entries).filter(([, value]) => value !== null && value !== undefined && value !== "");

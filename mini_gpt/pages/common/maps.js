@@ -16,13 +16,18 @@ function useWidth(element) {
 function paintCells(canvas, rows, columns, valueAt, scale) {
   canvas.width = columns;
   canvas.height = rows;
-  const context = canvas.getContext("2d"), image = context.createImageData(columns, rows), table = TABLES[themeName()][scale.table];
+  const context = canvas.getContext("2d");
+  const image = context.createImageData(columns, rows);
+  const table = TABLES[themeName()][scale.table];
   for (let i = 0, at = 0; i < rows; i++)
     for (let j = 0; j < columns; j++, at += 4) {
       const value = valueAt(i, j);
       if (value === null) continue;
       const [r, g, b] = table[Math.max(0, Math.min(255, Math.round(255 * scale.share(value))))];
-      image.data[at] = r; image.data[at + 1] = g; image.data[at + 2] = b; image.data[at + 3] = 255;
+      image.data[at] = r;
+      image.data[at + 1] = g;
+      image.data[at + 2] = b;
+      image.data[at + 3] = 255;
     }
   context.putImageData(image, 0, 0);
 }
@@ -39,24 +44,52 @@ function soon(task) {
 
 // A small map without axes. makeValueAt(): returns valueAt, when the map is painted. deps: what the values depend on.
 function PixelMap({ rows, columns, makeValueAt, scale, deps, name, style = "", ...rest }) {
-  const canvas = useRef(), isDark = useDark();
+  const canvas = useRef();
+  const isDark = useDark();
   useLayoutEffect(() => {
     let isShown = true;
     soon(() => isShown && paintCells(canvas.current, rows, columns, makeValueAt(), scale));
-    return () => { isShown = false; };
+    return () => {
+      isShown = false;
+    };
   }, [...deps, isDark]);
-  return html`<canvas ref=${canvas} class="masked" role="img" aria-label=${name} style=${`image-rendering:pixelated;${style}`} ...${rest}></canvas>`;
+  return html`<canvas
+    ref=${canvas}
+    class="masked"
+    role="img"
+    aria-label=${name}
+    style=${`image-rendering:pixelated;${style}`}
+    ...${rest}></canvas>`;
 }
 
 // The colours of a scale with its ticks. masked: what hatching means, if there is any.
 function ColourBar({ scale, name, format = String, masked }) {
-  const canvas = useRef(), isDark = useDark();
+  const canvas = useRef();
+  const isDark = useDark();
   useLayoutEffect(() => {
-    const context = canvas.current.getContext("2d"), table = TABLES[themeName()][scale.table];
-    table.forEach((rgb, n) => { context.fillStyle = `rgb(${rgb})`; context.fillRect(n, 0, 1, 1); });
+    const context = canvas.current.getContext("2d");
+    const table = TABLES[themeName()][scale.table];
+    table.forEach((rgb, n) => {
+      context.fillStyle = `rgb(${rgb})`;
+      context.fillRect(n, 0, 1, 1);
+    });
   }, [scale.table, isDark]);
-  return html`<div class="bar"><span>${name}</span>
-    <span class="scale"><canvas ref=${canvas} class="colours" width="256" height="1" role="img" aria-label=${`Colours of ${name}`}></canvas>
-      <span class="ticks">${scale.ticks.map((tick) => html`<span style=${`left:${100 * scale.share(tick)}%`}>${format(tick)}</span>`)}</span></span>
-    ${masked && html`<span><i class="swatch masked"></i>${masked}</span>`}</div>`;
+  return html`<div class="bar">
+    <span>${name}</span>
+    <span class="scale"
+      ><canvas
+        ref=${canvas}
+        class="colours"
+        width="256"
+        height="1"
+        role="img"
+        aria-label=${`Colours of ${name}`}></canvas>
+      <span class="ticks"
+        >${scale.ticks.map(
+          (tick) => html`<span style=${`left:${100 * scale.share(tick)}%`}>${format(tick)}</span>`,
+        )}</span
+      ></span
+    >
+    ${masked && html`<span><i class="swatch masked"></i>${masked}</span>`}
+  </div>`;
 }

@@ -3,54 +3,148 @@
 
 // Round numbers from low to high, about `count` of them.
 function ticksOf(low, high, count) {
-  const rough = (high - low) / Math.max(1, count), power = 10 ** Math.floor(Math.log10(rough));
-  const step = power * [1, 2, 5, 10].find((n) => n * power >= rough * 0.999), first = Math.ceil(low / step - 1e-9);
-  return Array.from({ length: Math.floor(high / step + 1e-9) - first + 1 }, (_, n) => +((first + n) * step).toPrecision(12));
+  const rough = (high - low) / Math.max(1, count);
+  const power = 10 ** Math.floor(Math.log10(rough));
+  const step = power * [1, 2, 5, 10].find((n) => n * power >= rough * 0.999);
+  const first = Math.ceil(low / step - 1e-9);
+  return Array.from(
+    { length: Math.floor(high / step + 1e-9) - first + 1 },
+    (_, n) => +((first + n) * step).toPrecision(12),
+  );
 }
 
 const FRAME = { left: 52, right: 12, top: 8, bottom: 40 };
 
 // Ticks, grid lines and names of both axes. x, y: {name, ticks, at(value), format}.
 function Axes({ width, height, x, y, grid = true }) {
-  const { left, right, top, bottom } = FRAME, said = (axis, tick) => (axis.format ?? ((v) => v.toLocaleString("en")))(tick);
-  return html`<g>${y.ticks.map((tick) => html`<line class=${grid ? "grid-line" : "tick"} x1=${left - 4} x2=${grid ? width - right : left} y1=${y.at(tick)} y2=${y.at(tick)} />
-      <text x=${left - 7} y=${y.at(tick) + 4} text-anchor="end">${said(y, tick)}</text>`)}
-    ${x.ticks.map((tick) => html`<line class="tick" x1=${x.at(tick)} x2=${x.at(tick)} y1=${height - bottom} y2=${height - bottom + 4} />
-      <text x=${x.at(tick)} y=${height - bottom + 17} text-anchor="middle">${said(x, tick)}</text>`)}
+  const { left, right, top, bottom } = FRAME;
+  const said = (axis, tick) => (axis.format ?? ((v) => v.toLocaleString("en")))(tick);
+  return html`<g
+    >${y.ticks.map(
+      (tick) =>
+        html`<line
+            class=${grid ? "grid-line" : "tick"}
+            x1=${left - 4}
+            x2=${grid ? width - right : left}
+            y1=${y.at(tick)}
+            y2=${y.at(tick)} />
+          <text x=${left - 7} y=${y.at(tick) + 4} text-anchor="end">${said(y, tick)}</text>`,
+    )}
+    ${x.ticks.map(
+      (tick) =>
+        html`<line class="tick" x1=${x.at(tick)} x2=${x.at(tick)} y1=${height - bottom} y2=${height - bottom + 4} />
+          <text x=${x.at(tick)} y=${height - bottom + 17} text-anchor="middle">${said(x, tick)}</text>`,
+    )}
     <text class="axis" x=${(left + width - right) / 2} y=${height - 6} text-anchor="middle">${x.name}</text>
-    <text class="axis" transform=${`translate(13 ${(top + height - bottom) / 2}) rotate(-90)`} text-anchor="middle">${y.name}</text></g>`;
+    <text class="axis" transform=${`translate(13 ${(top + height - bottom) / 2}) rotate(-90)`} text-anchor="middle"
+      >${y.name}</text
+    ></g
+  >`;
 }
 
 // lines: [{name, values, dash, wide}]; a value's place on the x axis is its index. xName, yName: with units.
 // The legend has the values at the place that is pointed at.
 function LineChart({ id, name, lines, xName, yName, low, high, height = 260, format = (v) => v.toFixed(3) }) {
-  const box = useRef(), width = useWidth(box), [at, point] = useState(null);
+  const box = useRef();
+  const width = useWidth(box);
+  const [at, point] = useState(null);
   useDark();
-  const { left, right, top, bottom } = FRAME, last = Math.max(...lines.map(({ values }) => values.length)) - 1;
+  const { left, right, top, bottom } = FRAME;
+  const last = Math.max(...lines.map(({ values }) => values.length)) - 1;
   const x = { name: xName, ticks: ticksOf(0, last, width / 90), at: (v) => left + (v / last) * (width - left - right) };
-  const y = { name: yName, ticks: ticksOf(low, high, 5), at: (v) => top + ((high - Math.max(low, Math.min(high, v))) / (high - low)) * (height - top - bottom) };
+  const y = {
+    name: yName,
+    ticks: ticksOf(low, high, 5),
+    at: (v) => top + ((high - Math.max(low, Math.min(high, v))) / (high - low)) * (height - top - bottom),
+  };
   const move = (event) => {
     const from = event.currentTarget.getBoundingClientRect();
-    point(Math.max(0, Math.min(last, Math.round(((event.clientX - from.left - left) / (width - left - right)) * last))));
+    point(
+      Math.max(0, Math.min(last, Math.round(((event.clientX - from.left - left) / (width - left - right)) * last))),
+    );
   };
   const path = (values) => values.map((v, n) => `${x.at(n).toFixed(1)},${y.at(v).toFixed(1)}`).join(" ");
-  return html`<div class="plot" ref=${box}>${width > 0 && html`<svg id=${id} width=${width} height=${height} role="img" aria-label=${name} onPointerMove=${move} onPointerDown=${move} onPointerLeave=${() => point(null)}>
-      <${Axes} ...${{ width, height, x, y }} />
-      ${lines.map(({ values, dash, wide }, n) => html`<polyline fill="none" stroke=${seriesColour(n)} stroke-width=${wide ? 6 : 2} opacity=${wide ? 0.4 : 1} stroke-dasharray=${dash} points=${path(values)} />`)}
-      ${at !== null && html`<line class="cross" x1=${x.at(at)} x2=${x.at(at)} y1=${top} y2=${height - bottom} />`}
-    </svg>`}
-    <ul class="legend">${lines.map(({ name: own, values, dash, wide }, n) => html`<li><svg width="26" height="10" aria-hidden="true"><line x1="0" x2="26" y1="5" y2="5" stroke=${seriesColour(n)} stroke-width=${wide ? 6 : 3} opacity=${wide ? 0.4 : 1} stroke-dasharray=${dash} /></svg>
-      ${own}${at !== null && values[at] !== undefined && html` <b class="numbers">${format(values[at])}</b>`}</li>`)}
-      <li class="soft numbers">${at === null ? "Point at the chart, or tap it, to read values." : `at ${at.toLocaleString("en")}`}</li></ul></div>`;
+  return html`<div class="plot" ref=${box}>
+    ${
+      width > 0 &&
+      html`<svg
+        id=${id}
+        width=${width}
+        height=${height}
+        role="img"
+        aria-label=${name}
+        onPointerMove=${move}
+        onPointerDown=${move}
+        onPointerLeave=${() => point(null)}>
+        <${Axes} ...${{ width, height, x, y }} />
+        ${lines.map(
+          ({ values, dash, wide }, n) =>
+            html`<polyline
+              fill="none"
+              stroke=${seriesColour(n)}
+              stroke-width=${wide ? 6 : 2}
+              opacity=${wide ? 0.4 : 1}
+              stroke-dasharray=${dash}
+              points=${path(values)} />`,
+        )}
+        ${at !== null && html`<line class="cross" x1=${x.at(at)} x2=${x.at(at)} y1=${top} y2=${height - bottom} />`}
+      </svg>`
+    }
+    <ul class="legend">
+      ${lines.map(
+        ({ name: own, values, dash, wide }, n) =>
+          html`<li>
+            <svg width="26" height="10" aria-hidden="true">
+              <line
+                x1="0"
+                x2="26"
+                y1="5"
+                y2="5"
+                stroke=${seriesColour(n)}
+                stroke-width=${wide ? 6 : 3}
+                opacity=${wide ? 0.4 : 1}
+                stroke-dasharray=${dash} />
+            </svg>
+            ${own}${at !== null && values[at] !== undefined && html` <b class="numbers">${format(values[at])}</b>`}
+          </li>`,
+      )}
+      <li class="soft numbers">
+        ${at === null ? "Point at the chart, or tap it, to read values." : `at ${at.toLocaleString("en")}`}
+      </li>
+    </ul>
+  </div>`;
 }
 
 // A map of numbers with axes, rows downwards. x, y: {name, last}: the number of the last column or row.
 function MapChart({ id, name, rows, columns, makeValueAt, scale, deps, x, y, height = 260, bar }) {
-  const box = useRef(), width = useWidth(box), { left, right, top, bottom } = FRAME;
-  const axis = ({ name: own, last }, from, to) => ({ name: own, ticks: ticksOf(0, last, (to - from) / 70), at: (v) => from + (v / last) * (to - from) });
+  const box = useRef();
+  const width = useWidth(box);
+  const { left, right, top, bottom } = FRAME;
+  const axis = ({ name: own, last }, from, to) => ({
+    name: own,
+    ticks: ticksOf(0, last, (to - from) / 70),
+    at: (v) => from + (v / last) * (to - from),
+  });
   const inside = { left, top, width: Math.max(0, width - left - right), height: height - top - bottom };
-  return html`<div class="plot" ref=${box}>${width > 0 && html`<div class="axed" style=${`height:${height}px`}>
-      <${PixelMap} id=${id} ...${{ name, rows, columns, makeValueAt, scale, deps }} style=${Object.entries(inside).map(([side, pixels]) => `${side}:${pixels}px`).join(";")} />
-      <svg width=${width} height=${height} aria-hidden="true"><${Axes} ...${{ width, height }} grid=${false} x=${axis(x, left, width - right)} y=${axis(y, top, height - bottom)} /></svg></div>`}
-    <${ColourBar} scale=${scale} name=${bar} /></div>`;
+  return html`<div class="plot" ref=${box}>
+    ${
+      width > 0 &&
+      html`<div class="axed" style=${`height:${height}px`}>
+        <${PixelMap}
+          id=${id}
+          ...${{ name, rows, columns, makeValueAt, scale, deps }}
+          style=${Object.entries(inside)
+            .map(([side, pixels]) => `${side}:${pixels}px`)
+            .join(";")} />
+        <svg width=${width} height=${height} aria-hidden="true">
+          <${Axes}
+            ...${{ width, height }}
+            grid=${false}
+            x=${axis(x, left, width - right)}
+            y=${axis(y, top, height - bottom)} />
+        </svg>
+      </div>`
+    }
+    <${ColourBar} scale=${scale} name=${bar} />
+  </div>`;
 }

@@ -2,19 +2,28 @@
 // Light and dark: what the reader chose, or else what the system has.
 
 const theme = (() => {
-  const root = document.documentElement, system = matchMedia("(prefers-color-scheme: dark)"), listeners = new Set();
+  const root = document.documentElement;
+  const system = matchMedia("(prefers-color-scheme: dark)");
+  const listeners = new Set();
   const changed = () => listeners.forEach((listener) => listener());
   system.addEventListener("change", changed);
   return {
-    get chosen() { return root.dataset.theme ?? null; }, // "light", "dark" or null
-    get isDark() { return (root.dataset.theme ?? (system.matches ? "dark" : "light")) === "dark"; },
+    get chosen() {
+      return root.dataset.theme ?? null;
+    }, // "light", "dark" or null
+    get isDark() {
+      return (root.dataset.theme ?? (system.matches ? "dark" : "light")) === "dark";
+    },
     choose(name) {
       if (name === "light" || name === "dark") root.dataset.theme = name;
       else delete root.dataset.theme;
       changed();
     },
-    exchange() { this.choose(this.isDark ? "light" : "dark"); },
-    listen(listener) { // returns a function that ends it
+    exchange() {
+      this.choose(this.isDark ? "light" : "dark");
+    },
+    listen(listener) {
+      // returns a function that ends it
       listeners.add(listener);
       return () => listeners.delete(listener);
     },

@@ -26,13 +26,16 @@ class Attention {
     this.cache = new Map(); // weights of the heads that were shown last
     this.unpacked = new Map();
     this.others = this.kept ? this.planes(levels) : null; // of a long text; null if all weights are in the page
-    const weightAt = this.weightsAt(0, 0), visible = this.tokens.map((_, i) => this.keys.filter((_, j) => weightAt(i, j) !== null).length);
+    const weightAt = this.weightsAt(0, 0);
+    const visible = this.tokens.map((_, i) => this.keys.filter((_, j) => weightAt(i, j) !== null).length);
     this.isMasked = Math.min(...visible) < this.columns; // whether a query of the first head does not see all keys
     this.widest = visible.lastIndexOf(Math.max(...visible)); // the last of the queries that see the most keys
   }
-  // The planes of largest.py: arrays of bytes, with an entry for each head, query and kept key, or block, or with one entry.
+  // The planes of largest.py: arrays of bytes, with an entry for each head, query and kept key, or block, or with one
+  // entry.
   planes(bytes) {
-    const queries = this.layers * this.heads * this.rows, blocks = Math.ceil(this.columns / this.block);
+    const queries = this.layers * this.heads * this.rows;
+    const blocks = Math.ceil(this.columns / this.block);
     let at = 0;
     const next = (each) => bytes.subarray(at, (at += queries * each));
     const [gaps, highGaps, levels, means] = [next(this.kept), next(this.kept), next(this.kept), next(blocks)];
@@ -43,9 +46,13 @@ class Attention {
   ofHead(key) {
     if (!this.others) return { levels: this.levels_.subarray(key * this.perHead, (key + 1) * this.perHead), own: null };
     return remembered(this.unpacked, key, 4, () => {
-      const levels = new Uint8Array(this.perHead).fill(this.hidden), own = new Uint8Array(this.perHead), o = this.others;
+      const levels = new Uint8Array(this.perHead).fill(this.hidden);
+      const own = new Uint8Array(this.perHead);
+      const o = this.others;
       for (let i = 0; i < this.rows; i++) {
-        const query = key * this.rows + i, start = this.start(i), last = o.last[query] + 256 * o.highLast[query];
+        const query = key * this.rows + i;
+        const start = this.start(i);
+        const last = o.last[query] + 256 * o.highLast[query];
         for (let j = o.first[query] + 256 * o.highFirst[query]; j < last; j++)
           levels[start + j] = o.means[query * o.blocks + Math.floor(j / this.block)];
         for (let n = query * this.kept, j = 0; n < (query + 1) * this.kept && o.levels[n] !== this.hidden; n++) {
@@ -58,20 +65,27 @@ class Attention {
     });
   }
   // Whether the weight is the mean of a block; and the smallest of the query's own weights, which is at least as large.
-  isMean(layer, head, i, j) { return this.others !== null && this.ofHead(layer * this.heads + head).own[this.start(i) + j] === 0; }
+  isMean(layer, head, i, j) {
+    return this.others !== null && this.ofHead(layer * this.heads + head).own[this.start(i) + j] === 0;
+  }
   leastOwn(layer, head, i) {
-    const { own } = this.ofHead(layer * this.heads + head), weights = this.weights(layer, head);
+    const { own } = this.ofHead(layer * this.heads + head);
+    const weights = this.weights(layer, head);
     let least = 1;
-    for (let j = 0; j < this.seen(i); j++) if (own[this.start(i) + j]) least = Math.min(least, weights[i * this.columns + j]);
+    for (let j = 0; j < this.seen(i); j++)
+      if (own[this.start(i) + j]) least = Math.min(least, weights[i * this.columns + j]);
     return least;
   }
   // Functions of a query and a key: the weight, or the logit; null for a masked pair.
   weightsAt(layer, head) {
-    const weights = this.weights(layer, head), { levels } = this.ofHead(layer * this.heads + head);
-    return (i, j) => (j >= this.seen(i) || levels[this.start(i) + j] === this.hidden ? null : weights[i * this.columns + j]);
+    const weights = this.weights(layer, head);
+    const { levels } = this.ofHead(layer * this.heads + head);
+    return (i, j) =>
+      j >= this.seen(i) || levels[this.start(i) + j] === this.hidden ? null : weights[i * this.columns + j];
   }
   logitsAt(layer, head) {
-    const { levels } = this.ofHead(layer * this.heads + head), first = (layer * this.heads + head) * this.rows;
+    const { levels } = this.ofHead(layer * this.heads + head);
+    const first = (layer * this.heads + head) * this.rows;
     return (i, j) => {
       const level = j < this.seen(i) ? levels[this.start(i) + j] : this.hidden;
       return level === this.hidden ? null : this.rowMax[first + i] - this.floor * (level / this.steps) ** 2;
@@ -80,10 +94,18 @@ class Attention {
   // As weightsAt, averaged over the heads of a layer.
   meansAt(layer) {
     const each = Array.from({ length: this.heads }, (_, head) => this.weightsAt(layer, head));
-    return (i, j) => each.reduce((sum, at) => { const weight = at(i, j); return weight === null ? sum : (sum ?? 0) + weight / this.heads; }, null);
+    return (i, j) =>
+      each.reduce((sum, at) => {
+        const weight = at(i, j);
+        return weight === null ? sum : (sum ?? 0) + weight / this.heads;
+      }, null);
   }
-  seen(i) { return this.causal ? i + 1 : this.columns; }
-  start(i) { return this.causal ? (i * (i + 1)) / 2 : i * this.columns; }
+  seen(i) {
+    return this.causal ? i + 1 : this.columns;
+  }
+  start(i) {
+    return this.causal ? (i * (i + 1)) / 2 : i * this.columns;
+  }
   // Distance of a logit from the largest of its row; Infinity for a pair that is not visible.
   below(layer, head, i, j) {
     if (j >= this.seen(i)) return Infinity;
@@ -91,19 +113,29 @@ class Attention {
     return level === this.hidden ? Infinity : this.floor * (level / this.steps) ** 2;
   }
   // The token that is pinned at first: as a query it sees the most keys, and as a key it is seen by many queries.
-  firstPin(side) { return side === "query" ? this.widest : this.causal ? this.columns >> 1 : this.columns - 1; }
+  firstPin(side) {
+    return side === "query" ? this.widest : this.causal ? this.columns >> 1 : this.columns - 1;
+  }
   // Whether the distance was clipped; the logit may be smaller.
-  cut(layer, head, i, j) { return this.below(layer, head, i, j) === this.floor; }
+  cut(layer, head, i, j) {
+    return this.below(layer, head, i, j) === this.floor;
+  }
   // The largest error of a logit by quantisation.
-  logitError(layer, head, i, j) { return Math.sqrt(this.below(layer, head, i, j) * this.floor) / this.steps + this.floor / (4 * this.steps ** 2); }
+  logitError(layer, head, i, j) {
+    return Math.sqrt(this.below(layer, head, i, j) * this.floor) / this.steps + this.floor / (4 * this.steps ** 2);
+  }
   weights(layer, head) {
     const key = layer * this.heads + head;
     return remembered(this.cache, key, 36, () => {
-      const { rows, columns } = this, weights = new Float32Array(rows * columns), { levels } = this.ofHead(key);
+      const { rows, columns } = this;
+      const weights = new Float32Array(rows * columns);
+      const { levels } = this.ofHead(key);
       const table = Float32Array.from({ length: 256 }, (_, level) =>
-        level === this.hidden ? 0 : Math.exp(-this.floor * (level / this.steps) ** 2));
+        level === this.hidden ? 0 : Math.exp(-this.floor * (level / this.steps) ** 2),
+      );
       for (let i = 0; i < rows; i++) {
-        const from = this.start(i), seen = this.seen(i);
+        const from = this.start(i);
+        const seen = this.seen(i);
         let sum = 0;
         for (let j = 0; j < seen; j++) sum += table[levels[from + j]];
         for (let j = 0; sum > 0 && j < seen; j++) weights[i * columns + j] = table[levels[from + j]] / sum;
@@ -113,19 +145,27 @@ class Attention {
   }
 }
 
-// A smaller map: a point is the weight on `by` keys together, averaged over `by` queries; null if all its pairs are masked.
+// A smaller map: a point is the weight on `by` keys together, averaged over `by` queries; null if all its pairs are
+// masked.
 function reducedMap(attention, layer, head, by) {
-  const weightAt = attention.weightsAt(layer, head), { rows, columns } = attention, width = Math.ceil(columns / by);
+  const weightAt = attention.weightsAt(layer, head);
+  const { rows, columns } = attention;
+  const width = Math.ceil(columns / by);
   const sums = new Float32Array(width * Math.ceil(rows / by)).fill(-1); // -1: no visible pair
   for (let i = 0; i < rows; i++)
     for (let j = 0, seen = attention.seen(i), to = Math.floor(i / by) * width; j < seen; j++) {
-      const weight = weightAt(i, j), at = to + Math.floor(j / by);
+      const weight = weightAt(i, j);
+      const at = to + Math.floor(j / by);
       if (weight !== null) sums[at] = Math.max(0, sums[at]) + weight;
     }
-  return (y, x) => { const sum = sums[y * width + x]; return sum < 0 ? null : Math.min(1, sum / Math.min(by, rows - y * by)); };
+  return (y, x) => {
+    const sum = sums[y * width + x];
+    return sum < 0 ? null : Math.min(1, sum / Math.min(by, rows - y * by));
+  };
 }
 
-// Decimals that show two digits of an error, but at most four; the error with these, rounded up; a value with its error.
+// Decimals that show two digits of an error, but at most four; the error with these, rounded up; a value with its
+// error.
 const decimalsOf = (error) => Math.max(0, Math.min(4, Math.ceil(-Math.log10(error)) + 1));
 function roundedUp(error) {
   const unit = 10 ** -decimalsOf(error);

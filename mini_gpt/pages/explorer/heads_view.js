@@ -4,27 +4,75 @@
 const THUMB = 128; // points of a small map's side, for long texts
 
 function HeadsView({ data, attention, set }) {
-  const { layers, heads, rows, columns } = attention, by = attention.others ? Math.ceil(attention.longest / THUMB) : 1;
-  const makeValueAt = (layer, head) => () => (by > 1 ? reducedMap(attention, layer, head, by) : attention.weightsAt(layer, head));
-  const measured = data.labels_from === "--suite=heads"
-    ? html`many texts. The table of <code>eval.py --suite=heads</code> has the strength of each label` : data.labels_from;
-  return html`<p>Each small map is a head: the tokens ${attention.isCross ? "of the target" : "of the text"} (queries) downwards, the tokens ${attention.isCross ? "of the source" : "that they read"} (keys) across. Choose one to enlarge it.
-      ${by > 1 && ` A point is the weight on ${by} keys together, averaged over ${by} queries.`}</p>
-    <div class="controls"><${ColourBar} scale=${scales.weights} name="attention weight" masked=${masked(attention)} />
+  const { layers, heads, rows, columns } = attention;
+  const by = attention.others ? Math.ceil(attention.longest / THUMB) : 1;
+  const makeValueAt = (layer, head) => () =>
+    by > 1 ? reducedMap(attention, layer, head, by) : attention.weightsAt(layer, head);
+  const measured =
+    data.labels_from === "--suite=heads"
+      ? html`many texts. The table of <code>eval.py --suite=heads</code> has the strength of each label`
+      : data.labels_from;
+  return html`<p>
+      Each small map is a head: the tokens ${attention.isCross ? "of the target" : "of the text"} (queries) downwards,
+      the tokens ${attention.isCross ? "of the source" : "that they read"} (keys) across. Choose one to enlarge it.
+      ${by > 1 && ` A point is the weight on ${by} keys together, averaged over ${by} queries.`}
+    </p>
+    <div class="controls">
+      <${ColourBar} scale=${scales.weights} name="attention weight" masked=${masked(attention)} />
       ${attention.alignment && html`<span class="soft small" id="legend"><i class="frame"></i> true alignment</span>`}
-      ${attention.labels ? html`<span class="soft small" id="labels-from">Labels say what a head attends to most, measured on ${measured}.</span>` : html`<${NoLabels} />`}</div>
-    <div class="thumbs" role="group" aria-label="heads" style=${`grid-template-columns:auto repeat(${heads}, minmax(${heads > 8 ? 76 : 66}px, 1fr))`}>
+      ${
+        attention.labels
+          ? html`<span class="soft small" id="labels-from"
+              >Labels say what a head attends to most, measured on ${measured}.</span
+            >`
+          : html`<${NoLabels} />`
+      }
+    </div>
+    <div
+      class="thumbs"
+      role="group"
+      aria-label="heads"
+      style=${`grid-template-columns:auto repeat(${heads}, minmax(${heads > 8 ? 76 : 66}px, 1fr))`}>
       <span></span>${Array.from({ length: heads }, (_, head) => html`<span class="soft small">head ${head}</span>`)}
-      ${Array.from({ length: layers }, (_, layer) => html`<span class="soft small layer">layer ${layer}</span>
-        ${Array.from({ length: heads }, (_, head) => html`<button class="thumb" id=${`thumb-${layer}-${head}`} onClick=${() => set({ layer, head, tab: "Map" })}>
-          <span class="framed-map"><${PixelMap} rows=${Math.ceil(rows / by)} columns=${Math.ceil(columns / by)} makeValueAt=${makeValueAt(layer, head)} scale=${scales.weights} deps=${[attention]}
-            name=${`layer ${layer}, head ${head}`} style=${`aspect-ratio:${columns}/${rows}`} /><${Frames} attention=${attention} /></span>
-          <span>${labelOf(attention, layer, head) ?? `${layer}.${head}`}</span></button>`)}`)}</div>`;
+      ${Array.from(
+        { length: layers },
+        (_, layer) =>
+          html`<span class="soft small layer">layer ${layer}</span>${Array.from(
+              { length: heads },
+              (_, head) =>
+                html`<button
+                  class="thumb"
+                  id=${`thumb-${layer}-${head}`}
+                  onClick=${() => set({ layer, head, tab: "Map" })}>
+                  <span class="framed-map"
+                    ><${PixelMap}
+                      rows=${Math.ceil(rows / by)}
+                      columns=${Math.ceil(columns / by)}
+                      makeValueAt=${makeValueAt(layer, head)}
+                      scale=${scales.weights}
+                      deps=${[attention]}
+                      name=${`layer ${layer}, head ${head}`}
+                      style=${`aspect-ratio:${columns}/${rows}`} /><${Frames} attention=${attention}
+                  /></span>
+                  <span>${labelOf(attention, layer, head) ?? `${layer}.${head}`}</span>
+                </button>`,
+            )}`,
+      )}
+    </div>`;
 }
 
 // Frames around the tokens that belong together, if the true alignment of source and target is known.
 function Frames({ attention }) {
   const { alignment, rows, columns } = attention;
-  return alignment && html`<svg class="frames" viewBox=${`0 0 ${columns} ${rows}`} preserveAspectRatio="none" aria-hidden="true">
-    ${["edge", "line"].map((name) => alignment.map(([key, endKey, query, endQuery]) => html`<rect class=${name} x=${key} y=${query} width=${endKey - key} height=${endQuery - query} />`))}</svg>`;
+  return (
+    alignment &&
+    html`<svg class="frames" viewBox=${`0 0 ${columns} ${rows}`} preserveAspectRatio="none" aria-hidden="true">
+      ${["edge", "line"].map((name) =>
+        alignment.map(
+          ([key, endKey, query, endQuery]) =>
+            html`<rect class=${name} x=${key} y=${query} width=${endKey - key} height=${endQuery - query} />`,
+        ),
+      )}
+    </svg>`
+  );
 }

@@ -1,9 +1,15 @@
 "use strict";
 // The page's state, its tabs and its shortcuts. The state is kept in the fragment of the URL.
 
-const TABS = [["Text", "Text"], ["Heads", "All heads"], ["Map", "One head"], ["Positions", "Positions"]];
+const TABS = [
+  ["Text", "Text"],
+  ["Heads", "All heads"],
+  ["Map", "One head"],
+  ["Positions", "Positions"],
+];
 const OF_ATTENTION = ["Text", "Heads", "Map"];
-const MEANINGS = { // of the kinds of attention in a model with an encoder
+const MEANINGS = {
+  // of the kinds of attention in a model with an encoder
   encoder: "source tokens attend to source tokens",
   decoder: "tokens of the target attend to themselves and earlier ones",
   cross: "tokens of the target, as they are written, attend to the source",
@@ -12,61 +18,132 @@ const MEANINGS = { // of the kinds of attention in a model with an encoder
 // The state that a fragment describes; what it leaves out, or what does not exist here, has its default.
 function stateOf(entries, data, kinds) {
   const among = (value, names, otherwise) => (names.includes(value) ? value : otherwise);
-  const kind = among(entries.kind, Object.keys(kinds), Object.keys(kinds).at(-1)), attention = kinds[kind], bases = basesOf(data);
-  const side = among(entries.show, ["query", "key"], "query"), count = side === "key" ? attention.columns : attention.rows;
-  const [i, j] = (entries.cell ?? "").split(",").map((text, n) => fragment.index(text, n ? attention.columns : attention.rows, null));
+  const kind = among(entries.kind, Object.keys(kinds), Object.keys(kinds).at(-1));
+  const attention = kinds[kind];
+  const bases = basesOf(data);
+  const side = among(entries.show, ["query", "key"], "query");
+  const count = side === "key" ? attention.columns : attention.rows;
+  const [i, j] = (entries.cell ?? "")
+    .split(",")
+    .map((text, n) => fragment.index(text, n ? attention.columns : attention.rows, null));
   const number = (text, { min, max, own }) => (text !== undefined && +text >= min && +text <= max ? +text : own);
   return {
-    kind, side, tab: among(entries.tab, TABS.map(([id]) => id), "Text"), layer: fragment.index(entries.layer, attention.layers),
-    head: entries.head === MEAN ? MEAN : fragment.index(entries.head, attention.heads), pin: entries.pin === "none" ? null : fragment.index(entries.pin, count, attention.firstPin(side)),
-    cell: i !== null && j !== null && j !== undefined ? { i, j } : null, values: among(entries.values, ["weights", "logits"], "weights"),
-    length: number(entries.length, LENGTHS), baseLog: number(entries.base, bases), shortcuts: entries.shortcuts !== "off",
+    kind,
+    side,
+    tab: among(
+      entries.tab,
+      TABS.map(([id]) => id),
+      "Text",
+    ),
+    layer: fragment.index(entries.layer, attention.layers),
+    head: entries.head === MEAN ? MEAN : fragment.index(entries.head, attention.heads),
+    pin: entries.pin === "none" ? null : fragment.index(entries.pin, count, attention.firstPin(side)),
+    cell: i !== null && j !== null && j !== undefined ? { i, j } : null,
+    values: among(entries.values, ["weights", "logits"], "weights"),
+    length: number(entries.length, LENGTHS),
+    baseLog: number(entries.base, bases),
+    shortcuts: entries.shortcuts !== "off",
   };
 }
 
 function entriesOf(state, data, kinds) {
-  const isOther = (value, usual) => (value === usual ? null : value), { cell } = state;
+  const isOther = (value, usual) => (value === usual ? null : value);
+  const { cell } = state;
   return {
-    tab: state.tab, kind: isOther(state.kind, Object.keys(kinds).at(-1)), layer: state.layer, head: state.head, pin: state.pin ?? "none",
-    show: isOther(state.side, "query"), cell: cell && `${cell.i},${cell.j}`, values: isOther(state.values, "weights"), length: isOther(state.length, LENGTHS.own),
-    base: isOther(state.baseLog, basesOf(data).own), theme: theme.chosen, shortcuts: state.shortcuts ? null : "off",
+    tab: state.tab,
+    kind: isOther(state.kind, Object.keys(kinds).at(-1)),
+    layer: state.layer,
+    head: state.head,
+    pin: state.pin ?? "none",
+    show: isOther(state.side, "query"),
+    cell: cell && `${cell.i},${cell.j}`,
+    values: isOther(state.values, "weights"),
+    length: isOther(state.length, LENGTHS.own),
+    base: isOther(state.baseLog, basesOf(data).own),
+    theme: theme.chosen,
+    shortcuts: state.shortcuts ? null : "off",
   };
 }
 
 function App({ data, kinds }) {
   const [state, change] = useState(() => stateOf(fragment.read(), data, kinds));
-  const set = (part) => change((old) => ({ ...old, ...part })), attention = kinds[state.kind];
-  const show = (kind) => change((old) => ({ ...old, ...stateOf({ ...entriesOf({ ...old, cell: null }, data, kinds), kind, pin: null }, data, kinds), tab: old.tab }));
-  const step = (what, by) => change((old) => {
-    const count = kinds[old.kind][`${what}s`], at = old[what] === MEAN ? -Math.max(by, 0) : old[what];
-    return { ...old, [what]: (at + by + count) % count };
-  });
+  const set = (part) => change((old) => ({ ...old, ...part }));
+  const attention = kinds[state.kind];
+  const show = (kind) =>
+    change((old) => ({
+      ...old,
+      ...stateOf({ ...entriesOf({ ...old, cell: null }, data, kinds), kind, pin: null }, data, kinds),
+      tab: old.tab,
+    }));
+  const step = (what, by) =>
+    change((old) => {
+      const count = kinds[old.kind][`${what}s`];
+      const at = old[what] === MEAN ? -Math.max(by, 0) : old[what];
+      return { ...old, [what]: (at + by + count) % count };
+    });
   useDark();
   useEffect(() => fragment.write(entriesOf(state, data, kinds)));
   useEffect(() => {
-    const read = () => { theme.choose(fragment.read().theme); change((old) => ({ ...old, ...stateOf(fragment.read(), data, kinds) })); };
+    const read = () => {
+      theme.choose(fragment.read().theme);
+      change((old) => ({ ...old, ...stateOf(fragment.read(), data, kinds) }));
+    };
     addEventListener("hashchange", read);
     return () => removeEventListener("hashchange", read);
   }, []);
-  useShortcuts({
-    ...Object.fromEntries(TABS.map(([tab], n) => [n + 1, () => set({ tab })])),
-    h: () => step("head", 1), H: () => step("head", -1), l: () => step("layer", 1), L: () => step("layer", -1),
-    v: () => change((old) => ({ ...old, values: old.values === "weights" ? "logits" : "weights" })), t: () => theme.exchange(),
-  }, state.shortcuts);
+  useShortcuts(
+    {
+      ...Object.fromEntries(TABS.map(([tab], n) => [n + 1, () => set({ tab })])),
+      h: () => step("head", 1),
+      H: () => step("head", -1),
+      l: () => step("layer", 1),
+      L: () => step("layer", -1),
+      v: () => change((old) => ({ ...old, values: old.values === "weights" ? "logits" : "weights" })),
+      t: () => theme.exchange(),
+    },
+    state.shortcuts,
+  );
   const View = { Text: TextView, Heads: HeadsView, Map: MapView, Positions }[state.tab];
-  return html`<header class="top"><h1>${data.title}</h1><span class="soft">${data.subtitle}</span><${ThemeButton} /></header>
+  return html`<header class="top">
+      <h1>${data.title}</h1>
+      <span class="soft">${data.subtitle}</span><${ThemeButton} />
+    </header>
     <${Tabs} tabs=${TABS} selected=${state.tab} onSelect=${(tab) => set({ tab })} name="views" />
     <${TabPanel} selected=${state.tab}>
-      ${Object.keys(kinds).length > 1 && OF_ATTENTION.includes(state.tab) && html`<div class="controls">
-        <${Choice} id="kind" name="attention" options=${Object.keys(kinds).map((kind) => [kind, kind])} value=${state.kind} onChoose=${show} /><span class="soft" id="meaning">${MEANINGS[state.kind]}</span></div>`}
-      <${View} key=${state.kind} ...${{ data, attention, state, set }} /><//>
-    <footer class="soft small"><label class="by-pointer"><input type="checkbox" id="shortcuts" checked=${state.shortcuts} onChange=${(event) => set({ shortcuts: event.target.checked })} /> keyboard shortcuts</label>
-      <span class=${`by-pointer ${state.shortcuts ? "" : "unseen"}`}> <kbd>1</kbd>–<kbd>${TABS.length}</kbd> views, <kbd>h</kbd> <kbd>H</kbd> next and previous head, <kbd>l</kbd> <kbd>L</kbd> layer, <kbd>v</kbd> weights or logits, <kbd>t</kbd> colours.</span>
-      <span> The address holds what you see, so that you can share it.</span></footer>`;
+      ${
+        Object.keys(kinds).length > 1 &&
+        OF_ATTENTION.includes(state.tab) &&
+        html`<div class="controls">
+          <${Choice}
+            id="kind"
+            name="attention"
+            options=${Object.keys(kinds).map((kind) => [kind, kind])}
+            value=${state.kind}
+            onChoose=${show} /><span class="soft" id="meaning">${MEANINGS[state.kind]}</span>
+        </div>`
+      }
+      <${View} key=${state.kind} ...${{ data, attention, state, set }} />
+    </${TabPanel}>
+    <footer class="soft small">
+      <label class="by-pointer"
+        ><input
+          type="checkbox"
+          id="shortcuts"
+          checked=${state.shortcuts}
+          onChange=${(event) => set({ shortcuts: event.target.checked })} />${" "}
+        keyboard shortcuts</label
+      >
+      <span class=${`by-pointer ${state.shortcuts ? "" : "unseen"}`}>
+        <kbd>1</kbd>–<kbd>${TABS.length}</kbd> views, <kbd>h</kbd> <kbd>H</kbd> next and previous head,${" "}
+        <kbd>l</kbd> <kbd>L</kbd> layer, <kbd>v</kbd> weights or logits, <kbd>t</kbd> colours.</span
+      >
+      <span> The address holds what you see, so that you can share it.</span>
+    </footer>`;
 }
 
 (async () => {
-  const data = JSON.parse(document.getElementById("data").textContent), root = document.getElementById("app");
+  const data = JSON.parse(document.getElementById("data").textContent);
+  const root = document.getElementById("app");
   document.title = data.title;
   theme.choose(fragment.read().theme);
   const kinds = {}; // {kind: Attention}; a model without an encoder has one

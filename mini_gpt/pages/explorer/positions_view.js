@@ -16,74 +16,267 @@ const whole = (number) => number.toLocaleString("en", { maximumFractionDigits: 0
 
 // The vector (1, 0) in pairs of a head's dimensions, rotated by RoPE to positions 0 to 7.
 function Turns({ frequencies }) {
-  const half = frequencies.length, pairs = [...new Set([0, half >> 2, half >> 1, half - 1])].filter((pair) => pair in frequencies), reach = 46;
+  const half = frequencies.length;
+  const pairs = [...new Set([0, half >> 2, half >> 1, half - 1])].filter((pair) => pair in frequencies);
+  const reach = 46;
   useDark();
-  return html`<div class="turns">${pairs.map((pair) => {
-    const radians = frequencies[pair], tip = (place, by) => [80 + by * Math.cos(place * radians), 70 - by * Math.sin(place * radians)];
-    return html`<figure><svg viewBox="0 0 160 140" role="img" aria-label=${`Pair ${pair}: the vector at positions 0 to 7`}><circle cx="80" cy="70" r=${reach} fill="none" stroke="var(--line)" />
-      ${Array.from({ length: 8 }, (_, place) => {
-        const [x2, y2] = tip(place, reach), [x, y] = tip(place, reach + (place * radians > 2 * Math.PI ? 23 : 12)); // after a whole turn, beyond the other numbers
-        return html`<line id=${`turn-${pair}-${place}`} x1="80" y1="70" x2=${x2} y2=${y2} stroke=${seriesColour(0)} stroke-width="2" opacity=${0.3 + 0.1 * place} />
-          ${(radians > 0.25 || place === 0 || (place === 7 && radians > 0.05)) && html`<text x=${x} y=${y + 4} text-anchor="middle">${place}</text>`}`;
-      })}</svg><figcaption>pair ${pair}: ${radians.toPrecision(3)} radians per token</figcaption></figure>`;
-  })}</div>`;
+  return html`<div class="turns">
+    ${pairs.map((pair) => {
+      const radians = frequencies[pair];
+      const tip = (place, by) => [80 + by * Math.cos(place * radians), 70 - by * Math.sin(place * radians)];
+      return html`<figure>
+        <svg viewBox="0 0 160 140" role="img" aria-label=${`Pair ${pair}: the vector at positions 0 to 7`}>
+          <circle cx="80" cy="70" r=${reach} fill="none" stroke="var(--line)" />
+          ${Array.from({ length: 8 }, (_, place) => {
+            const [x2, y2] = tip(place, reach);
+            const isSecondTurn = place * radians > 2 * Math.PI; // its numbers are outside those of the first turn
+            const [x, y] = tip(place, reach + (isSecondTurn ? 23 : 12));
+            return html`<line
+                id=${`turn-${pair}-${place}`}
+                x1="80"
+                y1="70"
+                x2=${x2}
+                y2=${y2}
+                stroke=${seriesColour(0)}
+                stroke-width="2"
+                opacity=${0.3 + 0.1 * place} />
+              ${
+                (radians > 0.25 || place === 0 || (place === 7 && radians > 0.05)) &&
+                html`<text x=${x} y=${y + 4} text-anchor="middle">${place}</text>`
+              }`;
+          })}
+        </svg>
+        <figcaption>pair ${pair}: ${radians.toPrecision(3)} radians per token</figcaption>
+      </figure>`;
+    })}
+  </div>`;
 }
 
 // A card. used: text of what the run uses it for, or null. isOwn: what it shows is the run's, not that of another base.
-const Encoding = ({ name, title, used, isOwn = true, children }) => html`<section class="card" id=${`card-${name}`}><h2>${title} ${used && html`<span class=${`badge ${isOwn ? "used" : ""}`}>${used}</span>`}</h2>${children}</section>`;
+const Encoding = ({ name, title, used, isOwn = true, children }) =>
+  html`<section class="card" id=${`card-${name}`}>
+    <h2>${title} ${used && html`<span class=${`badge ${isOwn ? "used" : ""}`}>${used}</span>`}</h2>
+    ${children}
+  </section>`;
 
 function Positions({ data, state, set }) {
-  const { width, turned, factors, scaling, slopes, learned, t5, pattern } = data.positions, length = state.length, base = 10 ** state.baseLog, bases = basesOf(data);
-  const distances = Array.from({ length }, (_, n) => n), pairs = Math.ceil(width / 2), headLines = (values) => values.slice(0, 8).map((of, n) => ({ ...of, dash: n % 2 ? "6 3" : undefined }));
+  const { width, turned, factors, scaling, slopes, learned, t5, pattern } = data.positions;
+  const length = state.length;
+  const base = 10 ** state.baseLog;
+  const bases = basesOf(data);
+  const distances = Array.from({ length }, (_, n) => n);
+  const pairs = Math.ceil(width / 2);
+  const headLines = (values) => values.slice(0, 8).map((of, n) => ({ ...of, dash: n % 2 ? "6 3" : undefined }));
   const waves = Array.from({ length: pairs }, (_, pair) => frequency(base, pair, width));
   const turns = factors.map((factor, pair) => factor * frequency(base, pair, turned)); // radians per token
-  const similar = distances.map((d) => similarityOf(waves, d)), longest = (2 * Math.PI) / waves[waves.length - 1];
+  const similar = distances.map((d) => similarityOf(waves, d));
+  const longest = (2 * Math.PI) / waves[waves.length - 1];
   const wave = (place, dimension) => {
     const angle = place * waves[Math.floor(dimension / 2)];
     return dimension % 2 ? Math.cos(angle) : Math.sin(angle);
   };
   // The score of equal unit vectors with the same norm in each pair.
-  const rotated = (offset, place) => mean(turns.map((f) => Math.cos((place + offset) * f) * Math.cos(place * f) + Math.sin((place + offset) * f) * Math.sin(place * f)));
+  const rotated = (offset, place) =>
+    mean(
+      turns.map(
+        (f) =>
+          Math.cos((place + offset) * f) * Math.cos(place * f) + Math.sin((place + offset) * f) * Math.sin(place * f),
+      ),
+    );
   const cosines = useMemo(() => learned && new Int8Array(bytesOf(learned.cosines).buffer), [learned]);
-  const isOwn = state.baseLog === bases.own, based = (...names) => { const text = used(...names); return text && !isOwn ? `${text} with base ${whole(data.positions.base)}` : text; };
+  const isOwn = state.baseLog === bases.own;
+  const based = (...names) => {
+    const text = used(...names);
+    return text && !isOwn ? `${text} with base ${whole(data.positions.base)}` : text;
+  };
   const used = (...names) => {
     const layers = pattern.flatMap((own, layer) => (names.includes(own) ? [layer] : []));
-    return layers.length === 0 ? null : layers.length === pattern.length ? "used by this run" : `used in layer${layers.length > 1 ? "s" : ""} ${layers.join(", ")}`;
+    return layers.length === 0
+      ? null
+      : layers.length === pattern.length
+        ? "used by this run"
+        : `used in layer${layers.length > 1 ? "s" : ""} ${layers.join(", ")}`;
   };
   const compared = (name) => (used("sinusoidal", "rope") && !used(name) ? ", for comparison" : "");
   const cards = [
-    ["sinusoidal", html`<${Encoding} name="waves" title=${`Sinusoidal: added to embeddings of width ${width}`} used=${based("sinusoidal")} isOwn=${isOwn}>
-      <${MapChart} id="waves" name="Sinusoids" rows=${length} columns=${width} makeValueAt=${() => wave} scale=${SIGNED_UNIT} deps=${[length, base]} x=${{ name: "dimension", last: width }} y=${{ name: "position (tokens)", last: length }} bar="value" />
-      <p class="soft small">Each row is a position, each pair of columns a sine and a cosine: wavelengths from 6.28 to <b id="longest">${whole(longest)}</b> tokens.</p><//>`],
-    ["sinusoidal rope", html`<${Encoding} name="similarity" title="Similarity of two positions" used=${based("sinusoidal", "rope")} isOwn=${isOwn}>
-      <${LineChart} id="similarity" name="Similarity by distance" low=${-1} high=${1} xName="distance (tokens)" yName="cosine, or score" lines=${[
-        { name: `sinusoids, ${width} dimensions${compared("sinusoidal")}`, values: similar }, { name: `RoPE, ${turned} dimensions${compared("rope")}`, values: distances.map((d) => similarityOf(turns, d)), dash: "6 3" }]} />
-      <p class="soft small">Cosine of two positions' sinusoids: ${similar[1].toFixed(3)} at distance 1, ${similar[10].toFixed(3)} at 10. With RoPE: the score q·k of two equal vectors, divided by their score at distance 0.</p><//>`],
-    ["rope", html`<${Encoding} name="turns" title=${`RoPE: rotates pairs of a head's ${turned} dimensions`} used=${based("rope")} isOwn=${isOwn}>
-      <${Turns} frequencies=${turns} />
-      ${scaling && html`<p class="small" id="scaling">Frequencies with this run's scaling: ${scaling}.</p>`}
-      <p class="soft small">The vector (1, 0) at positions 0 to 7. Pairs that turn fast separate near tokens, slow pairs far tokens.</p><//>`],
-    ["rope", html`<${Encoding} name="offset" title="RoPE: only the offset counts" used=${based("rope")} isOwn=${isOwn}>
-      <${LineChart} id="offset" name="Scores by offset for two places of the key" low=${-1} high=${1} xName="offset of the query (tokens)" yName="score of equal vectors" lines=${[
-        { name: "key at 0", values: distances.map((d) => rotated(d, 0)), wide: true }, { name: "key at 1,000", values: distances.map((d) => rotated(d, 1000)) }]} />
-      <p class="soft small">The curves for a key at 0 and at 1,000 are the same curve.</p><//>`],
-    ["alibi", html`<${Encoding} name="alibi" title="ALiBi: one slope per head" used=${used("alibi")}>
-      <${LineChart} id="alibi" name="ALiBi's factors by distance" low=${0} high=${1} xName="distance (tokens)" yName="exp(−slope · distance)" lines=${headLines(slopes.map((slope, n) => ({ name: `head ${n}: slope ${slope.toPrecision(3)}`, values: distances.map((d) => Math.exp(-slope * d)) })))} />
-      <p class="soft small">The bias multiplies exp(logit) by exp(−slope · distance). Then the softmax divides by the sum of the row.${slopes.length > 8 ? ` The first 8 of ${slopes.length} heads.` : ""}</p><//>`],
-    learned && ["learned", html`<${Encoding} name="learned" title="Learned positions, after training" used=${used("learned")}>
-      <${MapChart} id="learned" name="Cosines of learned positions" rows=${learned.size} columns=${learned.size} makeValueAt=${() => (i, j) => cosines[i * learned.size + j] / 127} scale=${SIGNED_UNIT} deps=${[cosines]}
-        x=${{ name: "position (tokens)", last: learned.size * learned.every }} y=${{ name: "position (tokens)", last: learned.size * learned.every }} height=${360} bar="cosine" />
-      <p class="soft small">Cosines of the vectors of ${learned.size} positions${learned.every > 1 ? `, every ${learned.every}th` : ""}.</p><//>`],
-    t5 && ["t5", html`<${Encoding} name="t5" title="T5's biases, after training" used=${used("t5")}>
-      <${LineChart} id="t5" name="T5's biases by distance" low=${Math.min(...t5.flat())} high=${Math.max(...t5.flat(), Math.min(...t5.flat()) + 0.01)} xName="distance to the left (tokens)" yName="bias of the logit" lines=${headLines(t5.map((values, n) => ({ name: `head ${n}`, values })))} />
-      <p class="soft small">What each head adds to its logits at a distance.${t5.length > 8 ? ` The first 8 of ${t5.length} heads.` : ""}</p><//>`],
+    [
+      "sinusoidal",
+      html`<${Encoding}
+        name="waves"
+        title=${`Sinusoidal: added to embeddings of width ${width}`}
+        used=${based("sinusoidal")}
+        isOwn=${isOwn}>
+        <${MapChart}
+          id="waves"
+          name="Sinusoids"
+          rows=${length}
+          columns=${width}
+          makeValueAt=${() => wave}
+          scale=${SIGNED_UNIT}
+          deps=${[length, base]}
+          x=${{ name: "dimension", last: width }}
+          y=${{ name: "position (tokens)", last: length }}
+          bar="value" />
+        <p class="soft small">
+          Each row is a position, each pair of columns a sine and a cosine: wavelengths from 6.28 to${" "}
+          <b id="longest">${whole(longest)}</b> tokens.
+        </p>
+      </${Encoding}>`,
+    ],
+    [
+      "sinusoidal rope",
+      html`<${Encoding}
+        name="similarity"
+        title="Similarity of two positions"
+        used=${based("sinusoidal", "rope")}
+        isOwn=${isOwn}>
+        <${LineChart}
+          id="similarity"
+          name="Similarity by distance"
+          low=${-1}
+          high=${1}
+          xName="distance (tokens)"
+          yName="cosine, or score"
+          lines=${[
+            { name: `sinusoids, ${width} dimensions${compared("sinusoidal")}`, values: similar },
+            {
+              name: `RoPE, ${turned} dimensions${compared("rope")}`,
+              values: distances.map((d) => similarityOf(turns, d)),
+              dash: "6 3",
+            },
+          ]} />
+        <p class="soft small">
+          Cosine of two positions' sinusoids: ${similar[1].toFixed(3)} at distance 1, ${similar[10].toFixed(3)} at 10.
+          With RoPE: the score q·k of two equal vectors, divided by their score at distance 0.
+        </p>
+      </${Encoding}>`,
+    ],
+    [
+      "rope",
+      html`<${Encoding}
+        name="turns"
+        title=${`RoPE: rotates pairs of a head's ${turned} dimensions`}
+        used=${based("rope")}
+        isOwn=${isOwn}>
+        <${Turns} frequencies=${turns} />
+        ${scaling && html`<p class="small" id="scaling">Frequencies with this run's scaling: ${scaling}.</p>`}
+        <p class="soft small">
+          The vector (1, 0) at positions 0 to 7. Pairs that turn fast separate near tokens, slow pairs far tokens.
+        </p>
+      </${Encoding}>`,
+    ],
+    [
+      "rope",
+      html`<${Encoding} name="offset" title="RoPE: only the offset counts" used=${based("rope")} isOwn=${isOwn}>
+        <${LineChart}
+          id="offset"
+          name="Scores by offset for two places of the key"
+          low=${-1}
+          high=${1}
+          xName="offset of the query (tokens)"
+          yName="score of equal vectors"
+          lines=${[
+            { name: "key at 0", values: distances.map((d) => rotated(d, 0)), wide: true },
+            { name: "key at 1,000", values: distances.map((d) => rotated(d, 1000)) },
+          ]} />
+        <p class="soft small">The curves for a key at 0 and at 1,000 are the same curve.</p>
+      </${Encoding}>`,
+    ],
+    [
+      "alibi",
+      html`<${Encoding} name="alibi" title="ALiBi: one slope per head" used=${used("alibi")}>
+        <${LineChart}
+          id="alibi"
+          name="ALiBi's factors by distance"
+          low=${0}
+          high=${1}
+          xName="distance (tokens)"
+          yName="exp(−slope · distance)"
+          lines=${headLines(
+            slopes.map((slope, n) => ({
+              name: `head ${n}: slope ${slope.toPrecision(3)}`,
+              values: distances.map((d) => Math.exp(-slope * d)),
+            })),
+          )} />
+        <p class="soft small">
+          The bias multiplies exp(logit) by exp(−slope · distance). Then the softmax divides by the sum of the
+          row.${slopes.length > 8 ? ` The first 8 of ${slopes.length} heads.` : ""}
+        </p>
+      </${Encoding}>`,
+    ],
+    learned && [
+      "learned",
+      html`<${Encoding} name="learned" title="Learned positions, after training" used=${used("learned")}>
+        <${MapChart}
+          id="learned"
+          name="Cosines of learned positions"
+          rows=${learned.size}
+          columns=${learned.size}
+          makeValueAt=${() => (i, j) => cosines[i * learned.size + j] / 127}
+          scale=${SIGNED_UNIT}
+          deps=${[cosines]}
+          x=${{ name: "position (tokens)", last: learned.size * learned.every }}
+          y=${{ name: "position (tokens)", last: learned.size * learned.every }}
+          height=${360}
+          bar="cosine" />
+        <p class="soft small">
+          Cosines of the vectors of ${learned.size} positions${learned.every > 1 ? `, every ${learned.every}th` : ""}.
+        </p>
+      </${Encoding}>`,
+    ],
+    t5 && [
+      "t5",
+      html`<${Encoding} name="t5" title="T5's biases, after training" used=${used("t5")}>
+        <${LineChart}
+          id="t5"
+          name="T5's biases by distance"
+          low=${Math.min(...t5.flat())}
+          high=${Math.max(...t5.flat(), Math.min(...t5.flat()) + 0.01)}
+          xName="distance to the left (tokens)"
+          yName="bias of the logit"
+          lines=${headLines(t5.map((values, n) => ({ name: `head ${n}`, values })))} />
+        <p class="soft small">
+          What each head adds to its logits at a distance.${t5.length > 8 ? ` The first 8 of ${t5.length} heads.` : ""}
+        </p>
+      </${Encoding}>`,
+    ],
   ].filter(Boolean);
-  const [own, others] = [true, false].map((isUsed) => cards.filter(([name]) => (used(...name.split(" ")) !== null) === isUsed).map(([, card]) => card));
-  return html`<p id="encoding">${own.length ? "How this run knows the order of tokens, and below it other encodings for comparison." : `This run's encoding (${[...new Set(pattern)].join(", ")}) has no picture here. The others are shown for comparison.`}${" "}
-      The sliders change the pictures, not the run.</p>
+  const [own, others] = [true, false].map((isUsed) =>
+    cards.filter(([name]) => (used(...name.split(" ")) !== null) === isUsed).map(([, card]) => card),
+  );
+  const names = [...new Set(pattern)].join(", ");
+  return html`<p id="encoding">
+      ${
+        own.length
+          ? "How this run knows the order of tokens, and below it other encodings for comparison."
+          : `This run's encoding (${names}) has no picture here. The others are shown for comparison.`
+      }${" "}
+      The sliders change the pictures, not the run.
+    </p>
     <div class="controls">
-      <${Slider} id="length" name="length" ...${LENGTHS} value=${length} said=${`${length} tokens`} onChange=${(value) => set({ length: value })} />
-      <${Slider} id="base" name="base of sinusoids and RoPE" ...${bases} step="any" value=${state.baseLog} said=${whole(base)} onChange=${(value) => set({ baseLog: value })} />
-      ${!isOwn && html`<button id="own-base" onClick=${() => set({ baseLog: bases.own })}>back to ${whole(data.positions.base)}</button>`}</div>
-    <div class="cards wide">${own}</div>${own.length > 0 && html`<h2 class="others">Not used by this run</h2>`}<div class="cards wide">${others}</div>`;
+      <${Slider}
+        id="length"
+        name="length"
+        ...${LENGTHS}
+        value=${length}
+        said=${`${length} tokens`}
+        onChange=${(value) => set({ length: value })} />
+      <${Slider}
+        id="base"
+        name="base of sinusoids and RoPE"
+        ...${bases}
+        step="any"
+        value=${state.baseLog}
+        said=${whole(base)}
+        onChange=${(value) => set({ baseLog: value })} />
+      ${
+        !isOwn &&
+        html`<button id="own-base" onClick=${() => set({ baseLog: bases.own })}>
+          back to ${whole(data.positions.base)}
+        </button>`
+      }
+    </div>
+    <div class="cards wide">${own}</div>
+    ${own.length > 0 && html`<h2 class="others">Not used by this run</h2>`}
+    <div class="cards wide">${others}</div>`;
 }

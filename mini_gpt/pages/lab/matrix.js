@@ -1,5 +1,5 @@
 "use strict";
-// A matrix as a table of coloured numbers. A cell can be pointed at, by mouse, tap or arrow keys, and some can be edited.
+// A matrix as a table of coloured numbers. A cell can be pointed at, by mouse, tap or arrow keys. Some can be edited.
 
 const MOST = 4; // the value from which a signed number has the strongest colour
 const SCALES = { signed: scales.signed(MOST), weights: scales.linear(0, 1, [0, 0.5, 1]) };
@@ -7,7 +7,7 @@ const SCALES = { signed: scales.signed(MOST), weights: scales.linear(0, 1, [0, 0
 // Text in which W_Q and its like have subscripts.
 const typeset = (text) => text.split(/_([QKVO])(?!\w)/).map((part, n) => (n % 2 ? html`<sub>${part}</sub>` : part));
 
-// A number that can be typed. What is typed stays as it is until the field is left; what is not a number changes nothing.
+// A number that can be typed. The typed text stays until the field is left; text that is not a number changes nothing.
 function NumberField({ value, label, onChange, onBlur, ...rest }) {
   const [typed, setTyped] = useState(null);
   const read = (text) => (text.trim() === "" ? NaN : Number(text.replace(",", ".").replace("−", "-")));
@@ -16,19 +16,42 @@ function NumberField({ value, label, onChange, onBlur, ...rest }) {
     if (Math.abs(read(text)) <= LARGEST) onChange(read(text));
   };
   const isBad = typed !== null && !Number.isFinite(read(typed));
-  return html`<input type="text" inputmode="decimal" autocomplete="off" aria-label=${label} aria-invalid=${isBad ? "true" : "false"} ...${rest}
-    value=${typed ?? String(Math.round(value * 1000) / 1000)} onInput=${(event) => change(event.target.value)} onBlur=${() => { setTyped(null); onBlur(); }} />`;
+  return html`<input
+    type="text"
+    inputmode="decimal"
+    autocomplete="off"
+    aria-label=${label}
+    aria-invalid=${isBad ? "true" : "false"}
+    ...${rest}
+    value=${typed ?? String(Math.round(value * 1000) / 1000)}
+    onInput=${(event) => change(event.target.value)}
+    onBlur=${() => {
+      setTyped(null);
+      onBlur();
+    }} />`;
 }
 
 // matrix: of matricesShown. page: {view, result, pointed, from, point, focus}. onEdit(i, j, value) or none.
 // place: which of the page's matrices it is; by default named by its view, as the same matrix is shown in several.
-// isBare: the labels of its rows are not drawn; those of the matrix on its left count for both. children: beside the name.
-function Matrix({ matrix, page, onEdit, isBare = false, place = page.view === "main" ? matrix.id : `${page.view}-${matrix.id}`, children }) {
-  const { id, name, values, rows, columns } = matrix, [stop, setStop] = useState([0, 0]), box = useRef();
+// isBare: without labels of the rows, since the matrix on its left has them. children: what is beside the name.
+function Matrix({
+  matrix,
+  page,
+  onEdit,
+  isBare = false,
+  place = page.view === "main" ? matrix.id : `${page.view}-${matrix.id}`,
+  children,
+}) {
+  const { id, name, values, rows, columns } = matrix;
+  const [stop, setStop] = useState([0, 0]);
+  const box = useRef();
   useDark();
-  const own = page.pointed?.view === page.view && page.from[id], isPointed = (i, j) => page.pointed?.place === place && page.pointed.i === i && page.pointed.j === j;
-  const isSource = (i, j) => own && (own.rows === null || own.rows.includes(i)) && (own.columns === null || own.columns.includes(j));
-  const last = [values.length - 1, values[0].length - 1], [stopI, stopJ] = stop.map((n, axis) => Math.min(n, last[axis]));
+  const own = page.pointed?.view === page.view && page.from[id];
+  const isPointed = (i, j) => page.pointed?.place === place && page.pointed.i === i && page.pointed.j === j;
+  const isSource = (i, j) =>
+    own && (own.rows === null || own.rows.includes(i)) && (own.columns === null || own.columns.includes(j));
+  const last = [values.length - 1, values[0].length - 1];
+  const [stopI, stopJ] = stop.map((n, axis) => Math.min(n, last[axis]));
   const go = (i, j) => {
     const to = [i, j].map((n, axis) => Math.max(0, Math.min(last[axis], n)));
     setStop(to);
@@ -38,32 +61,83 @@ function Matrix({ matrix, page, onEdit, isBare = false, place = page.view === "m
   const press = (event, i, j) => {
     if (event.ctrlKey || event.metaKey || event.altKey || event.shiftKey) return;
     const field = event.target.tagName === "INPUT" ? event.target : null;
-    const atStart = !field || field.selectionEnd === 0, atEnd = !field || field.selectionStart === field.value.length;
-    const act = { ArrowDown: () => go(i + 1, j), ArrowUp: () => go(i - 1, j), Enter: () => go(i + 1, j),
-      ArrowRight: atEnd && (() => go(i, j + 1)), ArrowLeft: atStart && (() => go(i, j - 1)) }[event.key];
-    if (act) { event.preventDefault(); act(); }
+    const atStart = !field || field.selectionEnd === 0;
+    const atEnd = !field || field.selectionStart === field.value.length;
+    const act = {
+      ArrowDown: () => go(i + 1, j),
+      ArrowUp: () => go(i - 1, j),
+      Enter: () => go(i + 1, j),
+      ArrowRight: atEnd && (() => go(i, j + 1)),
+      ArrowLeft: atStart && (() => go(i, j - 1)),
+    }[event.key];
+    if (act) {
+      event.preventDefault();
+      act();
+    }
   };
   const cellAt = (i, j) => ({ view: page.view, place, id, i, j });
   const cell = (value, i, j) => {
-    const isHidden = (matrix.logits ?? values)[i][j] === -Infinity, style = isHidden ? "" : textOn(colourOf(SCALES[matrix.scale], value));
-    const of = `${name}, ${rows[i]}, ${columns[j]}`, tab = i === stopI && j === stopJ ? 0 : -1;
+    const isHidden = (matrix.logits ?? values)[i][j] === -Infinity;
+    const style = isHidden ? "" : textOn(colourOf(SCALES[matrix.scale], value));
+    const of = `${name}, ${rows[i]}, ${columns[j]}`;
+    const tab = i === stopI && j === stopJ ? 0 : -1;
     const marks = `${isPointed(i, j) ? "pointed" : ""} ${isSource(i, j) ? "source" : ""} ${isHidden ? "masked" : ""}`;
-    const shared = { role: "gridcell", class: marks, style, "data-value": value, key: j, onPointerEnter: (event) => event.pointerType === "mouse" && page.point(cellAt(i, j)) };
-    const focus = { tabindex: tab, onFocus: () => { setStop([i, j]); page.focus(cellAt(i, j)); }, onBlur: () => page.focus(null), onKeyDown: (event) => press(event, i, j) };
+    const shared = {
+      role: "gridcell",
+      class: marks,
+      style,
+      "data-value": value,
+      key: j,
+      onPointerEnter: (event) => event.pointerType === "mouse" && page.point(cellAt(i, j)),
+    };
+    const focus = {
+      tabindex: tab,
+      onFocus: () => {
+        setStop([i, j]);
+        page.focus(cellAt(i, j));
+      },
+      onBlur: () => page.focus(null),
+      onKeyDown: (event) => press(event, i, j),
+    };
     return onEdit
-      ? html`<td ...${shared}><${NumberField} value=${value} label=${of} onChange=${(read) => onEdit(i, j, read)} ...${focus} /></td>`
-      : html`<td ...${shared} ...${focus} aria-label=${`${of}: ${brief(value)}`}>${isHidden && value === 0 ? "0" : brief(value)}</td>`;
+      ? html`<td ...${shared}>
+          <${NumberField} value=${value} label=${of} onChange=${(read) => onEdit(i, j, read)} ...${focus} />
+        </td>`
+      : html`<td ...${shared} ...${focus} aria-label=${`${of}: ${brief(value)}`}>
+          ${isHidden && value === 0 ? "0" : brief(value)}
+        </td>`;
   };
-  return html`<figure class=${`matrix ${onEdit ? "editable" : ""} ${matrix.step === "input" ? "named" : ""}`} id=${`matrix-${place}`}>
-    <figcaption><b class="name">${typeset(name)}</b> <span class="soft">${shapeOf(matrix)}</span>${children}</figcaption>
+  return html`<figure
+    class=${`matrix ${onEdit ? "editable" : ""} ${matrix.step === "input" ? "named" : ""}`}
+    id=${`matrix-${place}`}>
+    <figcaption>
+      <b class="name">${typeset(name)}</b> <span class="soft">${shapeOf(matrix)}</span>${children}
+    </figcaption>
     <table role="grid" aria-label=${`${name}, ${shapeOf(matrix)}`} ref=${box} onPointerLeave=${() => page.point(null)}>
-      <thead><tr role="row"><td class=${isBare ? "unseen" : ""}></td>${columns.map((label, j) => html`<th scope="col" role="columnheader" style=${headLine(page, matrix, j)}>${label}</th>`)}</tr></thead>
-      <tbody>${values.map((row, i) => html`<tr role="row" key=${i}><th scope="row" role="rowheader" class=${isBare ? "unseen" : ""}>${rows[i]}</th>${row.map((value, j) => cell(value, i, j))}</tr>`)}</tbody>
-    </table></figure>`;
+      <thead>
+        <tr role="row">
+          <td class=${isBare ? "unseen" : ""}></td>
+          ${columns.map(
+            (label, j) => html`<th scope="col" role="columnheader" style=${headLine(page, matrix, j)}>${label}</th>`,
+          )}
+        </tr>
+      </thead>
+      <tbody>
+        ${values.map(
+          (row, i) =>
+            html`<tr role="row" key=${i}>
+              <th scope="row" role="rowheader" class=${isBare ? "unseen" : ""}>${rows[i]}</th>
+              ${row.map((value, j) => cell(value, i, j))}
+            </tr>`,
+        )}
+      </tbody>
+    </table>
+  </figure>`;
 }
 
 // A line in the head's colour above the columns that belong to it.
 function headLine(page, matrix, j) {
-  const isWide = ["WQ", "WK", "WV", "Q", "K", "V", "O"].includes(matrix.id), head = matrix.head ?? (isWide ? Math.floor(j / page.result.width) : null);
+  const isWide = ["WQ", "WK", "WV", "Q", "K", "V", "O"].includes(matrix.id);
+  const head = matrix.head ?? (isWide ? Math.floor(j / page.result.width) : null);
   return head === null ? "" : `border-bottom:3px solid ${seriesColour(head)}`;
 }

@@ -2,75 +2,224 @@
 // The page: its controls, its state, and which number is explained.
 
 function Controls({ page }) {
-  const { data, state, set } = page, options = (names) => names.map((name) => [name, { rope: "RoPE", alibi: "ALiBi" }[name] ?? name]);
+  const { data, state, set } = page;
+  const options = (names) => names.map((name) => [name, { rope: "RoPE", alibi: "ALiBi" }[name] ?? name]);
   return html`<div class="card controls" role="group" aria-label="Settings">
-    <label><span class="soft">sentence</span><select id="sentence" value=${state.sentence} onChange=${(event) => set(opened(data, event.target.value))}>
-      ${sentencesOf(data).map((text) => html`<option value=${text}>${text}</option>`)}</select></label>
-    <${Choice} id="heads" name="heads" options=${HEADS.map((n) => [n, n])} value=${state.heads} onChoose=${(heads) => set({ heads })} />
-    <${Choice} id="position" name="positions" options=${options(POSITIONS)} value=${state.position} onChoose=${(position) => set({ position })} />
-    <${Choice} id="mask" name="mask" options=${[["none", "none"], ["causal", "causal"]]} value=${state.causal ? "causal" : "none"} onChoose=${(mask) => set({ causal: mask === "causal" })} />
-    <${Choice} id="scale" name="scale 1/√d" options=${[["on", "on"], ["off", "off"]]} value=${state.scale ? "on" : "off"} onChoose=${(scale) => set({ scale: scale === "on" })} />
-    <${Slider} id="temperature" name="temperature" min=${COLDEST} max=${HOTTEST} step="0.1" value=${state.temperature} said=${state.temperature.toFixed(1)} onChange=${(temperature) => set({ temperature })} />
+    <label
+      ><span class="soft">sentence</span
+      ><select id="sentence" value=${state.sentence} onChange=${(event) => set(opened(data, event.target.value))}>
+        ${sentencesOf(data).map((text) => html`<option value=${text}>${text}</option>`)}
+      </select></label
+    >
+    <${Choice}
+      id="heads"
+      name="heads"
+      options=${HEADS.map((n) => [n, n])}
+      value=${state.heads}
+      onChoose=${(heads) => set({ heads })} />
+    <${Choice}
+      id="position"
+      name="positions"
+      options=${options(POSITIONS)}
+      value=${state.position}
+      onChoose=${(position) => set({ position })} />
+    <${Choice}
+      id="mask"
+      name="mask"
+      options=${[
+        ["none", "none"],
+        ["causal", "causal"],
+      ]}
+      value=${state.causal ? "causal" : "none"}
+      onChoose=${(mask) => set({ causal: mask === "causal" })} />
+    <${Choice}
+      id="scale"
+      name="scale 1/√d"
+      options=${[
+        ["on", "on"],
+        ["off", "off"],
+      ]}
+      value=${state.scale ? "on" : "off"}
+      onChoose=${(scale) => set({ scale: scale === "on" })} />
+    <${Slider}
+      id="temperature"
+      name="temperature"
+      min=${COLDEST}
+      max=${HOTTEST}
+      step="0.1"
+      value=${state.temperature}
+      said=${state.temperature.toFixed(1)}
+      onChange=${(temperature) => set({ temperature })} />
     <button id="reset" onClick=${() => set(defaultState(data))}>reset all</button>
-    <${CopyButtons} ...${{ matrices: Object.values(page.held), what: "all steps", onCopied: page.say, name: "copy all" }} /></div>`;
+    <${CopyButtons}
+      ...${{ matrices: Object.values(page.held), what: "all steps", onCopied: page.say, name: "copy all" }} />
+  </div>`;
 }
 
 // What is computed: as the reader has set it, with one head, with two, and in the sentence's own order.
 function viewsOf(data, state) {
   const view = (changes) => {
-    const own = { ...state, ...changes }, result = attention(settingsOf(data, own));
+    const own = { ...state, ...changes };
+    const result = attention(settingsOf(data, own));
     return { state: own, result, held: matricesShown(data, own, result) };
   };
-  return { main: view({}), one: view({ heads: 1 }), two: view({ heads: 2 }), before: view({ order: state.x.map((_, n) => n) }) };
+  return {
+    main: view({}),
+    one: view({ heads: 1 }),
+    two: view({ heads: 2 }),
+    before: view({ order: state.x.map((_, n) => n) }),
+  };
 }
 
 function App({ data }) {
-  const [state, change] = useState(() => stateOf(data, fragment.read())), [unread, setUnread] = useState(() => unreadOf(data, fragment.read()));
-  const set = (part) => { setUnread([]); change((old) => ({ ...old, ...part })); };
-  const [hovered, hover] = useState(null), [focused, setFocused] = useState(null), [said, say] = useState(""), [pinned, pin] = useState(null);
-  const views = useMemo(() => viewsOf(data, state), [state]), { result, held } = views.main, isDark = useDark();
+  const [state, change] = useState(() => stateOf(data, fragment.read()));
+  const [unread, setUnread] = useState(() => unreadOf(data, fragment.read()));
+  const set = (part) => {
+    setUnread([]);
+    change((old) => ({ ...old, ...part }));
+  };
+  const [hovered, hover] = useState(null);
+  const [focused, setFocused] = useState(null);
+  const [said, say] = useState("");
+  const [pinned, pin] = useState(null);
+  const views = useMemo(() => viewsOf(data, state), [state]);
+  const { result, held } = views.main;
+  const isDark = useDark();
   useEffect(() => fragment.write({ ...entriesOf(data, state), theme: theme.chosen }), [state, isDark]);
   useEffect(() => {
-    const follow = () => { const entries = fragment.read(); change(stateOf(data, entries)); setUnread(unreadOf(data, entries)); if (entries.theme) theme.choose(entries.theme); };
+    const follow = () => {
+      const entries = fragment.read();
+      change(stateOf(data, entries));
+      setUnread(unreadOf(data, entries));
+      if (entries.theme) theme.choose(entries.theme);
+    };
     addEventListener("hashchange", follow);
     return () => removeEventListener("hashchange", follow);
   }, []);
   const exists = (cell) => cell && views[cell.view].held[cell.id]?.values[cell.i]?.[cell.j] !== undefined;
-  const pointed = [hovered, focused].find(exists) ?? null, explained = pointed && explain(views[pointed.view], pointed);
-  const [point, focus] = [hover, setFocused].map((put) => (cell) => { put(cell); if (cell) say(""); });
-  const page = { data, set, views, view: "main", ...views.main, pointed, from: explained?.from ?? {}, point, focus, say };
-  return html`<header class="top"><h1>The attention lab</h1><${ThemeButton} /></header>
-    <p id="unread" class="note" role="status">${unread.length > 0 && `This page cannot read a part of its address: ${unread.join(", ")}. It shows the default instead.`}</p>
-    <div class="opening"><div><p>A sentence, four numbers for each word, and four small matrices: this is multi-head attention, in five steps. All numbers with a dotted line can be changed, and every step follows. Point at a number, <span class="by-pointer">go to it with Tab and arrow keys, </span>or tap it, to see how it is computed.</p>
-      <p>The words' numbers and the matrices were <b>chosen by hand</b>, so that each head has one clear role. Heads of trained models are rarely so clear.</p></div>
-      <${Experiments} page=${page} /></div>
+  const pointed = [hovered, focused].find(exists) ?? null;
+  const explained = pointed && explain(views[pointed.view], pointed);
+  const [point, focus] = [hover, setFocused].map((put) => (cell) => {
+    put(cell);
+    if (cell) say("");
+  });
+  const page = {
+    data,
+    set,
+    views,
+    view: "main",
+    ...views.main,
+    pointed,
+    from: explained?.from ?? {},
+    point,
+    focus,
+    say,
+  };
+  return html`<header class="top">
+      <h1>The attention lab</h1>
+      <${ThemeButton} />
+    </header>
+    <p id="unread" class="note" role="status">
+      ${
+        unread.length > 0 &&
+        `This page cannot read a part of its address: ${unread.join(", ")}. It shows the default instead.`
+      }
+    </p>
+    <div class="opening">
+      <div>
+        <p>
+          A sentence, four numbers for each word, and four small matrices: this is multi-head attention, in five steps.
+          All numbers with a dotted line can be changed, and every step follows. Point at a number,${" "}
+          <span class="by-pointer">go to it with Tab and arrow keys, </span>or tap it, to see how it is computed.
+        </p>
+        <p>
+          The words' numbers and the matrices were <b>chosen by hand</b>, so that each head has one clear role. Heads of
+          trained models are rarely so clear.
+        </p>
+      </div>
+      <${Experiments} page=${page} />
+    </div>
     <${Controls} page=${page} />
-    <section class="card step" id="roles" tabindex="-1" aria-labelledby="title-roles"><header><h2 id="title-roles">What ${state.heads === 1 ? "the head attends" : "the heads attend"} to</h2><${ColourBars} /></header>
-      <p class="soft small">A line goes from a word that reads, above (the query), to a word that it reads, below (the key). Its width is the attention weight. Choose a word above to see its lines alone. A word has no clear key if its largest weight is at most ${CLEAR} times that of an even spread.</p>
-      <div class="lanes">${result.heads.map((head, n) => html`<div class="lane" style=${`--head:${seriesColour(n)}`}><h3>${headName(state, n)}</h3>
-        <${Links} ...${{ head, n, words: held.X.rows, name: headName(state, n), pinned: pinned < state.x.length ? pinned : null, onPin: pin }} /></div>`)}</div></section>
-    ${[[Input, Project], [Split, Score, Mix], [Output, Shapes], [OneBesideTwo], [Reorder]].map((views, n) => html`<div class=${`line line-${n} ${result.added ? "added" : ""}`}>${views.map((View) => html`<${View} page=${page} />`)}</div>`)}
-    <div id="explained" class=${explained || said ? "card" : "unseen"} role="status">${explained ? html`<b>${typeset(explained.name)}</b> <span>${typeset(explained.text)}</span>` : html`<span class="soft">${said}</span>`}</div>`;
+    <section class="card step" id="roles" tabindex="-1" aria-labelledby="title-roles">
+      <header>
+        <h2 id="title-roles">What ${state.heads === 1 ? "the head attends" : "the heads attend"} to</h2>
+        <${ColourBars} />
+      </header>
+      <p class="soft small">
+        A line goes from a word that reads, above (the query), to a word that it reads, below (the key). Its width is
+        the attention weight. Choose a word above to see its lines alone. A word has no clear key if its largest weight
+        is at most ${CLEAR} times that of an even spread.
+      </p>
+      <div class="lanes">
+        ${result.heads.map(
+          (head, n) =>
+            html`<div class="lane" style=${`--head:${seriesColour(n)}`}>
+              <h3>${headName(state, n)}</h3>
+              <${Links}
+                ...${{
+                  head,
+                  n,
+                  words: held.X.rows,
+                  name: headName(state, n),
+                  pinned: pinned < state.x.length ? pinned : null,
+                  onPin: pin,
+                }} />
+            </div>`,
+        )}
+      </div>
+    </section>
+    ${[[Input, Project], [Split, Score, Mix], [Output, Shapes], [OneBesideTwo], [Reorder]].map(
+      (views, n) =>
+        html`<div class=${`line line-${n} ${result.added ? "added" : ""}`}>
+          ${views.map((View) => html`<${View} page=${page} />`)}
+        </div>`,
+    )}
+    <div id="explained" class=${explained || said ? "card" : "unseen"} role="status">
+      ${
+        explained
+          ? html`<b>${typeset(explained.name)}</b> <span>${typeset(explained.text)}</span>`
+          : html`<span class="soft">${said}</span>`
+      }
+    </div>`;
 }
 
 // Links to states of the page. A link also brings the section into view in which its result is seen.
 function Experiments({ page: { data, state } }) {
-  const [goal, setGoal] = useState(null), shortOf = (own) => JSON.stringify(entriesOf(data, own)), now = shortOf(state);
+  const [goal, setGoal] = useState(null);
+  const shortOf = (own) => JSON.stringify(entriesOf(data, own));
+  const now = shortOf(state);
   const each = useMemo(() => EXPERIMENTS.map(([hash]) => shortOf(stateOf(data, fragment.parse(hash)))), [data]);
   useEffect(() => {
     if (goal === null) return;
-    const section = document.getElementById(goal.id), { top, bottom } = section.getBoundingClientRect();
+    const section = document.getElementById(goal.id);
+    const { top, bottom } = section.getBoundingClientRect();
     section.focus({ preventScroll: true });
     if (top < 0 || bottom > innerHeight) section.scrollIntoView({ block: "start" });
   }, [goal]);
-  return html`<nav class="card" id="experiments" aria-label="Things to try"><h2>Things to try</h2><ul>${EXPERIMENTS.map(([hash, name, seen, id], n) => html`<li>
-    <a href=${`#${hash}`} aria-current=${now === each[n] ? "true" : null} onClick=${() => setGoal({ id })}>${typeset(name)}</a>: ${seen}</li>`)}</ul></nav>`;
+  return html`<nav class="card" id="experiments" aria-label="Things to try">
+    <h2>Things to try</h2>
+    <ul>
+      ${EXPERIMENTS.map(
+        ([hash, name, seen, id], n) =>
+          html`<li>
+            <a href=${`#${hash}`} aria-current=${now === each[n] ? "true" : null} onClick=${() => setGoal({ id })}
+              >${typeset(name)}</a
+            >: ${seen}
+          </li>`,
+      )}
+    </ul>
+  </nav>`;
 }
 
-const ColourBars = () => html`<span class="bars"><${ColourBar} scale=${SCALES.signed} name="numbers" format=${(value) => number(value, 0)} /> <${ColourBar} scale=${SCALES.weights} name="weights" masked="hidden by the mask" /></span>`;
+const ColourBars = () =>
+  html`<span class="bars"
+    ><${ColourBar} scale=${SCALES.signed} name="numbers" format=${(value) => number(value, 0)} />${" "}
+    <${ColourBar} scale=${SCALES.weights} name="weights" masked="hidden by the mask"
+  /></span>`;
 
 (() => {
-  const data = JSON.parse(document.getElementById("data").textContent), root = document.getElementById("app");
+  const data = JSON.parse(document.getElementById("data").textContent);
+  const root = document.getElementById("app");
   theme.choose(fragment.read().theme);
   root.textContent = "";
   render(html`<${App} data=${data} />`, root);

@@ -6,7 +6,8 @@ const LARGEST_SIZE = 1_000_000; // a size that can be typed
 const inHeads = (heads) => `${heads} head${heads > 1 ? "s" : ""}`;
 
 function shapesOf(length, width, heads) {
-  const each = width / heads, shape = (...axes) => axes.map((n) => n.toLocaleString("en")).join(" × ");
+  const each = width / heads;
+  const shape = (...axes) => axes.map((n) => n.toLocaleString("en")).join(" × ");
   return [
     ["Project: Q, K, V", shape(length, width)],
     ["Split into heads", shape(heads, length, each)],
@@ -17,17 +18,62 @@ function shapesOf(length, width, heads) {
 }
 
 function Shapes({ page }) {
-  const { state, data } = page, [sizes, setSizes] = useState({ length: 10, width: 512, heads: 8 }), { length, width, heads } = sizes;
-  const own = shapesOf(state.order.length, data.dimensions.length, state.heads), fits = width % heads === 0;
+  const { state, data } = page;
+  const [sizes, setSizes] = useState({ length: 10, width: 512, heads: 8 });
+  const { length, width, heads } = sizes;
+  const own = shapesOf(state.order.length, data.dimensions.length, state.heads);
+  const fits = width % heads === 0;
   const other = fits ? shapesOf(length, width, heads) : own.map(([step]) => [step, "—"]);
-  const field = (name, said) => html`<label>${said} <input type="number" id=${`size-${name}`} min="1" max=${LARGEST_SIZE} value=${sizes[name]} onInput=${(event) => {
-    const read = Math.round(+event.target.value);
-    if (read >= 1 && read <= LARGEST_SIZE) setSizes((old) => ({ ...old, [name]: read }));
-  }} /></label>`;
-  return html`<section class="card step" id="shapes" aria-labelledby="title-shapes"><header><h2 id="title-shapes">Shapes, here and in a model</h2></header>
+  const parameters = (4 * width * width).toLocaleString("en");
+  const field = (name, said) =>
+    html`<label
+      >${said}${" "}
+      <input
+        type="number"
+        id=${`size-${name}`}
+        min="1"
+        max=${LARGEST_SIZE}
+        value=${sizes[name]}
+        onInput=${(event) => {
+          const read = Math.round(+event.target.value);
+          if (read >= 1 && read <= LARGEST_SIZE) setSizes((old) => ({ ...old, [name]: read }));
+        }}
+    /></label>`;
+  return html`<section class="card step" id="shapes" aria-labelledby="title-shapes">
+    <header><h2 id="title-shapes">Shapes, here and in a model</h2></header>
     <div class="controls">${field("length", "tokens")}${field("width", "width")}${field("heads", "heads")}</div>
-    <div><div class="wide" tabindex="0" role="group" aria-label="Shapes"><table class="shapes"><thead><tr><th scope="col">step</th><th scope="col">width ${data.dimensions.length},<br />${inHeads(state.heads)}</th><th scope="col">width ${width},<br />${inHeads(heads)}</th></tr></thead>
-      <tbody>${own.map(([step, shape], n) => html`<tr><th scope="row"><span class="badge">${n + 1}</span> ${step}</th><td>${shape}</td><td>${other[n][1]}</td></tr>`)}</tbody></table></div>
-    <p class="small" id="fits">${fits ? `Q, K and V have the same shape. The four matrices have 4 · ${width}² = ${(4 * width * width).toLocaleString("en")} parameters, for any number of heads. A batch adds one axis in front.`
-      : html`<b>The width must be divisible by the number of heads: ${width} / ${heads} is not a whole number.</b>`}</p></div></section>`;
+    <div>
+      <div class="wide" tabindex="0" role="group" aria-label="Shapes">
+        <table class="shapes">
+          <thead>
+            <tr>
+              <th scope="col">step</th>
+              <th scope="col">width ${data.dimensions.length},<br />${inHeads(state.heads)}</th>
+              <th scope="col">width ${width},<br />${inHeads(heads)}</th>
+            </tr>
+          </thead>
+          <tbody>
+            ${own.map(
+              ([step, shape], n) =>
+                html`<tr>
+                  <th scope="row"><span class="badge">${n + 1}</span> ${step}</th>
+                  <td>${shape}</td>
+                  <td>${other[n][1]}</td>
+                </tr>`,
+            )}
+          </tbody>
+        </table>
+      </div>
+      <p class="small" id="fits">
+        ${
+          fits
+            ? `Q, K and V have the same shape. The four matrices have 4 · ${width}² = ${parameters} parameters, ` +
+              "for any number of heads. A batch adds one axis in front."
+            : html`<b
+                >The width must be divisible by the number of heads: ${width} / ${heads} is not a whole number.</b
+              >`
+        }
+      </p>
+    </div>
+  </section>`;
 }

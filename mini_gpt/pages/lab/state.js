@@ -6,7 +6,8 @@ const LETTERS = ["Q", "K", "V", "O"];
 const POSITIONS = ["none", "sinusoidal", "rope", "alibi"];
 const HEADS = [1, 2];
 const LARGEST_SEED = 9999;
-const COLDEST = 0.1, HOTTEST = 5; // temperatures
+const COLDEST = 0.1;
+const HOTTEST = 5; // temperatures
 const LARGEST = 1000; // absolute value of an entry of X or of a weight matrix
 
 // Normal numbers, rounded to one decimal. Each letter has its own for the same seed.
@@ -21,38 +22,71 @@ function cellsOf(data, letter, { preset, seed, cells }) {
   return preset === "random" ? randomCells(letter, seed, data.dimensions.length) : data.presets[preset];
 }
 
-const matricesOf = (data, state) => Object.fromEntries(LETTERS.map((letter) => [letter, cellsOf(data, letter, state.matrices[letter])]));
+const matricesOf = (data, state) =>
+  Object.fromEntries(LETTERS.map((letter) => [letter, cellsOf(data, letter, state.matrices[letter])]));
 
 const sentencesOf = (data) => Object.keys(data.sentences);
 const wordsOf = (data, state) => state.order.map((n) => state.sentence.split(" ")[n]);
 
 // The state of a sentence whose words and numbers were not changed.
-const opened = (data, sentence) => ({ sentence, x: data.sentences[sentence], order: data.sentences[sentence].map((_, n) => n) });
+const opened = (data, sentence) => ({
+  sentence,
+  x: data.sentences[sentence],
+  order: data.sentences[sentence].map((_, n) => n),
+});
 
 function defaultState(data) {
-  const matrices = Object.fromEntries(LETTERS.map((letter) => [letter, { preset: data.defaults[letter], seed: 1, cells: null }]));
-  return { ...opened(data, sentencesOf(data)[0]), matrices, heads: 2, position: "none", causal: false, scale: true, temperature: 1 };
+  const matrices = Object.fromEntries(
+    LETTERS.map((letter) => [letter, { preset: data.defaults[letter], seed: 1, cells: null }]),
+  );
+  return {
+    ...opened(data, sentencesOf(data)[0]),
+    matrices,
+    heads: 2,
+    position: "none",
+    causal: false,
+    scale: true,
+    temperature: 1,
+  };
 }
 
 // The inputs of attention().
 function settingsOf(data, state) {
   const { heads, position, causal, scale, temperature } = state;
-  return { x: state.order.map((n) => state.x[n]), matrices: matricesOf(data, state), heads, position, causal, scale, temperature };
+  return {
+    x: state.order.map((n) => state.x[n]),
+    matrices: matricesOf(data, state),
+    heads,
+    position,
+    causal,
+    scale,
+    temperature,
+  };
 }
 
 const written = (matrix) => matrix.flat().join(",");
 
 function readMatrix(text, rows, width) {
   const numbers = (text ?? "").split(",").map((part) => (part.trim() === "" ? NaN : Number(part)));
-  if (numbers.length !== rows * width || !numbers.every((value) => Number.isFinite(value) && Math.abs(value) <= LARGEST)) return null;
+  if (
+    numbers.length !== rows * width ||
+    !numbers.every((value) => Number.isFinite(value) && Math.abs(value) <= LARGEST)
+  )
+    return null;
   return filled(rows, width, (i, j) => numbers[i * width + j]);
 }
 
 // All that the reader can change, as entries of the fragment.
 function allEntries(data, { sentence, order, x, heads, position, causal, scale, temperature, matrices }) {
   const entries = {
-    sentence: sentencesOf(data).indexOf(sentence), order: written([order]), x: written(x), heads, position,
-    mask: causal ? "causal" : "none", scale: scale ? "on" : "off", temperature,
+    sentence: sentencesOf(data).indexOf(sentence),
+    order: written([order]),
+    x: written(x),
+    heads,
+    position,
+    mask: causal ? "causal" : "none",
+    scale: scale ? "on" : "off",
+    temperature,
   };
   for (const letter of LETTERS) {
     const { preset, seed, cells } = matrices[letter];
@@ -63,7 +97,8 @@ function allEntries(data, { sentence, order, x, heads, position, causal, scale, 
 
 // The entries of a sentence that need not be written: the first sentence, and what is not changed.
 function usualEntries(data, sentence) {
-  const first = defaultState(data), { sentence: index } = allEntries(data, first);
+  const first = defaultState(data);
+  const { sentence: index } = allEntries(data, first);
   return { ...allEntries(data, { ...first, ...opened(data, sentence) }), sentence: index };
 }
 
@@ -75,17 +110,24 @@ function entriesOf(data, state) {
 
 // The entries of a fragment that stateOf leaves out, as "name=value". An entry that spells a default is read.
 function unreadOf(data, entries) {
-  const { theme, ...own } = entries, usual = usualEntries(data, stateOf(data, { sentence: own.sentence }).sentence);
-  const changes = (name) => JSON.stringify(stateOf(data, own)) !== JSON.stringify(stateOf(data, { ...own, [name]: undefined }));
+  const { theme, ...own } = entries;
+  const usual = usualEntries(data, stateOf(data, { sentence: own.sentence }).sentence);
+  const changes = (name) =>
+    JSON.stringify(stateOf(data, own)) !== JSON.stringify(stateOf(data, { ...own, [name]: undefined }));
   const isRead = (name) => own[name] === "" || own[name] === usual[name] || changes(name);
-  const unread = Object.keys(own).filter((name) => !isRead(name)).map((name) => `${name}=${own[name]}`);
+  const unread = Object.keys(own)
+    .filter((name) => !isRead(name))
+    .map((name) => `${name}=${own[name]}`);
   return [undefined, "light", "dark"].includes(theme) ? unread : [...unread, `theme=${theme}`];
 }
 
 // The state of a fragment; an entry that is not valid counts as left out.
 function stateOf(data, entries) {
-  const state = defaultState(data), width = data.dimensions.length, sentences = sentencesOf(data);
-  if (/^\d+$/.test(entries.sentence ?? "") && +entries.sentence < sentences.length) Object.assign(state, opened(data, sentences[+entries.sentence]));
+  const state = defaultState(data);
+  const width = data.dimensions.length;
+  const sentences = sentencesOf(data);
+  if (/^\d+$/.test(entries.sentence ?? "") && +entries.sentence < sentences.length)
+    Object.assign(state, opened(data, sentences[+entries.sentence]));
   const order = (entries.order ?? "").split(",").map(Number);
   if (entries.order && written([[...order].sort((a, b) => a - b)]) === written([state.order])) state.order = order;
   state.x = readMatrix(entries.x, state.x.length, width) ?? state.x;
@@ -95,7 +137,9 @@ function stateOf(data, entries) {
   state.scale = entries.scale !== "off";
   if (+entries.temperature >= COLDEST && +entries.temperature <= HOTTEST) state.temperature = +entries.temperature;
   for (const letter of LETTERS) {
-    const text = entries[letter] ?? "", cells = readMatrix(text, width, width), random = /^random\.(\d{1,4})$/.exec(text);
+    const text = entries[letter] ?? "";
+    const cells = readMatrix(text, width, width);
+    const random = /^random\.(\d{1,4})$/.exec(text);
     if (Object.hasOwn(data.presets, text)) state.matrices[letter] = { preset: text, seed: 1, cells: null };
     else if (random) state.matrices[letter] = { preset: "random", seed: +random[1], cells: null };
     else if (cells) state.matrices[letter] = { preset: "edited", seed: 1, cells };

@@ -4,17 +4,25 @@
 const headName = (state, n) => (state.heads === 1 ? "the one head" : `head ${n + 1}`);
 
 function CopyButtons({ matrices, what, onCopied, name = "copy" }) {
-  const copy = async (text, form) => onCopied((await copied(text)) ? `${what} copied as ${form}.` : "The browser did not allow copying.");
-  return html`<span class="copy"><span class="soft small">${name}</span>
-    <button class="small" onClick=${() => copy(asTable(matrices), "a table")} aria-label=${`Copy ${what} as a table`}>table</button>
-    <button class="small" onClick=${() => copy(asNumpy(matrices), "NumPy")} aria-label=${`Copy ${what} as NumPy`}>NumPy</button></span>`;
+  const copy = async (text, form) =>
+    onCopied((await copied(text)) ? `${what} copied as ${form}.` : "The browser did not allow copying.");
+  return html`<span class="copy"
+    ><span class="soft small">${name}</span>
+    <button class="small" onClick=${() => copy(asTable(matrices), "a table")} aria-label=${`Copy ${what} as a table`}>
+      table
+    </button>
+    <button class="small" onClick=${() => copy(asNumpy(matrices), "NumPy")} aria-label=${`Copy ${what} as NumPy`}>
+      NumPy
+    </button></span
+  >`;
 }
 
 async function copied(text) {
   try {
     await navigator.clipboard.writeText(text);
     return true;
-  } catch { // a page from a disk may not use the clipboard of some browsers
+  } catch {
+    // a page from a disk may not use the clipboard of some browsers
     const area = document.body.appendChild(Object.assign(document.createElement("textarea"), { value: text }));
     area.select();
     const done = document.execCommand("copy");
@@ -25,37 +33,78 @@ async function copied(text) {
 
 // One step. formula: in plain text. children: its matrices.
 function Step({ id, page, formula, said, children }) {
-  const { number: count, title } = STEPS.find((step) => step.id === id), matrices = ofStep(page.held, id);
+  const { number: count, title } = STEPS.find((step) => step.id === id);
+  const matrices = ofStep(page.held, id);
   return html`<section class="card step" id=${`step-${id}`} tabindex="-1" aria-labelledby=${`title-${id}`}>
-    <header><h2 id=${`title-${id}`}>${count && html`<span class="badge">${count}</span> `}${title}</h2>
-      <${CopyButtons} ...${{ matrices, what: title, onCopied: page.say }} /></header>
-    <div><code>${typeset(formula)}</code><p class="soft small">${typeset(said)}</p></div><div>${children}</div></section>`;
+    <header>
+      <h2 id=${`title-${id}`}>${count && html`<span class="badge">${count}</span> `}${title}</h2>
+      <${CopyButtons} ...${{ matrices, what: title, onCopied: page.say }} />
+    </header>
+    <div>
+      <code>${typeset(formula)}</code>
+      <p class="soft small">${typeset(said)}</p>
+    </div>
+    <div>${children}</div>
+  </section>`;
 }
 
 // Something for each head, beside each other.
-const Lanes = ({ page, of }) => html`<div class="lanes">${page.result.heads.map((_, n) => html`<div class="lane" style=${`--head:${seriesColour(n)}`} key=${n}>
-  <h3>${headName(page.state, n)}</h3><div class="row">${of(n)}</div></div>`)}</div>`;
+const Lanes = ({ page, of }) =>
+  html`<div class="lanes">
+    ${page.result.heads.map(
+      (_, n) =>
+        html`<div class="lane" style=${`--head:${seriesColour(n)}`} key=${n}>
+          <h3>${headName(page.state, n)}</h3>
+          <div class="row">${of(n)}</div>
+        </div>`,
+    )}
+  </div>`;
 
 const sign = (text) => html`<span class="sign" aria-hidden="true">${text}</span>`;
 
 function PresetPicker({ data, state, letter, set }) {
-  const own = state.matrices[letter], name = `W_${letter}`;
+  const own = state.matrices[letter];
+  const name = `W_${letter}`;
   const put = (matrix) => set({ matrices: { ...state.matrices, [letter]: { ...own, cells: null, ...matrix } } });
-  return html`<span class="picker"><select id=${`preset-${letter}`} aria-label=${`preset of ${name}`} value=${own.preset} onChange=${(event) => put({ preset: event.target.value })}>
+  return html`<span class="picker"
+    ><select
+      id=${`preset-${letter}`}
+      aria-label=${`preset of ${name}`}
+      value=${own.preset}
+      onChange=${(event) => put({ preset: event.target.value })}>
       ${[...Object.keys(data.presets), "random"].map((preset) => html`<option value=${preset}>${preset}</option>`)}
-      ${own.preset === "edited" && html`<option value="edited">edited</option>`}</select>
-    ${own.preset === "random" && html`<label class="soft small">seed <input type="number" id=${`seed-${letter}`} aria-label=${`seed of ${name}`} min="0" max=${LARGEST_SEED} value=${own.seed} onInput=${(event) => {
-      if (/^\d+$/.test(event.target.value) && +event.target.value <= LARGEST_SEED) put({ seed: +event.target.value });
-    }} /></label>`}</span>`;
+      ${own.preset === "edited" && html`<option value="edited">edited</option>`}
+    </select>
+    ${
+      own.preset === "random" &&
+      html`<label class="soft small"
+        >seed${" "}
+        <input
+          type="number"
+          id=${`seed-${letter}`}
+          aria-label=${`seed of ${name}`}
+          min="0"
+          max=${LARGEST_SEED}
+          value=${own.seed}
+          onInput=${(event) => {
+            if (/^\d+$/.test(event.target.value) && +event.target.value <= LARGEST_SEED)
+              put({ seed: +event.target.value });
+          }}
+      /></label>`
+    }</span
+  >`;
 }
 
 function WeightMatrix({ page, letter }) {
-  const { data, state, set, held } = page, matrix = held[`W${letter}`];
+  const { data, state, set, held } = page;
+  const matrix = held[`W${letter}`];
   const edit = (i, j, value) => {
     const cells = matrix.values.map((row, a) => row.map((old, b) => (a === i && b === j ? value : old)));
     set({ matrices: { ...state.matrices, [letter]: { preset: "edited", seed: 1, cells } } });
   };
-  return html`<${Matrix} ...${{ matrix, page, onEdit: edit }}><${PresetPicker} ...${{ data, state, letter, set }} /></>`;
+  return html`<${Matrix} ...${{ matrix, page, onEdit: edit }}>
+    <${PresetPicker} ...${{ data, state, letter, set }} />
+  </${Matrix}>`;
 }
 
 const ADDED = {
@@ -66,46 +115,104 @@ const ADDED = {
 };
 
 function Input({ page }) {
-  const { state, set, held, result } = page, matrix = (id) => html`<${Matrix} ...${{ matrix: held[id], page }} />`;
-  const edit = (i, j, value) => set({ x: state.x.map((row, n) => row.map((old, k) => (n === state.order[i] && k === j ? value : old))) });
-  return html`<${Step} id="input" page=${page} formula=${result.added ? "X + P" : "X"} said=${`A row for each word. The four dimensions and their names were chosen by hand. ${ADDED[state.position]}`}>
-    <div class="row"><${Matrix} ...${{ matrix: held.X, page, onEdit: edit }} />
-      ${result.added && html`${sign("+")}${matrix("P")}${sign("=")}${matrix("input")}`}</div></>`;
+  const { state, set, held, result } = page;
+  const matrix = (id) => html`<${Matrix} ...${{ matrix: held[id], page }} />`;
+  const edit = (i, j, value) =>
+    set({ x: state.x.map((row, n) => row.map((old, k) => (n === state.order[i] && k === j ? value : old))) });
+  return html`<${Step}
+    id="input"
+    page=${page}
+    formula=${result.added ? "X + P" : "X"}
+    said=${`A row for each word. The four dimensions and their names were chosen by hand. ${ADDED[state.position]}`}>
+    <div class="row">
+      <${Matrix} ...${{ matrix: held.X, page, onEdit: edit }} />
+      ${result.added && html`${sign("+")}${matrix("P")}${sign("=")}${matrix("input")}`}
+    </div>
+  </${Step}>`;
 }
 
 function Project({ page }) {
   const input = page.result.added ? "(X + P)" : "X";
-  return html`<${Step} id="project" page=${page} formula=${["Q", "K", "V"].map((letter) => `${letter} = ${input}·W_${letter}`).join("   ")}
+  return html`<${Step}
+    id="project"
+    page=${page}
+    formula=${["Q", "K", "V"].map((letter) => `${letter} = ${input}·W_${letter}`).join("   ")}
     said="A word's query is compared with the keys of all words. Its output is a weighted mean of their values.">
-    <div class="thirds">${["Q", "K", "V"].map((letter) => html`<div class="row"><${WeightMatrix} ...${{ page, letter }} />
-      <${Matrix} ...${{ matrix: page.held[letter], page }} /></div>`)}</div></>`;
+    <div class="thirds">
+      ${["Q", "K", "V"].map(
+        (letter) =>
+          html`<div class="row">
+            <${WeightMatrix} ...${{ page, letter }} /><${Matrix} ...${{ matrix: page.held[letter], page }} />
+          </div>`,
+      )}
+    </div>
+  </${Step}>`;
 }
 
 function Split({ page }) {
-  const { state, held } = page, isTurned = state.position === "rope";
-  return html`<${Step} id="split" page=${page} formula=${state.heads === 1 ? "Q₁ = Q   K₁ = K   V₁ = V" : "Q = [Q₁ Q₂]   K = [K₁ K₂]   V = [V₁ V₂]"}
-    said=${`${state.heads === 1 ? "One head has all four columns." : "Each head gets two of the four columns."} ${isTurned ? "RoPE rotates each pair of columns of Q and K by an angle that grows with the position." : "Nothing is computed here."}`}>
-    <${Lanes} page=${page} of=${(n) => ["Q", "K", "V"].map((letter) => html`<${Matrix} ...${{ matrix: held[`${letter}${n}`], page, isBare: state.heads === 2 && letter !== "Q" }} />`)} /></>`;
+  const { state, held } = page;
+  const isTurned = state.position === "rope";
+  const ofHeads = state.heads === 1 ? "One head has all four columns." : "Each head gets two of the four columns.";
+  const done = isTurned
+    ? "RoPE rotates each pair of columns of Q and K by an angle that grows with the position."
+    : "Nothing is computed here.";
+  return html`<${Step}
+    id="split"
+    page=${page}
+    formula=${state.heads === 1 ? "Q₁ = Q   K₁ = K   V₁ = V" : "Q = [Q₁ Q₂]   K = [K₁ K₂]   V = [V₁ V₂]"}
+    said=${`${ofHeads} ${done}`}>
+    <${Lanes}
+      page=${page}
+      of=${(n) =>
+        ["Q", "K", "V"].map(
+          (letter) =>
+            html`<${Matrix}
+              ...${{ matrix: held[`${letter}${n}`], page, isBare: state.heads === 2 && letter !== "Q" }} />`,
+        )} />
+  </${Step}>`;
 }
 
 function Score({ page }) {
-  const { state, held, result } = page, root = state.scale ? ` / √${result.width}` : "", bias = state.position === "alibi" ? " − slope·distance" : "";
-  const slopes = `ALiBi's ${state.heads === 1 ? "slope is" : "slopes are"} ${result.heads.map(({ slope }) => `1/${1 / slope}`).join(" and ")}.`;
-  return html`<${Step} id="score" page=${page} formula=${`S = Q·Kᵀ${root}${bias}`}
-    said=${`A logit for each pair: queries down, keys across. ${state.causal ? "The mask hides the keys after each query." : "No mask: each word sees all words."} ${bias ? slopes : ""}`}>
-    <${Lanes} page=${page} of=${(n) => html`<${Matrix} ...${{ matrix: held[`S${n}`], page }} />`} /></>`;
+  const { state, held, result } = page;
+  const root = state.scale ? ` / √${result.width}` : "";
+  const bias = state.position === "alibi" ? " − slope·distance" : "";
+  const values = result.heads.map(({ slope }) => `1/${1 / slope}`).join(" and ");
+  const slopes = `ALiBi's ${state.heads === 1 ? "slope is" : "slopes are"} ${values}.`;
+  const mask = state.causal ? "The mask hides the keys after each query." : "No mask: each word sees all words.";
+  return html`<${Step}
+    id="score"
+    page=${page}
+    formula=${`S = Q·Kᵀ${root}${bias}`}
+    said=${`A logit for each pair: queries down, keys across. ${mask} ${bias ? slopes : ""}`}>
+    <${Lanes} page=${page} of=${(n) => html`<${Matrix} ...${{ matrix: held[`S${n}`], page }} />`} />
+  </${Step}>`;
 }
 
 function Mix({ page }) {
-  const { state, held } = page, divided = state.temperature === 1 ? "" : ` / ${state.temperature}`;
-  return html`<${Step} id="mix" page=${page} formula=${`A = softmax(S${divided})   O = A·V`}
+  const { state, held } = page;
+  const divided = state.temperature === 1 ? "" : ` / ${state.temperature}`;
+  return html`<${Step}
+    id="mix"
+    page=${page}
+    formula=${`A = softmax(S${divided})   O = A·V`}
     said="The weights of a row add up to 1. A word's output is the mean of the values, weighted by them.">
-    <${Lanes} page=${page} of=${(n) => html`<${Matrix} ...${{ matrix: held[`A${n}`], page }} /><${Matrix} ...${{ matrix: held[`O${n}`], page }} />`} /></>`;
+    <${Lanes}
+      page=${page}
+      of=${(n) =>
+        html`<${Matrix} ...${{ matrix: held[`A${n}`], page }} /><${Matrix} ...${{ matrix: held[`O${n}`], page }} />`} />
+  </${Step}>`;
 }
 
 function Output({ page }) {
   const { state, held } = page;
-  return html`<${Step} id="output" page=${page} formula=${`O = ${state.heads === 1 ? "O₁" : "[O₁ O₂]"}   Y = O·W_O`}
-    said="The heads' outputs are put beside each other, and W_O mixes them. In a model, Y is added to the residual stream.">
-    <div class="row tops"><${Matrix} ...${{ matrix: held.O, page }} />${sign("·")}<${WeightMatrix} ...${{ page, letter: "O" }} />${sign("=")}<${Matrix} ...${{ matrix: held.Y, page }} /></div></>`;
+  return html`<${Step}
+    id="output"
+    page=${page}
+    formula=${`O = ${state.heads === 1 ? "O₁" : "[O₁ O₂]"}   Y = O·W_O`}
+    said="W_O mixes the heads' outputs, put beside each other. In a model, Y is added to the residual stream.">
+    <div class="row tops">
+      <${Matrix} ...${{ matrix: held.O, page }} />${sign("·")}<${WeightMatrix}
+        ...${{ page, letter: "O" }} />${sign("=")}<${Matrix} ...${{ matrix: held.Y, page }} />
+    </div>
+  </${Step}>`;
 }

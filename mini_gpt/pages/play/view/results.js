@@ -2,12 +2,13 @@
 // What the engine answered. An old result stays until the new one is there; late answers are ignored.
 
 const SHOWN = 8; // likely next tokens on the page
-const ASKED = 48; // likely next tokens of each place that the engine gives, to find those of the other model or without edits
+const ASKED = 48; // likely next tokens of a place that the engine returns: also those of the other model can be found
 const LENS = 3; // likely tokens of each layer in the logit lens
 
 // The predicted tokens of a range {first, last}, or of the whole text: from the first to before the end.
 function predicted(result, range) {
-  const from = Math.max(1, range?.first ?? 1), end = Math.min(result.length, (range?.last ?? Infinity) + 1);
+  const from = Math.max(1, range?.first ?? 1);
+  const end = Math.min(result.length, (range?.last ?? Infinity) + 1);
   return { from, end, count: Math.max(0, end - from) };
 }
 
@@ -20,28 +21,40 @@ function meanLoss(result, range) {
 }
 
 // A hook: for each model {plain, edited, refused, busy}. plain, edited: results with `tokens` and `mean`; without edits
-// they are the same. needsLens: whether a result needs the logit lens, which takes longer than all else in a model with
-// many tokens in its vocabulary. `mean` is the loss of the range {first, last}, or of the whole text. refused: a sentence,
-// or null. busy: the results are not yet those of these tokens and edits.
+// they are the same; `mean` is the loss of the range {first, last}, or of the whole text. refused: a sentence, or null.
+// busy: the results are not yet those of these tokens and edits. needsLens: whether a result needs the logit lens. With
+// many tokens in the vocabulary, the lens takes longer than all else.
 function useResults(count, ids, edits, range, needsLens) {
   const empty = () => ({ plain: null, edited: null, refused: null, busy: true });
-  const [held, setHeld] = useState(() => Array.from({ length: count }, empty)), versions = useRef([]);
+  const [held, setHeld] = useState(() => Array.from({ length: count }, empty));
+  const versions = useRef([]);
   const written = edits.map((each) => JSON.stringify(each));
   for (let model = 0; model < count; model++)
     useEffect(() => {
-      const own = held[model].edited, isThere = own !== null && own.tokens === ids && own.written === written[model];
+      const own = held[model].edited;
+      const isThere = own !== null && own.tokens === ids && own.written === written[model];
       if (isThere && !held[model].busy && (own.lens || !needsLens)) return;
-      const version = (versions.current[model] = (versions.current[model] ?? 0) + 1), hasEdits = written[model] !== "{}";
-      const update = (part) => versions.current[model] === version && setHeld((old) => old.map((each, n) => (n === model ? { ...each, ...part(each) } : each)));
+      const version = (versions.current[model] = (versions.current[model] ?? 0) + 1);
+      const hasEdits = written[model] !== "{}";
+      const update = (part) =>
+        versions.current[model] === version &&
+        setHeld((old) => old.map((each, n) => (n === model ? { ...each, ...part(each) } : each)));
       const take = (reply) => ({ ...reply, tokens: ids, written: written[model] });
-      if (!ids.length) return void update(() => ({ plain: null, edited: null, refused: "Type a text: the model needs at least one token.", busy: false }));
+      if (!ids.length)
+        return void update(() => ({
+          plain: null,
+          edited: null,
+          refused: "Type a text: the model needs at least one token.",
+          busy: false,
+        }));
       update(() => ({ busy: true }));
       const run = (slot, own, wanted) => ask({ kind: "run", model, slot, tokens: ids, edits: own, ask: wanted });
       (async () => {
         const wanted = { top: ASKED, lens: needsLens ? LENS : 0 };
         const reply = await run("main", edits[model], wanted);
         if (reply.kind === "cancelled") return;
-        if (reply.kind === "refused") return update(() => ({ plain: null, edited: null, refused: reply.message, busy: false }));
+        if (reply.kind === "refused")
+          return update(() => ({ plain: null, edited: null, refused: reply.message, busy: false }));
         const edited = take(reply);
         if (!hasEdits) return update(() => ({ plain: edited, edited, refused: null, busy: false }));
         update((old) => ({ edited, plain: sameTokens(old.plain, ids) ? old.plain : null, refused: null }));
@@ -50,11 +63,16 @@ function useResults(count, ids, edits, range, needsLens) {
         update(() => ({ plain: other.kind === "refused" ? null : take(other), busy: false }));
       })();
     }, [ids, written[model], needsLens]);
-  for (const { edited, plain } of held) for (const result of [edited, plain]) if (result) result.mean = meanLoss(result, range);
-  return held.map((each, n) => ({ ...each, busy: each.busy || (each.edited !== null && (each.edited.tokens !== ids || each.edited.written !== written[n])) }));
+  for (const { edited, plain } of held)
+    for (const result of [edited, plain]) if (result) result.mean = meanLoss(result, range);
+  return held.map((each, n) => ({
+    ...each,
+    busy: each.busy || (each.edited !== null && (each.edited.tokens !== ids || each.edited.written !== written[n])),
+  }));
 }
 
-const sameTokens = (result, ids) => result !== null && result.length === ids.length && result.tokens.every((token, n) => token === ids[n]);
+const sameTokens = (result, ids) =>
+  result !== null && result.length === ids.length && result.tokens.every((token, n) => token === ids[n]);
 
 // The number of tokens with which two texts begin alike.
 function commonStart(a, b) {
@@ -72,8 +90,11 @@ function likelyNext({ edited, plain }, place, most = SHOWN) {
         found.set(result.next.tokens[n], result.next.probabilities[n]);
     return found;
   };
-  const now = of(edited), before = of(plain), tokens = [...new Set([...[...now.keys()].slice(0, most), ...[...before.keys()].slice(0, 3)])];
-  return tokens.map((token) => ({ token, probability: now.get(token) ?? 0, before: before.get(token) ?? null }))
+  const now = of(edited);
+  const before = of(plain);
+  const tokens = [...new Set([...[...now.keys()].slice(0, most), ...[...before.keys()].slice(0, 3)])];
+  return tokens
+    .map((token) => ({ token, probability: now.get(token) ?? 0, before: before.get(token) ?? null }))
     .sort((a, b) => b.probability - a.probability || b.before - a.before);
 }
 
@@ -82,10 +103,14 @@ function useAttention(model, result, layer, head) {
   const [maps, setMaps] = useState(null);
   useEffect(() => {
     let isWanted = result !== null;
-    if (isWanted) ask({ kind: "attention", model, slot: "main", layer, head }).then((reply) => {
-      if (isWanted && reply.kind === "attention" && reply.length === result.length) setMaps({ ...reply, model, result });
-    });
-    return () => { isWanted = false; };
+    if (isWanted)
+      ask({ kind: "attention", model, slot: "main", layer, head }).then((reply) => {
+        if (isWanted && reply.kind === "attention" && reply.length === result.length)
+          setMaps({ ...reply, model, result });
+      });
+    return () => {
+      isWanted = false;
+    };
   }, [model, result, layer, head]);
   return maps?.model === model && maps.result === result ? maps : null;
 }

@@ -31,7 +31,8 @@ class Model {
   }
 
   layer(kind, path) {
-    const { config } = this, hasNorms = config.norm_placement !== "none";
+    const { config } = this;
+    const hasNorms = config.norm_placement !== "none";
     const outputNorm = (name) => (config.output_norm ? this.norm(`${path}/${name}/output_norm`) : null);
     const attention = { path: `${path}/attention`, outputNorm: outputNorm("attention") };
     for (const name of ["query", "key", "value", "out"]) attention[name] = this.linear(`${path}/attention/${name}`);
@@ -55,7 +56,10 @@ class Model {
 
   // A linear layer for `product`.
   linear(path) {
-    const { values: weights, shape: [outputs, inputs] } = this.parameters.get(`${path}/kernel`);
+    const {
+      values: weights,
+      shape: [outputs, inputs],
+    } = this.parameters.get(`${path}/kernel`);
     return { kernel: this.kernel, weights, bias: this.values(`${path}/bias`), inputs, outputs };
   }
 
@@ -66,10 +70,12 @@ class Model {
 
   // The positional encoding of a layer, with the edits. length: of the text.
   encoding({ kind, attention: { path } }, edits, length) {
-    const { config } = this, own = (name) => this.values(`${path}/position/${name}`);
+    const { config } = this;
+    const own = (name) => this.values(`${path}/position/${name}`);
     if (kind.position === "learned") return new Learned(this.values("positions/learned/embedding"), config.d_model);
     if (kind.position === "sinusoidal") {
-      const { base, amplitude } = config.sinusoidal, std = config.scale_embeddings ? 1 : 0.02;
+      const { base, amplitude } = config.sinusoidal;
+      const std = config.scale_embeddings ? 1 : 0.02;
       return new Sinusoidal(base, amplitude * std, config.d_model);
     }
     if (kind.position === "rope") return new Rope(ropeOf(config.rope, kind, edits), config.rotated_width, length);

@@ -5,8 +5,11 @@ let engines; // workers() or served()
 
 // Each model has a worker of its own, so that two runs compute at the same time.
 function workers() {
-  const source = [...document.querySelectorAll('script[type="text/js-worker"]')].map((script) => script.textContent).join("\n");
-  const made = [], waiting = new Map();
+  const source = [...document.querySelectorAll('script[type="text/js-worker"]')]
+    .map((script) => script.textContent)
+    .join("\n");
+  const made = [];
+  const waiting = new Map();
   let next = 0;
   const worker = (model) => {
     if (made[model]) return made[model];
@@ -18,7 +21,11 @@ function workers() {
     send(request, onReply) {
       const id = next++;
       worker(request.model).postMessage({ ...request, id });
-      if (onReply) waiting.set(id, (reply) => { if (!PARTIAL.includes(reply.kind)) waiting.delete(id); onReply(reply); });
+      if (onReply)
+        waiting.set(id, (reply) => {
+          if (!PARTIAL.includes(reply.kind)) waiting.delete(id);
+          onReply(reply);
+        });
     },
   };
 }

@@ -5,7 +5,8 @@
 
 class Attention {
   constructor(model, layer, edits) {
-    const { config } = model, { kind, attention } = layer;
+    const { config } = model;
+    const { kind, attention } = layer;
     Object.assign(this, { model, layer, edits, config, projections: attention });
     this.heads = config.num_heads;
     this.groups = config.num_kv_heads; // key-value heads; heads / groups query heads share one
@@ -24,7 +25,8 @@ class Attention {
 
   // Make room for a text, and prepare what depends on its length.
   begin(text) {
-    const { heads, width, keyWidth } = this, length = text.tokens.length;
+    const { heads, width, keyWidth } = this;
+    const length = text.tokens.length;
     this.text = text;
     this.encoding = this.model.encoding(this.layer, this.edits, text.span);
     for (const name of ["queries", "keys"]) this[name] = this[name].map((array) => grown(array, length * keyWidth));
@@ -36,7 +38,8 @@ class Attention {
 
   // 1. Project the input x of the places from `from` on to queries, keys and values, and 2. split them into heads.
   project(x, from) {
-    const { variants, heads, width, encoding } = this, { query, key, value } = this.projections;
+    const { variants, heads, width, encoding } = this;
+    const { query, key, value } = this.projections;
     x = variants.input(x, from);
     const [q, k, v] = [query, key, value].map((linear) => variants.clipped(product(x, linear)));
     variants.normalise(q, k);
@@ -48,9 +51,11 @@ class Attention {
 
   // Write queries, keys or values to the arrays of their heads. A positional encoding can turn them by their position.
   split(x, heads, from, rotate) {
-    const { width, keyWidth, text } = this, each = rotate ? keyWidth : width;
+    const { width, keyWidth, text } = this;
+    const each = rotate ? keyWidth : width;
     for (let n = 0; n * width < x.length; n++) {
-      const head = n % heads.length, place = from + Math.floor(n / heads.length);
+      const head = n % heads.length;
+      const place = from + Math.floor(n / heads.length);
       heads[head].set(x.subarray(n * width, (n + 1) * width), place * each);
       rotate?.(heads[head], place * each, width, text.positions[place], head);
     }
@@ -65,10 +70,17 @@ class Attention {
 
   // Multiply the queries of these places with the keys that one of them sees. products: of each head, [queries × keys].
   compare(heads, from, to) {
-    const { keyWidth, queries, keys, model: { kernel } } = this, seen = [];
+    const {
+      keyWidth,
+      queries,
+      keys,
+      model: { kernel },
+    } = this;
+    const seen = [];
     for (let query = from; query < to; query++) seen.push(this.visible(query));
     const first = Math.min(...seen.map(([first]) => first));
-    const outputs = Math.max(...seen.map(([, last]) => last)) + 1 - first, products = [];
+    const outputs = Math.max(...seen.map(([, last]) => last)) + 1 - first;
+    const products = [];
     for (const head of heads) {
       const weights = keys[this.group(head)].subarray(first * keyWidth, (first + outputs) * keyWidth);
       const x = queries[head].subarray(from * keyWidth, to * keyWidth);
@@ -79,8 +91,10 @@ class Attention {
 
   // Write the logits of a query with the keys that it sees into `row`; return the first and the last key.
   logits(head, query, row) {
-    const { scale, encoding, variants, text, block } = this, [first, last] = this.visible(query);
-    const products = block.products[head], at = (query - block.from) * block.keys - block.first;
+    const { scale, encoding, variants, text, block } = this;
+    const [first, last] = this.visible(query);
+    const products = block.products[head];
+    const at = (query - block.from) * block.keys - block.first;
     for (let key = first; key <= last; key++) {
       let logit = variants.capped(scale * products[at + key]);
       if (encoding.bias) logit += encoding.bias(head, text.positions[query], text.positions[key]);
@@ -118,7 +132,15 @@ class Attention {
   // 3. Attend: a head's output is the mean of the values, with these weights. 4. The outputs are stored side by side,
   // which concatenates the heads.
   attend(from, to) {
-    const { heads, width, outputs, row, variants, model: { kernel } } = this, all = [...Array(heads).keys()];
+    const {
+      heads,
+      width,
+      outputs,
+      row,
+      variants,
+      model: { kernel },
+    } = this;
+    const all = [...Array(heads).keys()];
     this.compare(all, from, to);
     const { first: start, keys, products: weights } = this.block; // weights take the place of products
     for (let query = from; query < to; query++)
@@ -127,7 +149,8 @@ class Attention {
         const at = (query - from) * keys;
         weights[head].fill(0, at, at + keys).set(row.subarray(first, last + 1), at + first - start);
       });
-    let transposed, group = -1;
+    let transposed;
+    let group = -1;
     for (const head of all) {
       if (this.group(head) !== group) transposed = this.transposed((group = this.group(head)), start, keys);
       const means = product(weights[head], { kernel, weights: transposed, inputs: keys, outputs: width });
@@ -139,7 +162,9 @@ class Attention {
 
   // The values of some keys of a head, as [width × keys].
   transposed(group, first, keys) {
-    const { width } = this, values = this.values[group], found = new Float32Array(width * keys);
+    const { width } = this;
+    const values = this.values[group];
+    const found = new Float32Array(width * keys);
     for (let key = 0; key < keys; key++)
       for (let c = 0; c < width; c++) found[c * keys + key] = values[(first + key) * width + c];
     return found;
@@ -154,8 +179,11 @@ class Attention {
 
   // The logits and weights of one head, [L × L]. Yields between rows.
   *maps(head) {
-    const length = this.text.tokens.length, { row } = this, compared = this.variants.selected ? [0, head] : [head];
-    const logits = new Float32Array(length ** 2).fill(-Infinity), weights = new Float32Array(length ** 2);
+    const length = this.text.tokens.length;
+    const { row } = this;
+    const compared = this.variants.selected ? [0, head] : [head];
+    const logits = new Float32Array(length ** 2).fill(-Infinity);
+    const weights = new Float32Array(length ** 2);
     for (let query = 0; query < length; query++) {
       if (query % ROWS === 0) this.compare(compared, query, Math.min(query + ROWS, length));
       this.eachHead(query, [head], (_, first, last) => {

@@ -7,7 +7,9 @@ const latin1 = (text) => Uint8Array.from(text, (character) => character.charCode
 // The common part: `texts` are the tokens' bytes. encode(text) returns {ids, unknown}, the parts without a token.
 class Tokenizer {
   static of(data) {
-    return new { bytes: ByteTokenizer, characters: ListTokenizer, words: ListTokenizer, bpe: BpeTokenizer }[data.kind](data);
+    return new { bytes: ByteTokenizer, characters: ListTokenizer, words: ListTokenizer, bpe: BpeTokenizer }[data.kind](
+      data,
+    );
   }
   constructor(data) {
     Object.assign(this, data, { texts: data.texts.map(latin1) });
@@ -20,18 +22,21 @@ class Tokenizer {
     return new TextDecoder("utf-8", { ignoreBOM: true }).decode(bytes);
   }
   // Where the tokens are in a text that they restore: [{first, last, start, end}], runs of tokens that hold whole
-  // characters, from start to end in UTF-16 units. null if the tokens do not restore the text. Text between spans has no
-  // token.
+  // characters, from start to end in UTF-16 units. null if the tokens do not restore the text. Text between spans
+  // has no token.
   spans(ids, text) {
     if (this.decode(ids) !== text) return null;
     const ends = new Map([[0, 0]]); // {bytes: UTF-16 units} at the ends of characters
-    let bytes = 0, units = 0;
+    let bytes = 0;
+    let units = 0;
     for (const character of text) {
       const point = character.codePointAt(0);
       ends.set((bytes += point < 0x80 ? 1 : point < 0x800 ? 2 : point < 0x10000 ? 3 : 4), (units += character.length));
     }
     const found = [];
-    let first = 0, start = 0, at = 0;
+    let first = 0;
+    let start = 0;
+    let at = 0;
     ids.forEach((id, n) => {
       at += this.texts[id].length;
       const end = ends.get(at);
@@ -58,7 +63,8 @@ class ListTokenizer extends Tokenizer {
     this.part = new RegExp(data.pattern ?? ".", "gsu");
   }
   encode(text) {
-    const parts = text.match(this.part) ?? [], ids = parts.map((part) => this.idOf.get(part));
+    const parts = text.match(this.part) ?? [];
+    const ids = parts.map((part) => this.idOf.get(part));
     return { ids: ids.filter((id) => id !== undefined), unknown: parts.filter((_, n) => ids[n] === undefined) };
   }
   spans(ids, text) {
@@ -78,21 +84,38 @@ class BpeTokenizer extends Tokenizer {
     this.merged = new Map(); // {pair: [rank, merged id]}
     for (let n = 0; n < data.merges.length; n += 3)
       this.merged.set(data.merges[n] * size + data.merges[n + 1], [n / 3, data.merges[n + 2]]);
-    this.steps = data.pre_tokenizer.map((step) => ({ ...step, pattern: step.pattern && new RegExp(step.pattern, "gu") }));
-    this.normalizers = data.normalizer.map((step) => ({ ...step, pattern: step.pattern && new RegExp(step.pattern, "gu") }));
+    this.steps = data.pre_tokenizer.map((step) => ({
+      ...step,
+      pattern: step.pattern && new RegExp(step.pattern, "gu"),
+    }));
+    this.normalizers = data.normalizer.map((step) => ({
+      ...step,
+      pattern: step.pattern && new RegExp(step.pattern, "gu"),
+    }));
     this.byName = data.whole && new Map(Object.entries(data.whole));
     this.characterIds = new Map(Object.entries(data.characters));
-    this.raw = matcherOf(data.added.filter((token) => !token.normalized), (text) => text);
-    this.later = matcherOf(data.added.filter((token) => token.normalized), (text) => this.normalized(text));
+    this.raw = matcherOf(
+      data.added.filter((token) => !token.normalized),
+      (text) => text,
+    );
+    this.later = matcherOf(
+      data.added.filter((token) => token.normalized),
+      (text) => this.normalized(text),
+    );
     this.words = new Map();
   }
 
   encode(text) {
-    const ids = [...this.before], unknown = [];
+    const ids = [...this.before];
+    const unknown = [];
     let first = true;
     text = text.toWellFormed?.() ?? text;
     for (const [outer, added] of cut(text, this.raw)) {
-      if (added !== null) { ids.push(added); first = false; continue; }
+      if (added !== null) {
+        ids.push(added);
+        first = false;
+        continue;
+      }
       for (const [inner, token] of cut(this.normalized(outer), this.later)) {
         if (token !== null) ids.push(token);
         else for (const word of this.split(inner, first)) for (const id of this.word(word, unknown)) ids.push(id);
@@ -106,7 +129,8 @@ class BpeTokenizer extends Tokenizer {
 
   normalized(text) {
     for (const { type, pattern, content } of this.normalizers) {
-      if (type === "Lowercase") text = Array.from(text, (character) => character.toLowerCase()).join(""); // not by context
+      if (type === "Lowercase")
+        text = Array.from(text, (character) => character.toLowerCase()).join(""); // not by context
       else if (type === "Prepend") text = text && content + text;
       else if (type === "Replace") text = text.replace(pattern, () => content);
       else text = text.normalize(type);
@@ -135,14 +159,16 @@ class BpeTokenizer extends Tokenizer {
   encodeWord(word) {
     const whole = this.byName?.get(this.byte_level ? printable(utf8.encode(word)) : word);
     if (whole !== undefined) return { ids: [whole], unknown: [] };
-    const ids = [], unknown = [];
+    const ids = [];
+    const unknown = [];
     if (this.byte_level) for (const byte of utf8.encode(word)) add(ids, this.bytes[byte], null);
     else for (const character of word) this.addCharacter(character, ids, unknown);
     return { ids: this.merge(ids), unknown };
   }
 
   addCharacter(character, ids, unknown) {
-    const id = this.characterIds.get(character), bytes = Array.from(utf8.encode(character), (byte) => this.bytes[byte]);
+    const id = this.characterIds.get(character);
+    const bytes = Array.from(utf8.encode(character), (byte) => this.bytes[byte]);
     if (id !== undefined) return ids.push(id);
     if (!bytes.includes(null)) return ids.push(...bytes);
     unknown.push(character);
@@ -153,7 +179,8 @@ class BpeTokenizer extends Tokenizer {
   merge(ids) {
     const rank = ids.map((id, n) => this.rank(id, ids[n + 1]));
     for (;;) {
-      let at = -1, lowest = Infinity;
+      let at = -1;
+      let lowest = Infinity;
       for (let n = 0; n < rank.length; n++) if (rank[n] < lowest) [at, lowest] = [n, rank[n]];
       if (at < 0) return ids;
       ids.splice(at, 2, this.merged.get(ids[at] * this.size + ids[at + 1])[1]);
@@ -163,17 +190,21 @@ class BpeTokenizer extends Tokenizer {
     }
   }
   rank(left, right) {
-    return right === undefined ? Infinity : this.merged.get(left * this.size + right)?.[0] ?? Infinity;
+    return right === undefined ? Infinity : (this.merged.get(left * this.size + right)?.[0] ?? Infinity);
   }
 }
 
-const add = (ids, id, missing) => { if (id !== missing) ids.push(id); };
+const add = (ids, id, missing) => {
+  if (id !== missing) ids.push(id);
+};
 
 // An expression that finds the longest of the tokens at a place, and their ids. null without tokens.
 function matcherOf(added, normalized) {
   if (!added.length) return null;
   const idOf = new Map(added.map(({ text, id }) => [normalized(text), id]));
-  const escaped = [...idOf.keys()].sort((a, b) => b.length - a.length).map((text) => text.replace(/[\\^$.*+?()[\]{}|/-]/g, "\\$&"));
+  const escaped = [...idOf.keys()]
+    .sort((a, b) => b.length - a.length)
+    .map((text) => text.replace(/[\\^$.*+?()[\]{}|/-]/g, "\\$&"));
   return { idOf, pattern: new RegExp(escaped.join("|"), "gu") };
 }
 
@@ -199,7 +230,8 @@ function splitBy(word, step, isFirst) {
   if (step.type === "Metaspace") {
     const { replacement, prepend_scheme: scheme, split } = step;
     let text = word.replaceAll(" ", replacement);
-    if ((scheme === "always" || (scheme === "first" && isFirst)) && !text.startsWith(replacement)) text = replacement + text;
+    if ((scheme === "always" || (scheme === "first" && isFirst)) && !text.startsWith(replacement))
+      text = replacement + text;
     return split ? text.split(new RegExp(`(?=${replacement})`, "u")).filter(Boolean) : [text];
   }
   const parts = parted(word, step.pattern).map(([part, matched]) => [part, matched !== step.invert]);

@@ -11,7 +11,8 @@
 // span: of the positions.
 function placesOf(tokens, { layout: { separator, operators }, config }, start) {
   const [positions, starts, ends] = [0, 1, 2].map(() => new Int32Array(tokens.length));
-  let zero = operators.length ? -1 : 0, first = 0;
+  let zero = operators.length ? -1 : 0;
+  let first = 0;
   tokens.forEach((token, place) => {
     if (token === separator) first = place;
     if (token === separator || operators.includes(token)) zero = place;
@@ -54,7 +55,8 @@ function scaledFrequencies(rope, width) {
     return mixed((i) => limited(((context * plain[i]) / (2 * Math.PI) - slow) / (fast - slow)));
   if (scaling === "yarn_by_index") {
     const pair = (turns) => (width * Math.log(context / (2 * Math.PI * turns))) / (2 * Math.log(base));
-    const first = Math.max(Math.floor(pair(fast)), 0), last = Math.min(Math.ceil(pair(slow)), width - 1);
+    const first = Math.max(Math.floor(pair(fast)), 0);
+    const last = Math.min(Math.ceil(pair(slow)), width - 1);
     return mixed((i) => 1 - limited((i - first) / Math.max(last - first, 1e-3)));
   }
   return plain;
@@ -73,8 +75,11 @@ class Rope {
     const { half, frequencies, temperature } = this;
     if (temperature !== 1) for (let k = at; k < at + width; k++) x[k] *= temperature;
     for (let i = 0; i < half; i++) {
-      const turn = angle(position, frequencies[i]), cos = Math.cos(turn), sin = Math.sin(turn);
-      const first = x[at + i], second = x[at + half + i];
+      const turn = angle(position, frequencies[i]);
+      const cos = Math.cos(turn);
+      const sin = Math.sin(turn);
+      const first = x[at + i];
+      const second = x[at + half + i];
       x[at + i] = first * cos - second * sin;
       x[at + half + i] = second * cos + first * sin;
     }
@@ -118,7 +123,8 @@ class Pope {
   }
   turn(x, at, width, position, phase) {
     for (let k = 0; k < width; k++) {
-      const turn = Math.fround(angle(position, this.frequencies[k]) + phase(k)), size = softplus(x[at + k]);
+      const turn = Math.fround(angle(position, this.frequencies[k]) + phase(k));
+      const size = softplus(x[at + k]);
       x[at + k] = size * Math.cos(turn);
       x[at + width + k] = size * Math.sin(turn);
     }

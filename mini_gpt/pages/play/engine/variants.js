@@ -2,12 +2,15 @@
 // Variants of attention in one layer: the fields model.variants, and two encodings that depend on the text, FoX and
 // CoPE. Without variants, nothing here changes a number.
 
-const LLAMA4_SPAN = 8192, LLAMA4_FACTOR = 0.1; // of the released code
+const LLAMA4_SPAN = 8192;
+const LLAMA4_FACTOR = 0.1; // of the released code
 const CANON_TAPS = 4; // tokens that a canon layer sees, the newest included
 
 class Variants {
   constructor(model, { kind, attention: { path } }) {
-    const { config } = model, { variants } = config, own = (name) => model.values(`${path}/variants/${name}`);
+    const { config } = model;
+    const { variants } = config;
+    const own = (name) => model.values(`${path}/variants/${name}`);
     Object.assign(this, { config, fields: variants, heads: config.num_heads, groups: config.num_kv_heads });
     this.queryNorm = own("query_norm/scale");
     this.keyNorm = own("key_norm/scale");
@@ -50,7 +53,8 @@ class Variants {
 
   // Canon-A: x plus a causal convolution over four places of the segment (Allen-Zhu 2025).
   convolved(x, from) {
-    const D = this.config.d_model, mixed = x.slice();
+    const D = this.config.d_model;
+    const mixed = x.slice();
     this.inputs.set(x, from * D);
     for (let r = 0; r * D < x.length; r++)
       for (let age = 0; age < CANON_TAPS && from + r - age >= this.text.starts[from + r]; age++)
@@ -66,7 +70,8 @@ class Variants {
 
   // Divide queries and keys by their root mean square: each head apart, or all heads of a token together.
   normalise(q, k) {
-    const { qk_norm: kind, qk_norm_epsilon: epsilon } = this.fields, width = this.config.head_width;
+    const { qk_norm: kind, qk_norm_epsilon: epsilon } = this.fields;
+    const width = this.config.head_width;
     if (kind === "none") return;
     const fields = (heads) => ({ kind: "rmsnorm", epsilon, width: kind === "all_heads" ? heads * width : width });
     norm(q, { ...fields(this.heads), scale: this.queryNorm }, q);
@@ -75,10 +80,12 @@ class Variants {
 
   // Multiply queries by a factor that grows with the keys that they see (ssmax) or with their position (Llama 4).
   scaleQueries(attention, from, to) {
-    const { keyWidth, queries, text } = attention, kind = this.fields.query_scale;
+    const { keyWidth, queries, text } = attention;
+    const kind = this.fields.query_scale;
     if (kind === "none") return;
     for (let place = from; place < to; place++) {
-      const [first, last] = attention.visible(place), spans = Math.floor((text.positions[place] + 1) / LLAMA4_SPAN);
+      const [first, last] = attention.visible(place);
+      const spans = Math.floor((text.positions[place] + 1) / LLAMA4_SPAN);
       for (let head = 0; head < this.heads; head++) {
         const bySeen = () => this.queryFactor[head] * Math.log(last - first + 1);
         const factor = kind === "ssmax" ? bySeen() : 1 + LLAMA4_FACTOR * Math.log1p(spans);
@@ -103,11 +110,16 @@ class Variants {
   // CoPE: a key's position is the number of open gates σ(logit) from it to the query (Golovneva et al. 2024). The
   // vectors of two whole positions are mixed, and multiplied with the query.
   addContextual({ queries, width }, head, query, row, first, last) {
-    const table = this.contextual, rows = table.length / width, own = queries[head], at = query * width;
+    const table = this.contextual;
+    const rows = table.length / width;
+    const own = queries[head];
+    const at = query * width;
     const byPosition = Float64Array.from({ length: rows }, (_, p) => dot(own, at, table, p * width, width));
     for (let key = last, gates = 0; key >= first; key--) {
       gates += sigmoid(row[key]);
-      const position = Math.min(gates, rows - 1), low = Math.floor(position), part = position - low;
+      const position = Math.min(gates, rows - 1);
+      const low = Math.floor(position);
+      const part = position - low;
       row[key] += (1 - part) * byPosition[low] + part * byPosition[Math.min(low + 1, rows - 1)];
     }
   }

@@ -100,7 +100,8 @@ class Desk {
   // The pass of a slot, a new one if the edits have changed.
   passOf({ model, slot, edits = {} }) {
     if (!this.models[model]) throw new Refusal(`The model ${model} is not loaded.`);
-    const key = `${model} ${slot}`, written = JSON.stringify(edits);
+    const key = `${model} ${slot}`;
+    const written = JSON.stringify(edits);
     if (this.passes.get(key)?.written !== written)
       this.passes.set(key, { written, pass: new Pass(this.models[model], edits) });
     return this.passes.get(key).pass;
@@ -113,7 +114,9 @@ class Desk {
   }
 
   *run(job) {
-    const began = performance.now(), pass = this.passOf(job), { top = 8, lens = 0 } = job.ask ?? {};
+    const began = performance.now();
+    const pass = this.passOf(job);
+    const { top = 8, lens = 0 } = job.ask ?? {};
     const computed = yield* pass.run(job.tokens);
     const result = yield* predictions(pass, top, lens);
     this.answer(job, { kind: "result", ...result, computed, milliseconds: performance.now() - began });
@@ -127,7 +130,9 @@ class Desk {
   }
 
   *generate(job) {
-    const pass = this.passOf(job), tokens = [...job.tokens], random = randomNumbers(job.seed ?? 0);
+    const pass = this.passOf(job);
+    const tokens = [...job.tokens];
+    const random = randomNumbers(job.seed ?? 0);
     for (let n = 0; n < job.count; n++) {
       yield* pass.run(tokens);
       const logits = lastLogits(pass);
@@ -146,7 +151,8 @@ const TURN = Symbol("another job's turn");
 
 // In a worker, requests are messages. A message to oneself comes after all messages that wait already.
 if (typeof WorkerGlobalScope !== "undefined" && self instanceof WorkerGlobalScope) {
-  const channel = new MessageChannel(), waiting = [];
+  const channel = new MessageChannel();
+  const waiting = [];
   channel.port1.onmessage = () => waiting.shift()();
   const pause = () => new Promise((done) => (waiting.push(done), channel.port2.postMessage(null)));
   // The largest arrays are handed over, not copied.

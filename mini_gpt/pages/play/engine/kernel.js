@@ -34,12 +34,16 @@ class Kernel {
     this.free = 4 * Math.ceil(parameters.length / 4);
   }
 
-  // x Wᵀ. The kernel takes even numbers of rows, and multiples of four inputs and outputs. The inputs that are added are
-  // 0 in x, and finite in W; the rows and outputs that are added are not read.
+  // x Wᵀ. The kernel takes even numbers of rows, and multiples of four inputs and outputs. Added inputs are 0 in x, and
+  // finite in W; added rows and outputs are not read.
   product(x, { weights, inputs, outputs }) {
-    const { floats, free } = this, rows = x.length / inputs, y = new Float32Array(rows * outputs);
+    const { floats, free } = this;
+    const rows = x.length / inputs;
+    const y = new Float32Array(rows * outputs);
     const [wide, high] = [inputs, outputs].map((length) => 4 * Math.ceil(length / 4));
-    const xAt = free, yAt = xAt + 2 * Math.ceil(rows / 2) * wide, end = yAt + 2 * Math.ceil(rows / 2) * high;
+    const xAt = free;
+    const yAt = xAt + 2 * Math.ceil(rows / 2) * wide;
+    const end = yAt + 2 * Math.ceil(rows / 2) * high;
     let wAt = weights.byteOffset / 4;
     if (weights.buffer !== floats.buffer) {
       floats.set(weights, (wAt = end));

@@ -1,37 +1,84 @@
 "use strict";
 // What the page shows, and its form in the fragment of the URL.
 
-const VIEWS = [["attention", "Attention"], ["map", "Attention map"], ["loss", "Loss along the text"], ["lens", "Logit lens"], ["stream", "Residual stream"]];
+const VIEWS = [
+  ["attention", "Attention"],
+  ["map", "Attention map"],
+  ["loss", "Loss along the text"],
+  ["lens", "Logit lens"],
+  ["stream", "Residual stream"],
+];
+const thousands = (number) => number.toLocaleString("en");
 const UNITS = { nats: 1, bits: 1 / Math.LN2 };
-const WRITING = { // the numbers that the writer takes
+const WRITING = {
+  // the numbers that the writer takes
   count: { said: "tokens", low: 1, high: 2000, step: 1 },
   temperature: { said: "temperature", low: 0, high: 2, step: 0.1 },
   topK: { said: "top-k", low: 0, high: 100000, step: 1 },
   seed: { said: "seed", low: 0, high: 2 ** 31, step: 1 },
 };
-const DEFAULTS = { run: 0, view: "attention", layer: 0, head: 0, pin: null, range: null, colours: "0", unit: "nats", logits: false, temperature: 0.8, topK: 40, seed: 0, count: 100, other: "" };
+const DEFAULTS = {
+  run: 0,
+  view: "attention",
+  layer: 0,
+  head: 0,
+  pin: null,
+  range: null,
+  colours: "0",
+  unit: "nats",
+  logits: false,
+  temperature: 0.8,
+  topK: 40,
+  seed: 0,
+  count: 100,
+  other: "",
+};
 
 const MASKS = ["causal", "shifted", "none"];
 
-// Facts about a model of the page's data. A value that differs between layers is that of the first one; `differ` names it.
+// Facts about a model of the page's data. A value that differs between layers is that of the first one; `differ` names
+// it.
 function factsOf({ name, step, parameters, context_length, packed: { config } }) {
-  const { layers, edits: { refused, scalings } } = config, positions = layers.map((layer) => layer.position);
-  const rotary = layers.filter((layer) => ["rope", "pope"].includes(layer.position)), differ = {};
-  const own = (kinds, field) => { differ[field] = new Set(kinds.map((kind) => kind[field])).size > 1; return kinds[0][field]; };
+  const {
+    layers,
+    edits: { refused, scalings },
+  } = config;
+  const positions = layers.map((layer) => layer.position);
+  const rotary = layers.filter((layer) => ["rope", "pope"].includes(layer.position));
+  const differ = {};
+  const own = (kinds, field) => {
+    differ[field] = new Set(kinds.map((kind) => kind[field])).size > 1;
+    return kinds[0][field];
+  };
   return {
-    name, step, parameters, context: context_length, layers: config.num_layers, heads: config.num_heads, differ,
-    positions: [...new Set(positions)].join(", "), has: (position) => positions.includes(position),
-    rope: rotary.length ? { base: own(rotary, "rope_base"), scaling: config.rope.scaling, factor: own(rotary, "rope_factor") } : null,
+    name,
+    step,
+    parameters,
+    context: context_length,
+    layers: config.num_layers,
+    heads: config.num_heads,
+    differ,
+    positions: [...new Set(positions)].join(", "),
+    has: (position) => positions.includes(position),
+    rope: rotary.length
+      ? { base: own(rotary, "rope_base"), scaling: config.rope.scaling, factor: own(rotary, "rope_factor") }
+      : null,
     window: own(layers, "window"),
-    masks: MASKS.filter((mask) => !refused.mask[mask]), scalings: scalings.filter((scaling) => !refused.scaling[scaling]),
+    masks: MASKS.filter((mask) => !refused.mask[mask]),
+    scalings: scalings.filter((scaling) => !refused.scaling[scaling]),
   };
 }
 
 // The edits of an object from outside that have the right types; the engine checks the values.
-const whole = (values) => [...new Set(values)].filter((value) => Number.isInteger(value) && value >= 0).sort((a, b) => a - b);
+const whole = (values) =>
+  [...new Set(values)].filter((value) => Number.isInteger(value) && value >= 0).sort((a, b) => a - b);
 const isRecord = (value) => typeof value === "object" && value !== null && !Array.isArray(value);
 const READERS = {
-  heads: (value) => isRecord(value) && Object.fromEntries(Object.entries(value).filter(([name, how]) => /^\d+\.\d+$/.test(name) && ["off", "mean", "patch"].includes(how))),
+  heads: (value) =>
+    isRecord(value) &&
+    Object.fromEntries(
+      Object.entries(value).filter(([name, how]) => /^\d+\.\d+$/.test(name) && ["off", "mean", "patch"].includes(how)),
+    ),
   layers: (value) => Array.isArray(value) && whole(value),
   attentions: (value) => Array.isArray(value) && whole(value),
   feedForwards: (value) => Array.isArray(value) && whole(value),
@@ -40,7 +87,9 @@ const READERS = {
   temperature: (value) => value > 0 && +value,
   window: (value) => (value === null || (Number.isInteger(value) && value > 0) ? value : undefined),
   start: (value) => Number.isInteger(value) && value > 0 && value,
-  rope: (value) => isRecord(value) && Object.fromEntries(Object.entries(value).filter(([name]) => ["base", "scaling", "factor"].includes(name))),
+  rope: (value) =>
+    isRecord(value) &&
+    Object.fromEntries(Object.entries(value).filter(([name]) => ["base", "scaling", "factor"].includes(name))),
   slopes: (value) => Number.isFinite(value) && value,
   places: (value) => Array.isArray(value) && whole(value),
 };
@@ -48,7 +97,10 @@ function cleanEdits(found) {
   const edits = {};
   for (const [name, read] of Object.entries(READERS)) {
     const value = isRecord(found) && Object.hasOwn(found, name) ? read(found[name]) : undefined;
-    const isEmpty = value === undefined || value === false || (value !== null && typeof value === "object" && !Object.keys(value).length);
+    const isEmpty =
+      value === undefined ||
+      value === false ||
+      (value !== null && typeof value === "object" && !Object.keys(value).length);
     if (!isEmpty) edits[name] = value;
   }
   return edits;
@@ -56,25 +108,39 @@ function cleanEdits(found) {
 
 // What was entered for a number of the writer, as the nearest possible value; null if it is not a number.
 function allowedNumber(id, entered) {
-  const { low, high, step } = WRITING[id], value = step === 1 ? Math.round(entered) : Number(entered);
+  const { low, high, step } = WRITING[id];
+  const value = step === 1 ? Math.round(entered) : Number(entered);
   return (entered ?? "") === "" || Number.isNaN(value) ? null : Math.min(high, Math.max(low, value));
 }
 
 function readJson(text) {
-  try { return JSON.parse(text ?? "{}"); } catch { return {}; }
+  try {
+    return JSON.parse(text ?? "{}");
+  } catch {
+    return {};
+  }
 }
 
 // The state of a fragment. runs: facts of the models. text, other: those to start with.
 function readState(runs, { text, other }) {
-  const held = fragment.read(), numbers = Object.keys(WRITING).map((id) => [id, allowedNumber(id, held[id]) ?? DEFAULTS[id]]);
-  const run = fragment.index(held.run, runs.length), { layers, heads } = runs[run];
+  const held = fragment.read();
+  const numbers = Object.keys(WRITING).map((id) => [id, allowedNumber(id, held[id]) ?? DEFAULTS[id]]);
+  const run = fragment.index(held.run, runs.length);
+  const { layers, heads } = runs[run];
   if (held.theme) theme.choose(held.theme);
   return {
-    ...DEFAULTS, run, text: held.text ?? text, other: held.other ?? other, edits: runs.map((_, n) => cleanEdits(readJson(held[`edits${n}`]))),
+    ...DEFAULTS,
+    run,
+    text: held.text ?? text,
+    other: held.other ?? other,
+    edits: runs.map((_, n) => cleanEdits(readJson(held[`edits${n}`]))),
     view: VIEWS.some(([id]) => id === held.view) ? held.view : runs.length > 1 ? "loss" : DEFAULTS.view,
-    layer: fragment.index(held.layer, layers), head: fragment.index(held.head, heads), pin: /^\d{1,5}$/.test(held.pin) ? +held.pin : null,
+    layer: fragment.index(held.layer, layers),
+    head: fragment.index(held.head, heads),
+    pin: /^\d{1,5}$/.test(held.pin) ? +held.pin : null,
     range: readRange(held.range),
-    unit: Object.hasOwn(UNITS, held.unit) ? held.unit : DEFAULTS.unit, logits: held.logits === "yes",
+    unit: Object.hasOwn(UNITS, held.unit) ? held.unit : DEFAULTS.unit,
+    logits: held.logits === "yes",
     colours: runs.length > 1 && ["0", "1", "difference"].includes(held.colours) ? held.colours : DEFAULTS.colours,
     ...Object.fromEntries(numbers),
   };
@@ -89,7 +155,9 @@ function readRange(text) {
 function writeState(state, first) {
   const entries = { theme: theme.chosen };
   for (const name of ["text", "other"]) if (state[name] !== first[name]) entries[name] = state[name] || " ";
-  state.edits.forEach((edits, n) => { entries[`edits${n}`] = Object.keys(edits).length ? JSON.stringify(edits) : null; });
+  state.edits.forEach((edits, n) => {
+    entries[`edits${n}`] = Object.keys(edits).length ? JSON.stringify(edits) : null;
+  });
   for (const name of ["run", "layer", "head", "pin", "colours", "unit", ...Object.keys(WRITING)])
     entries[name] = state[name] === DEFAULTS[name] ? null : state[name];
   if (state.range) entries.range = `${state.range.first}-${state.range.last}`;
@@ -98,16 +166,33 @@ function writeState(state, first) {
 
 // The engine's edits: heads with "patch" become a patch from the other text.
 function engineEdits({ heads = {}, places, ...others }, otherIds) {
-  const entries = Object.entries(heads), patched = entries.filter(([, how]) => how === "patch").map(([name]) => name);
-  const edited = entries.filter(([, how]) => how !== "patch"), edits = { ...others };
+  const entries = Object.entries(heads);
+  const patched = entries.filter(([, how]) => how === "patch").map(([name]) => name);
+  const edited = entries.filter(([, how]) => how !== "patch");
+  const edits = { ...others };
   if (edited.length) edits.heads = Object.fromEntries(edited);
   if (patched.length) edits.patch = { tokens: otherIds, heads: patched, places: places ?? "all" };
   return edits;
 }
 
 // What edits do, as phrases.
-function phrases({ heads = {}, layers = [], attentions = [], feedForwards = [], scale, mask, temperature, window, start, rope = {}, slopes, places }) {
-  const said = Object.entries(heads).map(([name, how]) => `head ${name} ${{ off: "off", mean: "at its mean", patch: "from the other text" }[how]}`);
+function phrases({
+  heads = {},
+  layers = [],
+  attentions = [],
+  feedForwards = [],
+  scale,
+  mask,
+  temperature,
+  window,
+  start,
+  rope = {},
+  slopes,
+  places,
+}) {
+  const said = Object.entries(heads).map(
+    ([name, how]) => `head ${name} ${{ off: "off", mean: "at its mean", patch: "from the other text" }[how]}`,
+  );
   if (places && Object.values(heads).includes("patch")) said.push(`only at place ${places.join(", ")}`);
   for (const n of layers) said.push(`layer ${n} off`);
   for (const n of attentions) said.push(`attention of layer ${n} off`);
@@ -116,9 +201,10 @@ function phrases({ heads = {}, layers = [], attentions = [], feedForwards = [], 
   if (mask) said.push(mask === "none" ? "no causal mask" : "mask one token late");
   if (temperature) said.push(`attention temperature ${temperature}`);
   if (window !== undefined) said.push(window === null ? "no window" : `window of ${window}`);
-  if (start) said.push(`positions from ${start.toLocaleString("en")}`);
-  if (rope.base) said.push(`RoPE base ${rope.base.toLocaleString("en")}`);
-  if (rope.scaling || rope.factor) said.push(`RoPE scaling ${rope.scaling ?? ""}${rope.factor ? ` × ${rope.factor}` : ""}`);
+  if (start) said.push(`positions from ${thousands(start)}`);
+  if (rope.base) said.push(`RoPE base ${rope.thousands(base)}`);
+  if (rope.scaling || rope.factor)
+    said.push(`RoPE scaling ${rope.scaling ?? ""}${rope.factor ? ` × ${rope.factor}` : ""}`);
   if (slopes !== undefined) said.push(`ALiBi's slopes × ${slopes}`);
   return said;
 }

@@ -4,12 +4,18 @@
 const WIDEST = 8000; // points of the picture's sides
 
 function frozen(element) {
-  const copy = element.cloneNode(true), canvases = element.querySelectorAll("canvas"), fields = element.querySelectorAll("textarea");
+  const copy = element.cloneNode(true);
+  const canvases = element.querySelectorAll("canvas");
+  const fields = element.querySelectorAll("textarea");
   copy.querySelectorAll("canvas").forEach((canvas, n) => {
-    const image = document.createElement("img"), { width, height } = canvases[n].getBoundingClientRect();
+    const image = document.createElement("img");
+    const { width, height } = canvases[n].getBoundingClientRect();
     image.src = canvases[n].toDataURL();
     image.className = canvas.className;
-    image.setAttribute("style", `${canvas.getAttribute("style") ?? ""};display:block;width:${width}px;height:${height}px`);
+    image.setAttribute(
+      "style",
+      `${canvas.getAttribute("style") ?? ""};display:block;width:${width}px;height:${height}px`,
+    );
     canvas.replaceWith(image);
   });
   copy.querySelectorAll("textarea").forEach((field, n) => {
@@ -19,7 +25,8 @@ function frozen(element) {
     field.replaceWith(text);
   });
   const controls = element.querySelectorAll("input, option");
-  copy.querySelectorAll("input, option").forEach((control, n) => { // what was entered is not in the attributes
+  copy.querySelectorAll("input, option").forEach((control, n) => {
+    // what was entered is not in the attributes
     if (control.tagName === "INPUT") control.setAttribute("value", controls[n].value);
     else control.toggleAttribute("selected", controls[n].selected);
   });
@@ -29,23 +36,33 @@ function frozen(element) {
 
 // Returns a promise of the PNG as a Blob.
 async function pictureOf(element) {
-  const width = Math.ceil(element.getBoundingClientRect().width), copy = frozen(element), probe = document.createElement("div");
+  const width = Math.ceil(element.getBoundingClientRect().width);
+  const copy = frozen(element);
+  const probe = document.createElement("div");
   probe.style = `position:absolute;left:-99999px;top:0;width:${width}px`;
   probe.append(copy);
   document.body.append(probe);
   const height = Math.ceil(copy.getBoundingClientRect().height);
   probe.remove();
   const styles = [...document.querySelectorAll("style")].map((style) => style.textContent).join("\n");
-  const style = document.createElement("style"), body = document.createElement("div");
-  style.textContent = `${styles}\n.sheet{width:${width}px;background:var(--paper);color:var(--ink);font:16px/1.5 system-ui,sans-serif}.sheet main{margin:0;max-width:none}.sheet .top>h1,.sheet .bar-of-card>h2{margin-left:0}`;
+  const style = document.createElement("style");
+  const body = document.createElement("div");
+  style.textContent = `${styles}
+    .sheet { width: ${width}px; background: var(--paper); color: var(--ink); font: 16px/1.5 system-ui, sans-serif }
+    .sheet main { margin: 0; max-width: none }
+    .sheet .top > h1, .sheet .bar-of-card > h2 { margin-left: 0 }`;
   body.setAttribute("class", "sheet");
   body.append(style, copy);
-  const inner = new XMLSerializer().serializeToString(body), name = theme.isDark ? "dark" : "light";
-  const svg = `<svg xmlns="http://www.w3.org/2000/svg" data-theme="${name}" width="${width}" height="${height}"><foreignObject width="100%" height="100%">${inner}</foreignObject></svg>`;
+  const inner = new XMLSerializer().serializeToString(body);
+  const name = theme.isDark ? "dark" : "light";
+  const svg =
+    `<svg xmlns="http://www.w3.org/2000/svg" data-theme="${name}" width="${width}" height="${height}">` +
+    `<foreignObject width="100%" height="100%">${inner}</foreignObject></svg>`;
   const image = new Image();
   image.src = `data:image/svg+xml;charset=utf-8,${encodeURIComponent(svg)}`;
   await image.decode();
-  const canvas = document.createElement("canvas"), ratio = Math.min(2, WIDEST / Math.max(width, height));
+  const canvas = document.createElement("canvas");
+  const ratio = Math.min(2, WIDEST / Math.max(width, height));
   [canvas.width, canvas.height] = [width * ratio, height * ratio];
   const context = canvas.getContext("2d");
   context.scale(ratio, ratio);

@@ -27,9 +27,11 @@ class Pass {
     if (this.complete && sharedPrefix(tokens, this.tokens) === Math.max(tokens.length, this.tokens.length)) return 0;
     this.begin(tokens);
     if (this.donor) yield* this.donor.run(this.edits.patch.tokens);
-    const kept = this.length, whole = this.needsWholeText;
+    const kept = this.length;
+    const whole = this.needsWholeText;
     while (this.length < tokens.length) {
-      const from = this.length, to = whole ? tokens.length : Math.min(from + ROWS, tokens.length);
+      const from = this.length;
+      const to = whole ? tokens.length : Math.min(from + ROWS, tokens.length);
       for (let place = from; place < to; place++) this.embed(place);
       for (const block of this.blocks) yield* block.run(from, to);
       this.length = to;
@@ -39,7 +41,8 @@ class Pass {
   }
 
   begin(tokens) {
-    const { config, model, edits } = this, shared = Math.min(this.length, sharedPrefix(tokens, this.tokens));
+    const { config, model, edits } = this;
+    const shared = Math.min(this.length, sharedPrefix(tokens, this.tokens));
     const kept = this.needsWholeText ? 0 : shared;
     this.complete = false;
     checkText(tokens, model, edits);
@@ -54,7 +57,10 @@ class Pass {
   }
 
   embed(place) {
-    const { model, config } = this, D = config.d_model, x = this.rows(0, place, place + 1), at = this.tokens[place] * D;
+    const { model, config } = this;
+    const D = config.d_model;
+    const x = this.rows(0, place, place + 1);
+    const at = this.tokens[place] * D;
     x.set(model.embedding.subarray(at, at + D));
     if (config.scale_embeddings) for (let k = 0; k < D; k++) x[k] *= Math.sqrt(D);
     this.blocks[0].attention.encoding.embed?.(x, this.text.positions[place]);
@@ -68,7 +74,8 @@ class Pass {
 
   // The logits of the next token, by the stream before layer n, at these places: the logit lens, for n < layers.
   logits(n, from, to) {
-    const { model, config } = this, cap = config.output_soft_cap;
+    const { model, config } = this;
+    const cap = config.output_soft_cap;
     let x = this.rows(n, from, to);
     if (model.finalNorm) x = norm(x, model.finalNorm);
     if (model.head) {
@@ -87,7 +94,8 @@ class Pass {
 // One layer: x + attention(norm(x)), then x + feed_forward(norm(x)), or with the norms at other places.
 class Block {
   constructor(pass, layer, n) {
-    const { edits, config } = pass, off = (name) => (edits.layers ?? []).includes(n) || (edits[name] ?? []).includes(n);
+    const { edits, config } = pass;
+    const off = (name) => (edits.layers ?? []).includes(n) || (edits[name] ?? []).includes(n);
     Object.assign(this, { pass, layer, n, config, attention: new Attention(pass.model, layer, edits) });
     Object.assign(this, { attentionOff: off("attentions"), mlpOff: off("feedForwards") });
   }
@@ -111,7 +119,8 @@ class Block {
 
   // Add the outputs of attention and of the feed-forward to the stream.
   finish(from, to) {
-    const { pass, n, config, layer } = this, before = pass.rows(n, from, to);
+    const { pass, n, config, layer } = this;
+    const before = pass.rows(n, from, to);
     const added = this.attentionOff ? new Float32Array(before.length) : this.attention.output(from, to);
     const middle = this.addBranch(before, added, layer.attentionNorm);
     const input = this.branchInput(config.parallel_residual === "none" ? middle : before, layer.mlpNorm);
@@ -120,7 +129,8 @@ class Block {
   }
 
   feedForward(x) {
-    const { up, gate, down, outputNorm } = this.layer.mlp, units = product(x, up);
+    const { up, gate, down, outputNorm } = this.layer.mlp;
+    const units = product(x, up);
     const activate = ACTIVATIONS[this.config.activation];
     if (gate) {
       const gates = product(x, gate);

@@ -18,17 +18,21 @@ function likely(logits, top, lse) {
 // Compute losses and predictions of all places of a complete pass, and yield in between. Places that are known from an
 // earlier text are not computed again. See worker.js for the result. lens: 0 for none.
 function* predictions(pass, top, lens) {
-  const { model, config, tokens, predicted } = pass, N = config.num_layers, V = model.vocabulary;
+  const { model, config, tokens, predicted } = pass;
+  const N = config.num_layers;
+  const V = model.vocabulary;
   [top, lens] = [Math.min(top, V), Math.min(lens, V)];
   if (pass.asked !== `${top} ${lens}`) predicted.length = 0;
   pass.asked = `${top} ${lens}`;
   while (predicted.length < tokens.length) {
-    const from = predicted.length, to = Math.min(from + LOGIT_ROWS, tokens.length);
+    const from = predicted.length;
+    const to = Math.min(from + LOGIT_ROWS, tokens.length);
     const places = Array.from({ length: to - from }, () => ({ layers: [] }));
     for (let n = lens ? 1 : N; n <= N; n++) {
       const logits = pass.logits(n, from, to);
       places.forEach((place, r) => {
-        const own = logits.subarray(r * V, (r + 1) * V), lse = logSumExp(own);
+        const own = logits.subarray(r * V, (r + 1) * V);
+        const lse = logSumExp(own);
         place.layers.push(likely(own, n === N ? Math.max(top, lens) : lens, lse));
         if (n === N) Object.assign(place, { entropy: entropy(own, lse), nll: lse - own[tokens[from + r + 1]] });
       });
@@ -47,7 +51,9 @@ function entropy(logits, lse) {
 
 // The reply of worker.js, from the predictions of each place.
 function result({ config, tokens, predicted, stream }, top, lens) {
-  const N = config.num_layers, L = tokens.length, D = config.d_model;
+  const N = config.num_layers;
+  const L = tokens.length;
+  const D = config.d_model;
   const table = (layers, each, layer) => {
     const size = layers * L * each;
     const found = { top: each, tokens: new Int32Array(size), probabilities: new Float32Array(size) };
@@ -64,7 +70,8 @@ function result({ config, tokens, predicted, stream }, top, lens) {
     entropy: Float32Array.from(predicted, (place) => place.entropy),
     next: table(1, top, () => -1),
     norms: Float32Array.from({ length: (N + 1) * L }, (_, n) => {
-      const at = (n % L) * D, x = stream[Math.floor(n / L)];
+      const at = (n % L) * D;
+      const x = stream[Math.floor(n / L)];
       return Math.sqrt(dot(x, at, x, at, D));
     }),
     lens: lens ? table(N, lens, (n) => n) : null,
@@ -83,7 +90,8 @@ function drawn(logits, temperature, topK, random) {
   const tokens = topK ? likely(logits, topK, 0).tokens : [...logits.keys()];
   const weights = Float64Array.from(tokens, (token) => logits[token] / (temperature || 1));
   softmax(weights, 0, weights.length - 1);
-  let left = random(), at = 0;
+  let left = random();
+  let at = 0;
   while (at < tokens.length - 1 && left >= weights[at]) left -= weights[at++];
   return { token: tokens[at], probability: weights[at] };
 }

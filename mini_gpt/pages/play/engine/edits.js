@@ -26,12 +26,27 @@ function isHead(name, { config }) {
   return layer !== undefined && isBelow(Number(layer), config.num_layers) && isBelow(Number(head), config.num_heads);
 }
 
-function isRope({ base = 2, scaling = "none", factor = 1, ...others }, { config: { edits: { bounds, scalings } } }) {
+function isRope(
+  { base = 2, scaling = "none", factor = 1, ...others },
+  {
+    config: {
+      edits: { bounds, scalings },
+    },
+  },
+) {
   const arePossible = isWithin(base, bounds.base) && isWithin(factor, bounds.factor) && scalings.includes(scaling);
   return arePossible && !Object.keys(others).length;
 }
 
-function areSlopes(slopes, { config: { num_heads: heads, edits: { bounds } } }) {
+function areSlopes(
+  slopes,
+  {
+    config: {
+      num_heads: heads,
+      edits: { bounds },
+    },
+  },
+) {
   const isSlope = (slope) => isWithin(slope, bounds.slope);
   return isSlope(slopes) || (slopes.length === heads && slopes.every(isSlope));
 }
@@ -66,7 +81,8 @@ function checkEdits(edits, model) {
     if (!POSSIBLE[name](value, model))
       throw new Refusal(`The edit “${name}” can't have the value ${JSON.stringify(value)}.`);
   }
-  const { mask, scaling } = model.config.edits.refused, reason = mask[edits.mask] ?? scaling[edits.rope?.scaling];
+  const { mask, scaling } = model.config.edits.refused;
+  const reason = mask[edits.mask] ?? scaling[edits.rope?.scaling];
   if (reason) throw new Refusal(reason);
 }
 
@@ -86,7 +102,8 @@ function checkText(tokens, { vocabulary, config }, { patch }) {
 
 // Throw a Refusal if a position is past the end of a learned table.
 function checkPositions({ positions }, model, { start = 0 }) {
-  const table = model.parameters.get("positions/learned/embedding"), needed = Math.max(...positions) + 1;
+  const table = model.parameters.get("positions/learned/embedding");
+  const needed = Math.max(...positions) + 1;
   if (!table || needed <= table.shape[0]) return;
   const text = `a text of ${positions.length} tokens${start ? ` from position ${start}` : ""}`;
   throw new Refusal(`The learned table has ${table.shape[0]} positions: ${text} needs ${needed}.`);
@@ -106,7 +123,8 @@ function slopesOf(heads, { slopes = 1 }) {
 
 // Replace the outputs of edited heads of a block, at these places.
 function editHeads({ pass, n, attention }, from, to) {
-  const { heads = {}, patch } = pass.edits, { width, outputs } = attention;
+  const { heads = {}, patch } = pass.edits;
+  const { width, outputs } = attention;
   const own = Array.from({ length: attention.heads }, (_, head) => [head, `${n}.${head}`]);
   const at = (place, head) => (place * attention.heads + head) * width;
   for (const [head] of own.filter(([, name]) => heads[name])) {
@@ -117,7 +135,8 @@ function editHeads({ pass, n, attention }, from, to) {
     for (let place = from; place < to; place++) outputs.set(mean, at(place, head));
   }
   for (const [head] of own.filter(([, name]) => patch?.heads.includes(name))) {
-    const others = pass.donor.blocks[n].attention.outputs, { places = "all" } = patch;
+    const others = pass.donor.blocks[n].attention.outputs;
+    const { places = "all" } = patch;
     for (let place = from; place < to; place++)
       if (places === "all" || places.includes(place))
         outputs.set(others.subarray(at(place, head), at(place, head) + width), at(place, head));

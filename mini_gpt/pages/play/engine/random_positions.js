@@ -1,13 +1,17 @@
 "use strict";
-// Random positions (Ruoss et al. 2023): sorted numbers below `count` in place of 0, 1, 2, … They are those of JAX, which
-// depend on the text's first token and length only: mini_gpt/model/layout.py.
+// Random positions (Ruoss et al. 2023): sorted numbers below `count` in place of 0, 1, 2, … They are those of JAX. They
+// depend only on the first token and the length of the text: mini_gpt/model/layout.py.
 
-const ROTATIONS = [[13, 15, 26, 6], [17, 29, 16, 24]];
+const ROTATIONS = [
+  [13, 15, 26, 6],
+  [17, 29, 16, 24],
+];
 
 // Threefry-2x32 with 20 rounds (Salmon et al. 2011): two random words of 32 bits, by a key of two words and a counter.
 function threefry([first, second], [high, low]) {
   const keys = [first, second, first ^ second ^ 0x1bd11bda];
-  let x = (high + keys[0]) | 0, y = (low + keys[1]) | 0;
+  let x = (high + keys[0]) | 0;
+  let y = (low + keys[1]) | 0;
   for (let group = 0; group < 5; group++) {
     for (const bits of ROTATIONS[group % 2]) {
       x = (x + y) | 0;

@@ -10,11 +10,17 @@ TABLES.light.differences = table256(["#6f9cf0", "#b4cdf8", "#fcfcfa", "#f6c4ac",
 TABLES.dark.differences = table256(["#2f5cb8", "#24406f", "#15171b", "#5a3014", "#a1501c"]);
 
 // The scale of the difference of two surprisals.
-const differenceScale = (unit) => ({ ...scales.signed(4 * (unit === "bits" ? 1.5 : 1), unit === "bits" ? [-6, -3, 0, 3, 6] : [-4, -2, 0, 2, 4]), table: "differences", factor: UNITS[unit] });
+const differenceScale = (unit) => ({
+  ...scales.signed(4 * (unit === "bits" ? 1.5 : 1), unit === "bits" ? [-6, -3, 0, 3, 6] : [-4, -2, 0, 2, 4]),
+  table: "differences",
+  factor: UNITS[unit],
+});
 
 // The scale of surprisal: up to that of a blind guess among all tokens, or a little more.
 function surprisalScale(vocabulary, unit) {
-  const factor = UNITS[unit], most = Math.ceil(Math.log(vocabulary)) * (unit === "bits" ? 1.5 : 1), step = most > 9 ? 3 : most > 5 ? 2 : 1;
+  const factor = UNITS[unit];
+  const most = Math.ceil(Math.log(vocabulary)) * (unit === "bits" ? 1.5 : 1);
+  const step = most > 9 ? 3 : most > 5 ? 2 : 1;
   const ticks = Array.from({ length: Math.floor(most / step) + 1 }, (_, n) => n * step);
   return { table: "heat", share: (value) => value / most, ticks, factor };
 }
@@ -27,11 +33,16 @@ function Editor({ text, spans, valueOf, scale, context, place, range, onText, on
   useDark();
   const summed = (span) => {
     let sum = 0;
-    for (let n = span.first; n <= span.last; n++) { const value = valueOf(n); if (value === null) return null; sum += value; }
+    for (let n = span.first; n <= span.last; n++) {
+      const value = valueOf(n);
+      if (value === null) return null;
+      sum += value;
+    }
     return sum;
   };
   const caret = () => {
-    const { selectionStart: at, selectionEnd: to } = field.current, chosen = (spans ?? []).filter(({ start, end }) => start < to && end > at);
+    const { selectionStart: at, selectionEnd: to } = field.current;
+    const chosen = (spans ?? []).filter(({ start, end }) => start < to && end > at);
     const isPart = at < to && chosen.length > 0 && chosen.length < spans.length;
     onRange(isPart ? { first: chosen[0].first, last: chosen.at(-1).last } : null);
     const before = Math.max(at < to ? to : at, 1); // at the start: the first token
@@ -44,17 +55,44 @@ function Editor({ text, spans, valueOf, scale, context, place, range, onText, on
   };
   let end = 0; // of the last span; text between spans has no token
   const painted = (spans ?? []).map((span) => {
-    const gap = text.slice(end, span.start), value = summed(span), marks = [];
+    const gap = text.slice(end, span.start);
+    const value = summed(span);
+    const marks = [];
     if (span.first <= context && context <= span.last) marks.push("boundary");
     if (span.first >= context) marks.push("beyond");
     if (span.first <= place && place <= span.last) marks.push("place");
     if (range && span.last >= range.first && span.first <= range.last) marks.push("chosen");
     end = span.end;
-    return html`${gap && html`<span class="unknown">${gap}</span>`}<span class=${marks.join(" ")} data-last=${span.last} data-value=${value}
-      style=${value ? `background:rgb(${colourOf(scale, value * scale.factor)})` : ""}>${text.slice(span.start, span.end)}</span>`;
+    return html`${gap && html`<span class="unknown">${gap}</span>`}<span
+        class=${marks.join(" ")}
+        data-last=${span.last}
+        data-value=${value}
+        style=${value ? `background:rgb(${colourOf(scale, value * scale.factor)})` : ""}
+        >${text.slice(span.start, span.end)}</span
+      >`;
   });
-  return html`<div class="editor"><div class="paint" aria-hidden="true" translate="no">${spans && painted}${spans ? text.slice(end) && html`<span class="unknown">${text.slice(end)}</span>` : text}${"\u200b"}</div>
-    <textarea id="text" ref=${field} aria-label=${name} spellcheck="false" autocomplete="off" autocapitalize="off" translate="no" value=${text}
-      onInput=${(event) => { onText(event.target.value); }} onKeyUp=${caret} onClick=${caret} onSelect=${caret}
-      onMouseMove=${point} onMouseLeave=${() => onPoint(null)}></textarea></div>`;
+  return html`<div class="editor">
+    <div class="paint" aria-hidden="true" translate="no">
+      ${spans && painted}${
+        spans ? text.slice(end) && html`<span class="unknown">${text.slice(end)}</span>` : text
+      }${"\u200b"}
+    </div>
+    <textarea
+      id="text"
+      ref=${field}
+      aria-label=${name}
+      spellcheck="false"
+      autocomplete="off"
+      autocapitalize="off"
+      translate="no"
+      value=${text}
+      onInput=${(event) => {
+        onText(event.target.value);
+      }}
+      onKeyUp=${caret}
+      onClick=${caret}
+      onSelect=${caret}
+      onMouseMove=${point}
+      onMouseLeave=${() => onPoint(null)}></textarea>
+  </div>`;
 }

@@ -3,7 +3,8 @@
 
 // x W + b, for all rows of x. W is stored as [outputs × inputs]: a dot product reads both operands in order.
 function product(x, linear) {
-  const { kernel, bias, outputs } = linear, y = kernel ? kernel.product(x, linear) : productInJavaScript(x, linear);
+  const { kernel, bias, outputs } = linear;
+  const y = kernel ? kernel.product(x, linear) : productInJavaScript(x, linear);
   if (bias) for (let at = 0; at < y.length; at += outputs) for (let o = 0; o < outputs; o++) y[at + o] += bias[o];
   return y;
 }
@@ -11,21 +12,42 @@ function product(x, linear) {
 // Two rows and four outputs at a time: each number that is read takes part in two or four products. At the edges, the
 // last row or output is computed several times.
 function productInJavaScript(x, { weights, inputs, outputs }) {
-  const rows = x.length / inputs, y = new Float32Array(rows * outputs);
+  const rows = x.length / inputs;
+  const y = new Float32Array(rows * outputs);
   for (let o = 0; o < outputs; o += 4) {
-    const o1 = Math.min(o + 1, outputs - 1), o2 = Math.min(o + 2, outputs - 1), o3 = Math.min(o + 3, outputs - 1);
-    const w0 = o * inputs, w1 = o1 * inputs, w2 = o2 * inputs, w3 = o3 * inputs;
+    const o1 = Math.min(o + 1, outputs - 1);
+    const o2 = Math.min(o + 2, outputs - 1);
+    const o3 = Math.min(o + 3, outputs - 1);
+    const w0 = o * inputs;
+    const w1 = o1 * inputs;
+    const w2 = o2 * inputs;
+    const w3 = o3 * inputs;
     for (let r = 0; r < rows; r += 2) {
-      const s = Math.min(r + 1, rows - 1), xr = r * inputs, xs = s * inputs, yr = r * outputs, ys = s * outputs;
-      let r0 = 0, r1 = 0, r2 = 0, r3 = 0, s0 = 0, s1 = 0, s2 = 0, s3 = 0;
+      const s = Math.min(r + 1, rows - 1);
+      const xr = r * inputs;
+      const xs = s * inputs;
+      const yr = r * outputs;
+      const ys = s * outputs;
+      let r0 = 0;
+      let r1 = 0;
+      let r2 = 0;
+      let r3 = 0;
+      let s0 = 0;
+      let s1 = 0;
+      let s2 = 0;
+      let s3 = 0;
       for (let k = 0; k < inputs; k++) {
-        const a = x[xr + k], b = x[xs + k];
-        const c0 = weights[w0 + k], c1 = weights[w1 + k], c2 = weights[w2 + k], c3 = weights[w3 + k];
-        r0 += a * c0, r1 += a * c1, r2 += a * c2, r3 += a * c3;
-        s0 += b * c0, s1 += b * c1, s2 += b * c2, s3 += b * c3;
+        const a = x[xr + k];
+        const b = x[xs + k];
+        const c0 = weights[w0 + k];
+        const c1 = weights[w1 + k];
+        const c2 = weights[w2 + k];
+        const c3 = weights[w3 + k];
+        ((r0 += a * c0), (r1 += a * c1), (r2 += a * c2), (r3 += a * c3));
+        ((s0 += b * c0), (s1 += b * c1), (s2 += b * c2), (s3 += b * c3));
       }
-      y[yr + o] = r0, y[yr + o1] = r1, y[yr + o2] = r2, y[yr + o3] = r3;
-      y[ys + o] = s0, y[ys + o1] = s1, y[ys + o2] = s2, y[ys + o3] = s3;
+      ((y[yr + o] = r0), (y[yr + o1] = r1), (y[yr + o2] = r2), (y[yr + o3] = r3));
+      ((y[ys + o] = s0), (y[ys + o1] = s1), (y[ys + o2] = s2), (y[ys + o3] = s3));
     }
   }
   return y;
@@ -41,7 +63,8 @@ function dot(x, from, y, at, width) {
 // (layernorm). scale, bias: of each entry, or null.
 function norm(x, { kind, epsilon, scale, bias, width }, y = new Float32Array(x.length)) {
   for (let from = 0; from < x.length; from += width) {
-    let mean = 0, square = 0;
+    let mean = 0;
+    let square = 0;
     if (kind === "layernorm") for (let k = 0; k < width; k++) mean += x[from + k] / width;
     for (let k = 0; k < width; k++) square += (x[from + k] - mean) ** 2 / width;
     const factor = 1 / Math.sqrt(square + epsilon);
@@ -58,7 +81,7 @@ const silu = (x) => x * sigmoid(x);
 const gelu = (x) => x * sigmoid(2 * Math.sqrt(2 / Math.PI) * (x + 0.044715 * x * x * x)); // (1 + tanh u) / 2 = σ(2u)
 const exactGelu = (x) => 0.5 * x * (1 + erf(x / Math.SQRT2));
 
-// 2/√π · e^(-x²) · Σ 2ⁿ x²ⁿ⁺¹ / (1 · 3 · 5 ⋯ (2n+1)): all terms have the same sign, so no digits cancel.
+// 2/√π · e^(-x²) · Σ 2ⁿ x²ⁿ⁺¹ / (1 · 3 ⋯ (2n+1)): all terms have the same sign, so no digits cancel.
 function erf(x) {
   if (Math.abs(x) > 6) return Math.sign(x);
   let sum = 0;
@@ -71,7 +94,8 @@ const ACTIVATIONS = { gelu, gelu_exact: exactGelu, relu: (x) => Math.max(x, 0), 
 
 // e^logit / Σ e^logit, in place, over the entries from `first` to `last`. sink: one more logit in the sum, or null.
 function softmax(logits, first, last, sink = null) {
-  let most = sink ?? -Infinity, sum = 0;
+  let most = sink ?? -Infinity;
+  let sum = 0;
   for (let j = first; j <= last; j++) most = Math.max(most, logits[j]);
   for (let j = first; j <= last; j++) sum += logits[j] = Math.exp(logits[j] - most);
   if (sink !== null) sum += Math.exp(sink - most);
@@ -80,7 +104,8 @@ function softmax(logits, first, last, sink = null) {
 
 // ln Σ e^logit
 function logSumExp(logits) {
-  let most = -Infinity, sum = 0;
+  let most = -Infinity;
+  let sum = 0;
   for (const logit of logits) most = Math.max(most, logit);
   for (const logit of logits) sum += Math.exp(logit - most);
   return most + Math.log(sum);

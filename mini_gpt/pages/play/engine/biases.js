@@ -60,7 +60,8 @@ class Fire {
     Object.assign(this, { up, up_bias, down, down_bias, c: c[0], longest: Math.abs(threshold * factor[0]), heads });
   }
   bias(head, query, key) {
-    const { up, up_bias, down, down_bias, heads } = this, psi = (x) => Math.log1p(Math.abs(this.c * x));
+    const { up, up_bias, down, down_bias, heads } = this;
+    const psi = (x) => Math.log1p(Math.abs(this.c * x));
     const share = psi(Math.abs(query - key)) / (psi(Math.max(this.longest, query)) + 1e-6);
     let sum = down_bias[head];
     for (let unit = 0; unit < up.length; unit++)

@@ -6,7 +6,10 @@ const PACE = 80; // milliseconds between two changes of the text, which the page
 // A hook: {busy, message, start, stop}. message: why the writing has ended before the wished number of tokens, or "".
 // onText(text): the text with what is written. stop(false) drops what is not yet shown.
 function useWriter(tokenizer, onText) {
-  const [busy, setBusy] = useState(false), [message, say] = useState(""), model = useRef(null), keeps = useRef(true);
+  const [busy, setBusy] = useState(false);
+  const [message, say] = useState("");
+  const model = useRef(null);
+  const keeps = useRef(true);
   const stop = (keep) => {
     say("");
     if (model.current === null) return;
@@ -17,18 +20,25 @@ function useWriter(tokenizer, onText) {
   const start = async (request, text) => {
     const written = [];
     let timer = null;
-    const show = () => { timer = null; if (keeps.current) onText(text + tokenizer.decode(written)); };
+    const show = () => {
+      timer = null;
+      if (keeps.current) onText(text + tokenizer.decode(written));
+    };
     model.current = request.model;
     keeps.current = true;
     setBusy(true);
     say("");
     const last = await ask({ ...request, kind: "generate" }, (reply) => {
       if (reply.kind !== "token" || model.current === null) return;
-      if (reply.token === tokenizer.separator) return stop(true), say("The model ends the text here. Another seed may continue it.");
+      if (reply.token === tokenizer.separator)
+        return (stop(true), say("The model ends the text here. Another seed may continue it."));
       written.push(reply.token);
       timer ??= setTimeout(show, PACE);
     });
-    if (timer !== null) { clearTimeout(timer); show(); }
+    if (timer !== null) {
+      clearTimeout(timer);
+      show();
+    }
     if (last.kind === "refused") say(last.message);
     model.current = null;
     setBusy(false);
@@ -37,11 +47,29 @@ function useWriter(tokenizer, onText) {
 }
 
 function Writer({ writer, state, set, room, isEmpty, name, onStart }) {
-  const number = ([id, { said, low, high, step }]) => html`<label><span class="soft">${said}</span><input type="number" id=${id} min=${low} max=${high} step=${step} value=${state[id]}
-    onChange=${(event) => set({ [id]: allowedNumber(id, event.target.value) ?? state[id] })} /></label>`;
+  const number = ([id, { said, low, high, step }]) =>
+    html`<label
+      ><span class="soft">${said}</span
+      ><input
+        type="number"
+        id=${id}
+        min=${low}
+        max=${high}
+        step=${step}
+        value=${state[id]}
+        onChange=${(event) => set({ [id]: allowedNumber(id, event.target.value) ?? state[id] })}
+    /></label>`;
   return html`<div class="controls writer" data-picture="no">
-    ${writer.busy ? html`<button id="stop" class="strong" onClick=${() => writer.stop(true)}>Stop</button>`
-      : html`<button id="write" class="strong" disabled=${room < 1 || isEmpty} onClick=${onStart}>Continue${name ? ` with ${name}` : ""}</button>`}
+    ${
+      writer.busy
+        ? html`<button id="stop" class="strong" onClick=${() => writer.stop(true)}>Stop</button>`
+        : html`<button id="write" class="strong" disabled=${room < 1 || isEmpty} onClick=${onStart}>
+            Continue${name ? ` with ${name}` : ""}
+          </button>`
+    }
     ${Object.entries(WRITING).map(number)}
-    <span class="soft" role="status" id="writer-message">${writer.message || (room < 1 ? "The text is as long as this page allows." : "")}</span></div>`;
+    <span class="soft" role="status" id="writer-message"
+      >${writer.message || (room < 1 ? "The text is as long as this page allows." : "")}</span
+    >
+  </div>`;
 }

@@ -12,7 +12,8 @@ function unpacked(value) {
 }
 
 async function* lines(response) {
-  const decoder = new TextDecoder(), reader = response.body.getReader();
+  const decoder = new TextDecoder();
+  const reader = response.body.getReader();
   let rest = "";
   for (;;) {
     const { value, done } = await reader.read();
@@ -28,7 +29,8 @@ async function* lines(response) {
 function served() {
   const running = new Map(); // {key: {model, slot, own: AbortController}} of runs and generations
   const asked = async (request, reply) => {
-    const { kind, model, slot = kind === "generate" ? "generated" : "main" } = request, own = new AbortController();
+    const { kind, model, slot = kind === "generate" ? "generated" : "main" } = request;
+    const own = new AbortController();
     const key = `${model} ${slot}`;
     if (kind === "run" || kind === "generate") {
       running.get(key)?.own.abort();
@@ -37,12 +39,17 @@ function served() {
     try {
       const options = { method: "POST", headers: { "Content-Type": "application/json" }, signal: own.signal };
       const response = await fetch("ask", { ...options, body: JSON.stringify({ ...request, slot }) });
-      if (!response.ok && response.status !== 429) // a 429 has a reply as its text
+      if (!response.ok && response.status !== 429)
+        // a 429 has a reply as its text
         return void reply({ kind: "refused", message: `The server refuses the request: ${await response.text()}.` });
       for await (const line of lines(response)) if (line) reply(unpacked(JSON.parse(line)));
     } catch (error) {
       if (error.name === "AbortError") reply({ kind: "cancelled" });
-      else reply({ kind: "refused", message: `The server does not answer (${error.message}). Start python -m mini_gpt.play again.` });
+      else
+        reply({
+          kind: "refused",
+          message: `The server does not answer (${error.message}). Start python -m mini_gpt.play again.`,
+        });
     }
   };
   return {
@@ -50,7 +57,8 @@ function served() {
       if (request.kind === "load") return void onReply({ kind: "loaded", model: request.model });
       if (request.kind !== "cancel") return void asked(request, onReply);
       const { model, slot } = request;
-      for (const job of running.values()) if ((model ?? job.model) === job.model && (slot ?? job.slot) === job.slot) job.own.abort();
+      for (const job of running.values())
+        if ((model ?? job.model) === job.model && (slot ?? job.slot) === job.slot) job.own.abort();
     },
   };
 }

@@ -1,0 +1,96 @@
+"use strict";
+// All edits of one run.
+
+// Patching: outputs of heads in a pass over another text.
+function Patching({ state, set, edits, change, counts, pin }) {
+  const { own, other } = counts;
+  const isEqual = own === other && other > 0;
+  const verdict = isEqual ? "Heads can take their outputs from it." : "Patching needs equal numbers.";
+  const found = state.other
+    ? `${other} tokens; the text has ${own}. ${verdict}`
+    : "Write a text with the same number of tokens, such as the same sentence with one word changed.";
+  return html`<label class="stack"
+      ><span class="soft">heads marked ⇄ take their outputs from this text</span>
+      <textarea
+        id="other"
+        rows="2"
+        spellcheck="false"
+        value=${state.other}
+        onInput=${(event) => set({ other: event.target.value })}></textarea>
+    </label>
+    <p class="small soft" id="other-count">
+      ${found}
+      ${
+        state.other
+          ? ""
+          : html` <button id="copy-text" onClick=${() => set({ other: state.text })}>Copy the text</button>`
+      }
+    </p>
+    ${
+      isEqual &&
+      html`<${Choice}
+        id="places"
+        name="at"
+        options=${[
+          ["all", "all places"],
+          ["pin", `place ${pin} only`],
+        ]}
+        value=${edits.places ? "pin" : "all"}
+        onChoose=${(value) => change(withEntry(edits, "places", value === "pin" ? [pin] : undefined))} />`
+    }`;
+}
+
+function EditsCard({ facts, state, set, held, counts, place, rows }) {
+  const run = state.run;
+  const own = facts[run];
+  const edits = state.edits[run];
+  const { effects, measure, busy } = useEffects(run, own, held[run], held.edits[run], held.range);
+  const change = (next) => set((old) => ({ edits: old.edits.map((each, n) => (n === run ? next : each)) }));
+  const canPatch = counts.own === counts.other && counts.other > 0;
+  const isEdited = Object.keys(edits).length > 0;
+  return html`<section class="card edits" aria-labelledby="edits-title">
+    <div class="bar-of-card">
+      <h2 id="edits-title">Edit the model</h2>
+      ${
+        facts.length > 1 &&
+        html`<${Choice}
+          id="run"
+          name="run"
+          options=${facts.map((each, n) => [n, each.name])}
+          value=${run}
+          onChoose=${(n) => set({ run: n, layer: 0, head: 0 })} />`
+      }
+      <button id="measure" data-picture="no" disabled=${busy || !held[run].edited} onClick=${measure}>
+        ${
+          busy
+            ? `Measuring: ${Object.keys(effects ?? {}).length} of ${own.layers * own.heads} heads`
+            : "Measure each head"
+        }
+      </button>
+      <button id="reset" data-picture="no" disabled=${!isEdited} onClick=${() => change({})}>Reset</button>
+    </div>
+    <p class="small soft lead" data-picture="no">
+      Each edit changes how the model computes this text; its weights stay as they are. The sentence at the top shows
+      the loss before and after.
+    </p>
+    <div class=${own.heads > 8 ? "columns wide" : "columns"}>
+      <div>
+        <h3>Heads and layers</h3>
+        <${HeadGrid} facts=${own} unit=${state.unit} ...${{ edits, change, canPatch, effects }} />
+        ${effects && html`<${Effects} ...${{ effects, edits }} unit=${state.unit} />`}
+      </div>
+      <div class="sliders">
+        <h3>Attention and positions</h3>
+        <${AttentionEdits} facts=${own} ...${{ edits, change }} /><${PositionEdits}
+          facts=${own}
+          ...${{ edits, change }} />
+      </div>
+      <div>
+        <h3>Another text</h3>
+        <${Patching} ...${{ state, set, edits, change, counts }} pin=${place} /><${History}
+          rows=${rows}
+          unit=${state.unit} />
+      </div>
+    </div>
+  </section>`;
+}

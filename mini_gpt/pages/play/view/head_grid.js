@@ -1,0 +1,83 @@
+"use strict";
+// The heads and the parts of each layer, as buttons that switch them off.
+
+const HEAD_STATES = { on: "on", off: "off", mean: "at its mean", patch: "from the other text" };
+const HEAD_SIGNS = { on: "", off: "×", mean: "x̄", patch: "⇄" };
+
+// A copy of an object without the entry, or with another value; undefined removes it.
+function withEntry(record, name, value) {
+  const { [name]: _, ...others } = record;
+  return value === undefined ? others : { ...others, [name]: value };
+}
+const withPart = (edits, name, part) => withEntry(edits, name, Object.keys(part).length ? part : undefined);
+const toggled = (list = [], n) =>
+  list.includes(n) ? list.filter((other) => other !== n) : [...list, n].sort((a, b) => a - b);
+
+// effects: {"layer.head": change of the loss in nats if the head is off}, measured for this text.
+function HeadGrid({ facts, edits, change, canPatch, effects, unit }) {
+  useDark();
+  const { heads = {} } = edits;
+  const states = Object.keys(HEAD_STATES).filter((state) => state !== "patch" || canPatch);
+  const reach = Math.max(0.05, ...Object.values(effects ?? {}).map(Math.abs));
+  const press = (name) => {
+    const next = states[(states.indexOf(heads[name] ?? "on") + 1) % states.length];
+    change(withPart(edits, "heads", withEntry(heads, name, next === "on" ? undefined : next)));
+  };
+  const flip = (name, layer) => {
+    const list = toggled(edits[name], layer);
+    change(withEntry(edits, name, list.length ? list : undefined));
+  };
+  const part = (name, said, layer) => {
+    const isOff = edits[name]?.includes(layer);
+    return html`<button
+      class="part"
+      id=${`${name}-${layer}`}
+      aria-pressed=${isOff ? "true" : "false"}
+      title=${isOff ? "Off. Click to switch it on." : "Click to switch it off."}
+      aria-label=${`${said} of layer ${layer} off`.replace("whole of ", "")}
+      onClick=${() => flip(name, layer)}>
+      ${said}
+    </button>`;
+  };
+  const head = (layer, number) => {
+    const name = `${layer}.${number}`;
+    const state = heads[name] ?? "on";
+    const effect = effects?.[name];
+    const isInert = edits.layers?.includes(layer) || edits.attentions?.includes(layer);
+    const measured =
+      effect === undefined ? "" : `; off changes the loss by ${signedNumber(effect * UNITS[unit])} ${unit}`;
+    const said = `head ${name}: ${HEAD_STATES[state]}${isInert ? ", in a part that is off" : ""}${measured}`;
+    const style = effect === undefined || state !== "on" ? "" : textOn(colourOf(scales.signed(reach), effect));
+    return html`<button
+      class=${`head ${state} ${isInert ? "inert" : ""}`}
+      id=${`head-${name}`}
+      data-state=${state}
+      aria-label=${said}
+      title=${said}
+      style=${style}
+      onClick=${() => press(name)}>
+      ${number}${HEAD_SIGNS[state]}
+    </button>`;
+  };
+  const row = (layer) =>
+    html`<div class="layer" key=${layer}>
+      <span class="name">layer ${layer}</span>
+      <span class="heads">${Array.from({ length: facts.heads }, (_, number) => head(layer, number))}</span>
+      <span class="parts"
+        >${part("attentions", "attention", layer)}${part(
+          "feedForwards",
+          "feed-forward",
+          layer,
+        )}${part("layers", "whole", layer)}</span
+      >
+    </div>`;
+  return html`<div class="grid">${Array.from({ length: facts.layers }, (_, layer) => row(layer))}</div>
+    <p class="small soft">
+      Click a head to switch it off (×). The next clicks replace its output by its mean over this text
+      (x̄)${canPatch ? ", by that of the other text (⇄)," : ""} and switch it on again. A part of a layer that is off is
+      struck through.
+    </p>`;
+}
+
+const signedNumber = (value) =>
+  `${Math.abs(value) < 0.0005 ? "±" : value < 0 ? "−" : "+"}${Math.abs(value).toFixed(3)}`;

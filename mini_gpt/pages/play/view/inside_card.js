@@ -1,0 +1,50 @@
+"use strict";
+// The views of the inside of a run, in tabs.
+
+function InsideCard({ facts, state, set, held, texts, place, tokenizer, setPointed }) {
+  const run = state.run;
+  const own = held[run];
+  const needsMaps = ["attention", "map"].includes(state.view);
+  const maps = useAttention(run, needsMaps ? own.edited : null, state.layer, state.head);
+  const lines = facts.flatMap((each, n) => {
+    const { edited, plain } = held[n];
+    const line = (result, name, dashed) => ({
+      name,
+      values: result.nll,
+      colour: seriesColour(n),
+      dashed,
+      context: each.context,
+      mean: result.mean,
+    });
+    if (!edited) return [];
+    const name = facts.length > 1 ? each.name : "loss";
+    return edited === plain || !plain
+      ? [line(edited, name, false)]
+      : [line(edited, `${name}, edited`, false), line(plain, `${name}, unedited`, true)];
+  });
+  const common = { facts: facts[run], state, set, held: own, maps, texts, place, tokenizer };
+  const view = () => {
+    if (state.view === "loss" ? !lines.length : !own.edited)
+      return own.refused ? html`<p>${own.refused}</p>` : html`<${Waiting} />`;
+    if (state.view === "loss")
+      return html`<${LossChart}
+        ...${{ lines, unit: state.unit, texts, place: state.pin }}
+        onPin=${(pin) => set({ pin })} />`;
+    if (state.view === "attention") return html`<${AttentionView} ...${common} onPoint=${setPointed} />`;
+    if (state.view === "map") return html`<${MapView} ...${common} />`;
+    return state.view === "lens" ? html`<${LensView} ...${common} />` : html`<${StreamView} ...${common} />`;
+  };
+  return html`<section aria-label="Inside the model">
+    <${Tabs} tabs=${VIEWS} selected=${state.view} onSelect=${(id) => set({ view: id })} name="Views" />
+    <${TabPanel} selected=${state.view}>
+      ${
+        facts.length > 1 &&
+        state.view !== "loss" &&
+        html`<p class="small soft">
+          This view shows the run <b style=${`color:${seriesColour(run)}`}>${facts[run].name}</b> with its edits. To see
+          the other run, choose it under “Edit the model”.
+        </p>`
+      }${view()}
+    </${TabPanel}>
+  </section>`;
+}

@@ -1,0 +1,231 @@
+"use strict";
+// Views of what the model computes: attention, the logit lens, losses and norms by place.
+
+const Waiting = () => html`<p class="soft" role="status">Computing …</p>`;
+
+function HeadPickers({ facts, state, set }) {
+  const numbers = (count) => Array.from({ length: count }, (_, n) => [n, String(n)]);
+  return html`<div class="controls">
+    <${Choice}
+      id="layer"
+      name="layer"
+      options=${numbers(facts.layers)}
+      value=${state.layer}
+      onChoose=${(layer) => set({ layer })} />
+    <${Choice}
+      id="view-head"
+      name="head"
+      options=${numbers(facts.heads)}
+      value=${state.head}
+      onChoose=${(head) => set({ head })} />
+  </div>`;
+}
+
+// What a token attends to, in the text itself.
+function AttentionView({ facts, state, set, held, maps, texts, place, onPoint }) {
+  const length = held.edited.length;
+  const row = maps && place < length ? maps.weights.subarray(place * length, (place + 1) * length) : null;
+  return html`<${HeadPickers} ...${{ facts, state, set }} />
+    <p class="soft">
+      The stronger a token's colour, the more attention “${shown(texts[place] ?? "")}” pays to it in this head. Point at
+      another token, or click on it to keep it.
+    </p>
+    <${ColourBar} scale=${scales.weights} name="attention weight" />
+    <${FlowingText}
+      id="flow"
+      tokens=${texts}
+      name="Tokens, shaded by the attention weight"
+      pinned=${state.pin}
+      markOf=${(n) => (n === place && state.pin === null ? "pointed" : "")}
+      styleOf=${(n) => (row ? shadeStyle(scales.weights, row[n] ?? 0) : "")}
+      titleOf=${(n) => (row ? `weight ${(row[n] ?? 0).toFixed(3)}` : "")}
+      onPoint=${onPoint}
+      onPin=${(pin) => set({ pin })} />`;
+}
+
+function MapView({ facts, state, set, held, maps, texts, place }) {
+  const length = held.edited.length;
+  const [at, point] = useState(null);
+  const shownAt = at ?? (state.pin !== null && state.pin < length ? { i: state.pin, j: state.pin } : null);
+  if (!maps) return html`<${HeadPickers} ...${{ facts, state, set }} /><${Waiting} />`;
+  const values = state.logits ? maps.logits : maps.weights;
+  let reach = 0.01;
+  if (state.logits)
+    for (const logit of maps.logits) if (Number.isFinite(logit)) reach = Math.max(reach, Math.abs(logit));
+  const scale = state.logits ? scales.signed(Number(reach.toPrecision(2))) : scales.weights;
+  const valueAt = (i, j) => (maps.logits[i * length + j] === -Infinity ? null : values[i * length + j]);
+  const axis = texts.slice(0, length).map(shown);
+  const cell = shownAt && shownAt.i * length + shownAt.j;
+  const said =
+    shownAt &&
+    `query ${shownAt.i} “${axis[shownAt.i]}”, key ${shownAt.j} “${axis[shownAt.j]}”: ` +
+      (valueAt(shownAt.i, shownAt.j) === null
+        ? "masked"
+        : `logit ${maps.logits[cell].toFixed(2)}, weight ${maps.weights[cell].toFixed(4)}`);
+  return html`<${HeadPickers} ...${{ facts, state, set }} />
+    <p class="soft">
+      Each row is a token, the query; its columns show how much attention it pays to each token, the key, in this head.
+    </p>
+    <div class="controls">
+      <${Choice}
+        id="show"
+        name="show"
+        options=${[
+          ["weights", "weights"],
+          ["logits", "logits"],
+        ]}
+        value=${state.logits ? "logits" : "weights"}
+        onChoose=${(value) => set({ logits: value === "logits" })} />
+      <${ColourBar}
+        scale=${scale}
+        name=${state.logits ? "attention logit" : "attention weight"}
+        masked="masked"
+        format=${(v) => +v.toFixed(2)} />
+    </div>
+    <output id="pointed">${said || "Point at a cell of the map."}</output>
+    <${Heatmap}
+      id="attention-map"
+      name=${`Attention of head ${state.layer}.${state.head}`}
+      rows=${length}
+      columns=${length}
+      makeValueAt=${() => valueAt}
+      scale=${scale}
+      deps=${[maps, state.logits]}
+      rowLabels=${axis}
+      columnLabels=${axis}
+      rowName="query"
+      columnName="key"
+      at=${shownAt}
+      onPoint=${point}
+      onPin=${(cell) => {
+        point(null);
+        set({ pin: cell ? cell.i : null });
+      }}
+      most=${620} />`;
+}
+
+const LENS_COLUMNS = 14; // places in the table, which scrolls sideways
+
+// What the model would predict if it ended after each layer.
+function LensView({ held, texts, tokenizer, place, set }) {
+  const { lens, length, layers } = held.edited;
+  const box = useRef();
+  useDark();
+  useLayoutEffect(() => {
+    // bring the place into view
+    const here = box.current?.querySelector(".here");
+    if (here)
+      box.current.scrollLeft += here.getBoundingClientRect().right - box.current.getBoundingClientRect().right + 6;
+  }, [place, lens]);
+  if (!lens) return html`<${Waiting} />`;
+  const last = Math.min(length - 1, Math.max(place, LENS_COLUMNS - 1));
+  const first = Math.max(0, last - LENS_COLUMNS + 1);
+  const scale = scales.linear(0, 1);
+  const places = Array.from({ length: last - first + 1 }, (_, n) => first + n);
+  const cell = (layer, n) => {
+    const from = (layer * length + n) * lens.top;
+    const next = n + 1 < texts.length ? held.edited.tokens[n + 1] : null;
+    const likely = Array.from(
+      { length: lens.top },
+      (_, k) => `${labelOf(tokenizer, lens.tokens[from + k])} ${percent(lens.probabilities[from + k])}`,
+    );
+    return html`<td
+      class=${lens.tokens[from] === next ? "actual" : ""}
+      style=${textOn(colourOf(scale, lens.probabilities[from]))}
+      title=${likely.join(", ")}
+      data-layer=${layer}
+      data-place=${n}>
+      ${labelOf(tokenizer, lens.tokens[from])}
+    </td>`;
+  };
+  return html`<p class="soft">
+      Each column is a token of the text. Each cell is the most likely next token if the model ended after that layer;
+      the stronger its colour, the higher its probability. A cell is underlined if this token does follow in the text.
+    </p>
+    <div class="scroll" ref=${box} tabindex="0" role="region" aria-label="Logit lens">
+      <table class="lens">
+        <thead>
+          <tr>
+            <th scope="col">after</th>
+            ${places.map(
+              (n) =>
+                html`<th scope="col">
+                  <button
+                    class=${n === place ? "here" : ""}
+                    aria-pressed=${n === place ? "true" : "false"}
+                    onClick=${() => set({ pin: n })}
+                    title=${`place ${n}`}>
+                    ${shown(texts[n])}
+                  </button>
+                </th>`,
+            )}
+          </tr>
+        </thead>
+        <tbody>
+          ${Array.from(
+            { length: layers },
+            (_, layer) =>
+              html`<tr>
+                <th scope="row">layer ${layer}</th>
+                ${places.map((n) => cell(layer, n))}
+              </tr>`,
+          )}
+        </tbody>
+      </table>
+    </div>
+    <${ColourBar} scale=${scale} name="probability" />`;
+}
+
+// Norms of the residual stream, by layer and place.
+function StreamView({ held, texts, place, set }) {
+  const { norms, length, layers } = held.edited;
+  let most = 1e-9;
+  for (const norm of norms) if (Number.isFinite(norm)) most = Math.max(most, norm);
+  const ceiling = Number(most.toPrecision(2));
+  const scale = scales.linear(0, ceiling, [0, ceiling / 2, ceiling]);
+  const stages = Array.from({ length: layers + 1 }, (_, n) => n);
+  const nameOf = (stage) => (stage ? `after layer ${stage - 1}` : "input");
+  const mean = (stage) => {
+    let sum = 0;
+    for (let n = 0; n < length; n++) sum += norms[stage * length + n];
+    return sum / length;
+  };
+  const pin = (event) => {
+    const { left, width } = event.currentTarget.getBoundingClientRect();
+    set({ pin: Math.max(0, Math.min(length - 1, Math.floor(((event.clientX - left) / width) * length))) });
+  };
+  const row = (stage) =>
+    html`<tr key=${stage}>
+      <th scope="row">${nameOf(stage)}</th>
+      <td class="strip" onClick=${pin}>
+        <${PixelMap}
+          rows=${1}
+          columns=${length}
+          makeValueAt=${() => (_, j) => norms[stage * length + j]}
+          scale=${scale}
+          deps=${[held.edited, ceiling]}
+          name=${`Norms ${nameOf(stage)}, by place`}
+          style="width:100%;height:30px" />
+        <i class="mark" style=${`left:${(100 * place) / length}%;width:${100 / length}%`}></i>
+      </td>
+      <td class="numbers">${mean(stage).toFixed(1)}</td>
+      <td class="numbers" data-norm=${stage}>${norms[stage * length + place]?.toFixed(1)}</td>
+    </tr>`;
+  return html`<p class="soft">
+      The L2 norm of the residual stream at each token, before the first layer (input) and after each layer.
+    </p>
+    <table class="strips">
+      <thead>
+        <tr>
+          <th scope="col">stream</th>
+          <th scope="col">places 0 to ${length - 1}</th>
+          <th scope="col">mean</th>
+          <th scope="col">at “${shown(texts[place] ?? "")}”</th>
+        </tr>
+      </thead>
+      <tbody>
+        ${stages.map(row)}
+      </tbody>
+    </table>
+    <${ColourBar} scale=${scale} name="L2 norm" format=${(v) => +v.toPrecision(3)} />`;
+}

@@ -1,0 +1,141 @@
+"use strict";
+// The page: its state, and where its parts are.
+
+const describe = ({ parameters, layers, heads, positions, context, step }) =>
+  [
+    `${thousands(Number((parameters / 1e6).toPrecision(2)))}M parameters`,
+    `${layers} layers of ${heads} heads`,
+    `position=${positions}`,
+    `trained with a context of ${thousands(context)} tokens`,
+    `step ${thousands(step)}`,
+  ].join(", ");
+
+// first: the texts to start with.
+function App({ data, tokenizer, facts, first }) {
+  const [state, change] = useState(() => readState(facts, first));
+  const [pointed, setPointed] = useState(null);
+  const page = useRef();
+  const set = (part) => change((old) => ({ ...old, ...(typeof part === "function" ? part(old) : part) }));
+  const isDark = useDark();
+  useEffect(() => {
+    const timer = setTimeout(() => writeState(state, first), 150); // browsers limit how often the address changes
+    return () => clearTimeout(timer);
+  }, [state, isDark]);
+  const encoded = useMemo(() => tokenizer.encode(state.text), [state.text]);
+  const ids = useMemo(() => encoded.ids.slice(0, data.most_tokens), [encoded]);
+  const spans = useMemo(() => tokenizer.spans(encoded.ids, state.text), [encoded]);
+  const other = useMemo(() => tokenizer.encode(state.other).ids, [state.other]);
+  const isEqual = other.length === ids.length;
+  const edits = state.edits.map((each) => (isEqual ? each : withoutPatches(each)));
+  const engine = edits.map((each) => engineEdits(each, other));
+  const range = rangeOf(state, data, spans);
+  const held = Object.assign(useResults(facts.length, ids, engine, range, state.view === "lens"), {
+    edits: engine,
+    range,
+  });
+  const writer = useWriter(tokenizer, (text) => set({ text, pin: null, range: null }));
+  const rows = useHistory(held[state.run], edits[state.run], state.run);
+  const textOf = (id) => tokenizer.decode([id]);
+  const last = Math.max(0, ids.length - 1);
+  const place = Math.min(last, pointed ?? state.pin ?? last);
+  const visible = ids.findLastIndex((id) => textOf(id).trim());
+  const viewed = pointed ?? state.pin ?? (visible < 0 ? last : visible);
+  const seen = held[state.run].edited?.tokens ?? ids;
+  const texts = useMemo(() => Array.from(seen, textOf), [seen]);
+  const counts = { own: ids.length, other: other.length };
+  const common = { data, facts, state, set, ids, held, place, textOf, tokenizer, counts, setPointed };
+  document.documentElement.dataset.busy = held.some((each) => each.busy) ? "yes" : "no";
+  const picture = () =>
+    savePicture(page.current, "playground.png").catch(() =>
+      alert("This browser can't draw the picture. Take a screenshot."),
+    );
+  return html`<main ref=${page}>
+    <header class="top">
+      <h1>${data.title}</h1>
+      <span class="buttons" data-picture="no"
+        ><button id="picture" onClick=${picture}>Save a picture</button><${ThemeButton}
+      /></span>
+    </header>
+    ${facts.map(
+      (run, n) =>
+        html`<p class="soft small">
+          ${facts.length > 1 && html`<b style=${`color:${seriesColour(n)}`}>${run.name}</b>${": "}`}${describe(run)}
+        </p>`,
+    )}
+    <p class="small soft lead" data-picture="no">
+      Change the text or the model: the run computes every number on this page again.
+    </p>
+    <div role="status" id="said">
+      ${facts.map(
+        (run, n) =>
+          html`<${Headline}
+            held=${held[n]}
+            first=${n ? { ...held[0], name: facts[0].name } : null}
+            range=${range}
+            edits=${edits[n]}
+            unit=${state.unit}
+            name=${facts.length > 1 ? run.name : ""}
+            colour=${seriesColour(n)} />`,
+      )}
+    </div>
+    ${
+      new Set(facts.map((run) => run.step)).size > 1 &&
+      html`<p class="small note lead" id="steps">
+        The runs are not at the same step: ${facts.map((run) => `${run.name} at ${thousands(run.step)}`).join(", ")}.
+        Part of the difference can come from this.
+      </p>`
+    }
+    <div class="two">
+      <${TextCard}
+        ...${{
+          ...common,
+          spans,
+          writer,
+          unknown: encoded.unknown,
+          cut: encoded.ids.length > ids.length,
+        }} /><${NextCard} ...${common} />
+    </div>
+    <${EditsCard} ...${{ ...common, rows }} />
+    <${InsideCard} ...${{ ...common, texts }} place=${Math.min(viewed, seen.length - 1)} />
+    <p class="small soft" data-picture="no">
+      ${
+        data.served
+          ? "The server on this machine computes the run's forward pass in float32."
+          : "The page computes the run's forward pass in float32. It uses no network."
+      }${" "}
+      The address of this page holds the text, the edits and the view: copy it to share them.
+    </p>
+  </main>`;
+}
+
+// The tokens whose loss is said: those that are selected, the answer of a task, or null for all.
+function rangeOf({ text, range }, { answer }, spans) {
+  if (range) return { ...range, name: "the selected part" };
+  const sign = answer ? text.lastIndexOf(answer) : -1;
+  const after = sign < 0 ? [] : (spans ?? []).filter(({ start }) => start > sign);
+  return after.length ? { first: after[0].first, last: after.at(-1).last, name: "the answer" } : null;
+}
+
+// Edits without the heads that take their outputs from a text of another length.
+function withoutPatches({ heads = {}, ...others }) {
+  const kept = Object.fromEntries(Object.entries(heads).filter(([, how]) => how !== "patch"));
+  return Object.keys(kept).length ? { ...others, heads: kept } : others;
+}
+
+(async () => {
+  const data = JSON.parse(document.getElementById("data").textContent);
+  const root = document.getElementById("app");
+  document.title = data.title;
+  const facts = data.models.map(factsOf);
+  const tokenizer = Tokenizer.of(data.tokenizer);
+  const asTyped = (text) => text.replace(/\r\n?/g, "\n");
+  const first = { text: asTyped(data.text), other: asTyped(data.other) };
+  engines = data.served ? served() : workers();
+  const loaded = await Promise.all(data.models.map(({ packed }, model) => ask({ kind: "load", model, packed })));
+  for (const model of data.models) delete model.packed.data;
+  root.textContent = "";
+  const refused = loaded.find((reply) => reply.kind === "refused");
+  if (refused) return void (root.textContent = refused.message);
+  render(html`<${App} ...${{ data, tokenizer, facts, first }} />`, root);
+  document.documentElement.dataset.ready = Math.round(performance.now());
+})();
