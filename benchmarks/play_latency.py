@@ -1,9 +1,14 @@
-"""Measure how fast the playground's worker answers a keystroke, in headless Chromium on one core.
+"""Measure how fast the playground answers a keystroke, in headless Chromium on one core.
 
-python -m benchmarks.play_latency [--layers=4 --width=128 --tokens=128 --vocabulary=256 --position=rope --rounds=30]
+python -m benchmarks.play_latency [--layers=4 --width=128 --tokens=128 --position=rope --rounds=30]
 
-The model has random parameters. A latency is the time from the page's message to the worker's reply, with the eight
-most likely next tokens at all places, and with the logit lens. Prints median, 95th percentile and largest latency of:
+The model has random parameters, and bytes as tokens. Prints median, 95th percentile and largest latency, first of the
+page: from the event of a key or a click to the first frame with the new results. A browser draws a frame each 17 ms.
+  append, middle, edit   as below
+  frames                 the longest time between two frames, in each round
+
+Then of the worker alone: from the page's message to the reply, with the eight most likely next tokens at all places,
+and with the logit lens.
   open      the first text after the page is opened, once
   append    one more token at the end: the rest comes from the cache
   middle    another token in the middle of the text
@@ -21,11 +26,13 @@ import numpy as np
 
 from mini_gpt.commands import command_line
 from mini_gpt.config import loading as configs
+from mini_gpt.data.simple_tokenizers import ByteTokenizer
+from mini_gpt.pages.play import page as playground
 from tests.evaluation.models import random_model
 from tests.pages import browser as chromium
 from tests.pages import play_worker
 
-MEASURE = """
+WORKER = """
 const [tokens, vocabulary, rounds, done] = arguments, draw = () => Math.floor(Math.random() * vocabulary);
 const run = (text, edits = {}) => ask({ kind: "run", model: 0, tokens: text, edits, ask: { top: 8, lens: 3 } });
 const changed = (place) => tokens.map((token, n) => (n === place ? draw() : token));
@@ -50,29 +57,84 @@ const changed = (place) => tokens.map((token, n) => (n === place ? draw() : toke
 """
 
 
+PAGE = """
+const [rounds, done] = arguments;
+const field = document.getElementById("text");
+const text = field.value;
+const half = text.length >> 1;
+const frame = () => new Promise(requestAnimationFrame);
+const letter = () => String.fromCharCode(97 + Math.floor(Math.random() * 26));
+const found = { append: [], middle: [], edit: [], frames: [] };
+let longest = 0; // milliseconds between two frames
+// Milliseconds until the page shows the results of an action.
+async function latency(action) {
+  let last = await frame();
+  const began = performance.now();
+  action();
+  do {
+    const now = await frame();
+    longest = Math.max(longest, now - last);
+    last = now;
+  } while (document.documentElement.dataset.busy === "yes");
+  await new Promise((drawn) => setTimeout(drawn));
+  return performance.now() - began;
+}
+function write(next) {
+  field.value = next;
+  field.dispatchEvent(new InputEvent("input", { bubbles: true }));
+}
+(async () => {
+  for (let n = 0; n < rounds; n++) {
+    longest = 0;
+    await latency(() => write(text.slice(0, -1)));
+    found.append.push(await latency(() => write(text.slice(0, -1) + letter())));
+    found.middle.push(await latency(() => write(text.slice(0, half) + letter() + text.slice(half + 1))));
+    found.edit.push(await latency(() => document.getElementById("head-0.0").click()));
+    await latency(() => document.getElementById("reset").click());
+    found.frames.push(longest);
+  }
+  done(found);
+})();
+"""
+
+
 @command_line.command
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name, default in {"layers": 4, "width": 128, "tokens": 128, "vocabulary": 256, "rounds": 30}.items():
+    for name, default in {"layers": 4, "width": 128, "tokens": 128, "rounds": 30}.items():
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--position", default="rope")
     flags = parser.parse_args()
     fields = {"model.num_layers": flags.layers, "model.d_model": flags.width, "context_length": flags.tokens}
     fields |= {"model.position": flags.position, "model.dtype": "float32", "mesh.data": 1}
     config = configs.load("configs/default.py", fields)
-    model = random_model(config, [b""] * flags.vocabulary, noise=0.05)
-    text = np.random.default_rng(0).integers(flags.vocabulary, size=flags.tokens).tolist()
+    tokenizer = ByteTokenizer()
+    model = random_model(config, tokenizer.token_bytes, noise=0.05)
+    random = np.random.default_rng(0)
+    tokens = random.integers(97, 123, size=flags.tokens).tolist()
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})  # Chromium inherits it
     browser = chromium.start()
     with tempfile.TemporaryDirectory() as directory:
-        play_worker.open_page(browser, Path(directory) / "page.html", [model])
+        path = Path(directory) / "page.html"
+        shown = playground.Shown("random", 0, model)
+        path.write_text(playground.play([shown], tokenizer, bytes(tokens).decode(), title="random"), encoding="utf-8")
         browser.set_script_timeout(600)
-        found = browser.execute_async_script(MEASURE, text, flags.vocabulary, flags.rounds)
+        chromium.show(browser, path)
+        of_page = browser.execute_async_script(PAGE, flags.rounds)
+        play_worker.open_page(browser, path, [model])
+        browser.set_script_timeout(600)
+        of_worker = browser.execute_async_script(WORKER, tokens, len(tokenizer.token_bytes), flags.rounds)
     browser.quit()
-    print(f"{'milliseconds':<14}{'median':>9}{'95%':>9}{'largest':>9}")
-    for name, delays in found.items():
+    report("page", of_page)
+    report("worker", of_worker)
+
+
+def report(name: str, found: dict[str, list[float]]) -> None:
+    """Print a table of latencies in milliseconds."""
+    print(f"{name + ', ms':<14}{'median':>9}{'95%':>9}{'largest':>9}")
+    for action, delays in found.items():
         quantiles = np.quantile(delays or [np.nan], [0.5, 0.95, 1])
-        print(f"{name:<14}" + "".join(f"{value:9.1f}" for value in quantiles))
+        print(f"{action:<14}" + "".join(f"{value:9.1f}" for value in quantiles))
 
 
 if __name__ == "__main__":
