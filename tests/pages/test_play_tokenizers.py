@@ -166,7 +166,10 @@ class Node:
     def __init__(self):
         if shutil.which("node") is None:
             pytest.skip("needs node")
-        files = [REPOSITORY / "tests/pages/tokenizers_in_node.js", REPOSITORY / "mini_gpt/pages/play/view/tokenizers.js"]
+        files = [
+            REPOSITORY / "tests/pages/tokenizers_in_node.js",
+            REPOSITORY / "mini_gpt/pages/play/view/tokenizers.js",
+        ]
         pipe = subprocess.PIPE
         self.process = subprocess.Popen(["node", *files], stdin=pipe, stdout=pipe, encoding="utf-8")
         self.used = None

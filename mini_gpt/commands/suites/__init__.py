@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 
 from mini_gpt.commands import results
 from mini_gpt.commands.suites.base import Result, Suite, SuiteOptions, file_stem
+from mini_gpt.commands.suites.circuits import Circuits
 from mini_gpt.commands.suites.diagnose import Diagnose
 from mini_gpt.commands.suites.explorer import Explorer
 from mini_gpt.commands.suites.extrapolation import Extrapolation
@@ -42,6 +43,7 @@ ALL = (
     Pruning(),
     Lens(),
     Patching(),
+    Circuits(),
     Figures(),
     Explorer(HEADS),
     Play(),

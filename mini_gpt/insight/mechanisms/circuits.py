@@ -13,10 +13,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from mini_gpt.config.model import ModelConfig
 from mini_gpt.insight.mechanisms.attribution import centred_and_weighted
 from mini_gpt.model import MiniGPT, positions
 from mini_gpt.model.loaded import LoadedModel
-from mini_gpt.runtime.errors import require
+from mini_gpt.runtime.errors import UserError, require, shown
 
 # Values of model fields with which a circuit is no product of weights.
 NOT_IN_QK = {
@@ -35,6 +36,15 @@ NOT_IN_OV = {
     "variants.gate": ("head", "entry"),
 }
 MOST_TOKENS = 4096  # a circuit has an entry for each pair of tokens
+
+
+def unsupported(config: ModelConfig, fields: dict[str, tuple], position: str = "") -> tuple[str, Any] | None:
+    """Return the first field that has one of these values, as (name, value), or None. position: of the layer."""
+    for name, values in fields.items():
+        found = position if name == "position" else operator.attrgetter(name)(config)
+        if found in values:
+            return name, found
+    return None
 
 
 class Head:
@@ -88,11 +98,15 @@ class Head:
         values = np.linalg.eigvals(np.float64(into_KT @ value_TK))  # AB and BA have the same eigenvalues except zeros
         return float(values.sum().real / max(np.abs(values).sum(), 1e-30))
 
+    def unsupported(self, fields: dict[str, tuple]) -> tuple[str, Any] | None:
+        """Return the first field of the head's layer that has one of these values, as (name, value), or None."""
+        return unsupported(self.config, fields, self.kind.position)
+
     def _refuse(self, fields: dict[str, tuple]) -> None:
         """Raise UserError if a field of the model has one of these values."""
-        for name, values in fields.items():
-            found = self.kind.position if name == "position" else operator.attrgetter(name)(self.config)
-            require(found not in values, f"model.{name}", found, "circuits do not support it; use activation patching")
+        if found := self.unsupported(fields):
+            name, value = found
+            raise UserError(f"model.{name}: found {shown(value)}; circuits do not support it; use activation patching")
 
     def query_DK(self) -> jax.Array:
         """Return W_Q of the head, with the linear part of the norm before it. So do the next two methods."""

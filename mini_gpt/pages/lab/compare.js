@@ -22,13 +22,19 @@ function OneBesideTwo({ page }) {
   const words = page.held.X.rows;
   const [{ result: one }, { result: two }] = [page.views.one, page.views.two];
   const word = wordOfTwoRoles(two.heads);
-  const found = (head, i) => keysInWords(strongest(head.weights)[i], words);
-  const weightsOn = (i, keys) => keys.map((j) => `${words[j]} ${number(one.heads[0].weights[i][j])}`).join(" and ");
+  const keys = word === null ? null : two.heads.map((head) => strongest(head.weights)[word]);
   const shown = [
     ["one head of width 4", "one", "A0"],
     ["head 1 of two, width 2", "two", "A0"],
     ["head 2 of two, width 2", "two", "A1"],
   ];
+  const found = (n) => `${keysInWords(keys[n], words)} in head ${n + 1}`;
+  const forBoth = () => {
+    const weights = keys
+      .flatMap((each) => each.keys)
+      .map((j) => `${words[j]} ${number(one.heads[0].weights[word][j])}`);
+    return `One head has one softmax for both: ${weights.join(" and ")}.`;
+  };
   return html`<section class="card step" id="one-beside-two" tabindex="-1" aria-labelledby="title-one">
     <header><h2 id="title-one">One head beside two</h2></header>
     <p class="soft">
@@ -46,14 +52,9 @@ function OneBesideTwo({ page }) {
     </div>
     <p id="two-roles">
       ${
-        word === null
+        keys === null
           ? "With these numbers, no word finds clearly different keys in the two heads."
-          : html`<b>“${words[word]}”</b> finds ${found(two.heads[0], word)} in head 1, and
-              ${found(two.heads[1], word)}${" "} in head 2. One head has one softmax for both:${" "}
-              ${weightsOn(
-                word,
-                two.heads.flatMap((head) => strongest(head.weights)[word].keys),
-              )}.`
+          : html`<b>“${words[word]}”</b> finds ${found(0)}, and ${found(1)}. ${forBoth()}`
       }
     </p>
   </section>`;

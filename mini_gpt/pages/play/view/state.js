@@ -202,7 +202,7 @@ function phrases({
   if (temperature) said.push(`attention temperature ${temperature}`);
   if (window !== undefined) said.push(window === null ? "no window" : `window of ${window}`);
   if (start) said.push(`positions from ${thousands(start)}`);
-  if (rope.base) said.push(`RoPE base ${rope.thousands(base)}`);
+  if (rope.base) said.push(`RoPE base ${thousands(rope.base)}`);
   if (rope.scaling || rope.factor)
     said.push(`RoPE scaling ${rope.scaling ?? ""}${rope.factor ? ` × ${rope.factor}` : ""}`);
   if (slopes !== undefined) said.push(`ALiBi's slopes × ${slopes}`);
