@@ -183,6 +183,12 @@ def test_the_page_has_the_frequencies_of_the_runs_rope(small, scaling):
     assert shown["scaling"] == (None if scaling == "none" else f"{scaling}, factor 4")
 
 
+def as_shown(head):
+    """Return the label of a row of the head report as the page holds it."""
+    strength = head["kinds"][head["label"]]["strength"] if head["label"] in head["kinds"] else None
+    return [head["label"], None if strength is None else round(strength, 2)]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("others", [[], ["--checkpoint=best", "--split=test", "--override=model.attention_window=8"]])
 def test_the_page_has_the_labels_of_the_same_evaluation(trained, monkeypatch, others):
@@ -194,7 +200,7 @@ def test_the_page_has_the_labels_of_the_same_evaluation(trained, monkeypatch, ot
     monkeypatch.setattr(sys, "argv", ["eval.py", *arguments])
     eval_command.main()
     (page,), (heads,) = (list((workdir / "eval").glob(f"{name}*")) for name in ("explorer*.html", "heads*.json"))
-    labels = [head["label"] for head in json.loads(heads.read_text())["heads"]]
+    labels = [as_shown(head) for head in json.loads(heads.read_text())["heads"]]
     assert data_of(page.read_text(encoding="utf-8"))["attention"]["labels"] == [labels]
 
 
@@ -296,7 +302,7 @@ def test_heads_are_labelled_without_a_result_of_heads(trained, monkeypatch):
         run.store.tokens("train"),
     )
     data = evaluated(run)
-    assert data["attention"]["labels"] == [[head["label"] for head in measured]]
+    assert data["attention"]["labels"] == [[as_shown(head) for head in measured]]
     assert data["labels_from"] == "up to 8,192 tokens of the validation split"
     monkeypatch.setattr(explorer_suite, "MOST_PARAMETERS", 0)
     data = evaluated(run)

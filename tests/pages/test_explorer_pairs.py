@@ -52,7 +52,8 @@ def test_the_page_holds_the_maps_of_all_kinds(run, monkeypatch):
     for kind, held in data["kinds"].items():
         assert ("".join(held["tokens"]), "".join(held.get("keys", held["tokens"]))) == tokens[kind]
         assert (held["layers"], held["heads"]) == (len(maps[kind]), 4)
-        assert [len(labels) for labels in held["labels"]] == [4] * held["layers"] and all(map(all, held["labels"]))
+        assert [len(labels) for labels in held["labels"]] == [4] * held["layers"]
+        assert all(name for labels in held["labels"] for name, _ in labels)
         weights = np.concatenate([layer.weights_BHLS[0] for layer in maps[kind]])
         _, shown = unpacked(held, *weights.shape)
         assert np.abs(shown - weights).max() == pytest.approx(held["error"], abs=1e-6) and held["error"] < 0.005

@@ -11,7 +11,7 @@ from mini_gpt.commands.suites.base import Row, Suite, SuiteOptions
 from mini_gpt.config.schema import Config
 from mini_gpt.model import editing
 from mini_gpt.pages.explorer import page
-from mini_gpt.pages.explorer.page import HeadLabels
+from mini_gpt.pages.explorer.page import HeadLabel, HeadLabels
 from mini_gpt.runtime import files
 from mini_gpt.runtime.errors import UserError
 from mini_gpt.training.run import Run
@@ -86,11 +86,14 @@ def _heads_of_result(run: Run, options: SuiteOptions) -> list[Row]:
     return report["heads"]
 
 
-def _by_kind(run: Run, heads: list[Row]) -> dict[str, list[list[str]]]:
+def _by_kind(run: Run, heads: list[Row]) -> dict[str, list[list[HeadLabel]]]:
     """Return labels[kind][layer][head]."""
-    labels: dict[str, list[list[str]]] = {}
+    labels: dict[str, list[list[HeadLabel]]] = {}
     for kind, _ in editing.attention_layers(run.config.model):
-        labels.setdefault(kind, []).append([""] * run.config.model.num_heads)
+        labels.setdefault(kind, []).append([HeadLabel("", None)] * run.config.model.num_heads)
     for head in heads:
-        labels[head.get("attention", "decoder")][head["layer"]][head["head"]] = str(head["label"])
+        name = str(head["label"])
+        strength = head["kinds"].get(name, {}).get("strength")
+        label = HeadLabel(name, None if strength is None else round(float(strength), 2))
+        labels[head.get("attention", "decoder")][head["layer"]][head["head"]] = label
     return labels

@@ -40,7 +40,11 @@ const LABELS = {
 // What hatching means; false if no pair is masked.
 const masked = (attention) => attention.isMasked && "masked: the query cannot see the key";
 
-const labelOf = (attention, layer, head) => attention.labels?.[layer]?.[head];
+// The label of a head as {name, strength}; strength is null for mixed and global heads.
+const labelOf = (attention, layer, head) => {
+  const [name, strength] = attention.labels?.[layer]?.[head] ?? [];
+  return name ? { name, strength } : null;
+};
 
 function HeadChoice({ attention, state, set, withMean }) {
   const numbers = (count) => Array.from({ length: count }, (_, n) => [n, String(n)]);
@@ -59,14 +63,15 @@ function HeadChoice({ attention, state, set, withMean }) {
       options=${heads}
       value=${state.head}
       onChoose=${(head) => set({ head })}
-      titleOf=${(head) => labelOf(attention, state.layer, head)} />
+      titleOf=${(head) => labelOf(attention, state.layer, head)?.name} />
     ${
       state.head === MEAN
         ? html`<span class="soft">the mean of all heads of layer ${state.layer}</span>`
         : label
           ? html`<span
-              ><b id="label">${label}</b>${" "}
-              ${LABELS[label] && html`<span class="soft">attends to ${LABELS[label]}</span>`}</span
+              ><b id="label">${label.name}</b>${" "}
+              ${LABELS[label.name] && html`<span class="soft">attends to ${LABELS[label.name]}</span>`}
+              ${label.strength !== null && html`<span class="soft">; strength ${label.strength.toFixed(2)}</span>`}</span
             >`
           : html`<span class="soft" id="no-label">no label: not measured; see “All heads”</span>`
     }

@@ -9,9 +9,12 @@ function HeadsView({ data, attention, set }) {
   const makeValueAt = (layer, head) => () =>
     by > 1 ? reducedMap(attention, layer, head, by) : attention.weightsAt(layer, head);
   const measured =
-    data.labels_from === "--suite=heads"
-      ? html`many texts. The table of <code>eval.py --suite=heads</code> has the strength of each label`
-      : data.labels_from;
+    data.labels_from === "--suite=heads" ? html`many texts by <code>eval.py --suite=heads</code>` : data.labels_from;
+  const name = (layer, head) => {
+    const label = labelOf(attention, layer, head);
+    if (!label) return `${layer}.${head}`;
+    return label.strength === null ? label.name : `${label.name} ${label.strength.toFixed(2)}`;
+  };
   return html`<p>
       Each small map is a head: the tokens ${attention.isCross ? "of the target" : "of the text"} (queries) downwards,
       the tokens ${attention.isCross ? "of the source" : "that they read"} (keys) across. Choose one to enlarge it.
@@ -23,7 +26,8 @@ function HeadsView({ data, attention, set }) {
       ${
         attention.labels
           ? html`<span class="soft small" id="labels-from"
-              >Labels say what a head attends to most, measured on ${measured}.</span
+              >Labels say what a head attends to most, measured on ${measured}. The number is its strength: 0 is chance,
+              1 is all attention.</span
             >`
           : html`<${NoLabels} />`
       }
@@ -54,7 +58,7 @@ function HeadsView({ data, attention, set }) {
                       name=${`layer ${layer}, head ${head}`}
                       style=${`aspect-ratio:${columns}/${rows}`} /><${Frames} attention=${attention}
                   /></span>
-                  <span>${labelOf(attention, layer, head) ?? `${layer}.${head}`}</span>
+                  <span>${name(layer, head)}</span>
                 </button>`,
             )}`,
       )}

@@ -30,10 +30,17 @@ MOST_POSITIONS = 256  # most rows of a learned table in the figure of cosines
 MOST_BYTES = 4_800_000  # of the compressed logits in base64; the page must stay under 5 MB
 
 
+class HeadLabel(NamedTuple):
+    """What a head attends to most. strength: 0 is chance, 1 is all attention; None for the labels mixed and global."""
+
+    name: str
+    strength: float | None
+
+
 class HeadLabels(NamedTuple):
     """The labels of heads for each kind of attention, layer and head, and in words on what they were measured."""
 
-    by_kind: Mapping[str, list[list[str]]]
+    by_kind: Mapping[str, list[list[HeadLabel]]]
     measured_on: str
 
 
@@ -107,7 +114,7 @@ def _entries(config: Config, pair: Example) -> dict[str, int]:
 def _held(
     maps: list[AttentionMaps],
     texts: tuple[list[str], list[str]],
-    labels: list[list[str]] | None,
+    labels: list[list[HeadLabel]] | None,
     *,
     causal: bool,
     share: float = 1.0,

@@ -26,7 +26,9 @@ def pages(tmp_path_factory):
     root, tokenizer = tmp_path_factory.mktemp("pages"), ByteTokenizer()
     model = random_model(make(SIZES), tokenizer.token_bytes, noise=0.3)
     tokens = np.frombuffer(TEXT.encode(), np.uint8).astype(np.int32)
-    labels = explorer.HeadLabels({"decoder": [["previous token", "local window", "mixed", "induction"]] * 2}, "a text")
+    strengths = {"previous token": 0.91, "local window": 0.5, "mixed": None, "induction": 0.25}
+    layer = [explorer.HeadLabel(*label) for label in strengths.items()]
+    labels = explorer.HeadLabels({"decoder": [layer] * 2}, "a text")
     text = explorer.explorer(model, tokenizer, tokens, title="A text", subtitle="step 1", labels=labels)
     (root / "text.html").write_text(text, encoding="utf-8")
     words = WordTokenizer.of_texts(list(STORIES))

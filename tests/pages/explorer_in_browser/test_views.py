@@ -19,6 +19,11 @@ from tests.pages.explorer_in_browser.explorer_page import STORIES, TEXT, go, plo
 def test_heads_have_labels_or_the_reason(pages, browser):
     go(browser, pages / "text.html", "tab=Text&head=3")
     assert browser.find_element(By.ID, "label").text == "induction"
+    said = browser.find_element(By.CSS_SELECTOR, ".controls").text
+    assert said.endswith("induction attends to the token that followed an earlier occurrence; strength 0.25")
+    go(browser, pages / "text.html", "tab=Heads")
+    said = [browser.find_element(By.ID, f"thumb-0-{head}").text for head in range(4)]
+    assert said == ["previous token 0.91", "local window 0.50", "mixed", "induction 0.25"]
     go(browser, pages / "pair.html", "tab=Text")
     assert browser.find_element(By.ID, "no-label").text.startswith("no label: not measured")
     go(browser, pages / "pair.html", "tab=Heads")

@@ -176,6 +176,8 @@ function LensView({ held, texts, tokenizer, place, set }) {
     <${ColourBar} scale=${scale} name="probability" />`;
 }
 
+const TICKS = [1, 2, 5, 10, 20, 50, 100, 200, 500]; // steps between the places that are named
+
 // Norms of the residual stream, by layer and place.
 function StreamView({ held, texts, place, set }) {
   const { norms, length, layers } = held.edited;
@@ -185,6 +187,8 @@ function StreamView({ held, texts, place, set }) {
   const scale = scales.linear(0, ceiling, [0, ceiling / 2, ceiling]);
   const stages = Array.from({ length: layers + 1 }, (_, n) => n);
   const nameOf = (stage) => (stage ? `after layer ${stage - 1}` : "input");
+  const step = TICKS.find((each) => length / each <= 6) ?? length;
+  const ticks = Array.from({ length: Math.ceil(length / step) }, (_, n) => n * step);
   const mean = (stage) => {
     let sum = 0;
     for (let n = 0; n < length; n++) sum += norms[stage * length + n];
@@ -212,13 +216,16 @@ function StreamView({ held, texts, place, set }) {
       <td class="numbers" data-norm=${stage}>${norms[stage * length + place]?.toFixed(1)}</td>
     </tr>`;
   return html`<p class="soft">
-      The L2 norm of the residual stream at each token, before the first layer (input) and after each layer.
+      The L2 norm of the residual stream at each token, before the first layer (input) and after each layer; numbers
+      above are places in the text.
     </p>
     <table class="strips">
       <thead>
         <tr>
           <th scope="col">stream</th>
-          <th scope="col">places 0 to ${length - 1}</th>
+          <th scope="col" class="places">
+            ${ticks.map((n) => html`<span key=${n} style=${`left:${(100 * (n + 0.5)) / length}%`}>${n}</span>`)}
+          </th>
           <th scope="col">mean</th>
           <th scope="col">at “${shown(texts[place] ?? "")}”</th>
         </tr>
