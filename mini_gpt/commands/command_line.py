@@ -23,7 +23,6 @@ from mini_gpt.runtime.errors import UserError, shown
 
 log = logging.getLogger(__name__)
 RESERVED_PATH = 600  # bytes of a path that are left for the files of a run
-READ_ONLY = "Given directory is read only="  # Orbax logs this warning even with read_only=True
 LOOP_CLOSED = "Event loop is closed"  # if a write fails, Orbax closes the loop before other writes end
 LOST_PATH = "NOT_FOUND|No such file"  # the error of a task that writes into a removed directory
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # from malloc.h
@@ -178,7 +177,7 @@ class _TqdmHandler(logging.Handler):
 
 
 def _is_shown(record: logging.LogRecord) -> bool:
-    """Return False for library records that repeat an error, or that warn of a read-only directory.
+    """Return False for library records that repeat an error.
 
     Orbax logs the errors of its threads, and raises them in the main thread later. If the disk is full, several threads
     fail, and one warning is logged for all.
@@ -192,7 +191,7 @@ def _is_shown(record: logging.LogRecord) -> bool:
         _warn_once(reason)
     is_lost_path = record.name == "asyncio" and re.search(LOST_PATH, str(error)) is not None
     is_raised_later = reason is not None or is_lost_path or (error is not None and "orbax" in record.pathname)
-    return not (is_raised_later or str(error or message) == LOOP_CLOSED or message.startswith(READ_ONLY))
+    return not (is_raised_later or str(error or message) == LOOP_CLOSED)
 
 
 @functools.cache

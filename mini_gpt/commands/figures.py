@@ -21,7 +21,7 @@ from mini_gpt.insight import figures
 from mini_gpt.insight import maps as attention_maps
 from mini_gpt.insight.examples import Example
 from mini_gpt.insight.maps import Panel
-from mini_gpt.runtime.errors import require
+from mini_gpt.runtime.errors import UserError, require
 from mini_gpt.training.run import Run
 
 PLOTS = (figures.sinusoids, figures.similarity, figures.rope, figures.biases)
@@ -51,8 +51,11 @@ def _openings(runs: list[Run]) -> list[np.ndarray]:
     for run in runs:
         if run.tokenizer.to_dict() == first.to_dict():
             texts.append(tokens)
-        else:
+            continue
+        try:
             texts.append(run.tokenizer.encode(first.decode(tokens))[:most].astype(np.int32))
+        except UserError as error:
+            raise UserError(f"--maps: {run.workdir} can't read the text of {runs[0].workdir}: {error}") from None
     return texts
 
 

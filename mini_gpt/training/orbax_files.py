@@ -5,6 +5,7 @@ import collections
 import contextlib
 import dataclasses
 import json
+import logging
 import math
 import os
 import re
@@ -23,7 +24,10 @@ from mini_gpt.runtime.errors import UserError
 
 URL_ROOTS = ("/gs/", "/s3/", "/az/", "/hf/")  # etils reads these as gs:// and so on
 LOCK_SUFFIX = ".__lock"  # TensorStore accepts no directory name with this suffix
+READ_ONLY = "Given directory is read only="  # Orbax logs this warning even with read_only=True
 ArrayShapes = dict[str, tuple[int, ...]]  # by Orbax's name of the array, such as blocks.0.mlp.up.kernel
+
+logging.getLogger("absl").addFilter(lambda record: not record.getMessage().startswith(READ_ONLY))
 
 
 @contextlib.contextmanager

@@ -5,6 +5,7 @@ import pytest
 
 from mini_gpt.commands import figures, suites
 from mini_gpt.commands.suites.base import SuiteOptions
+from mini_gpt.runtime.errors import UserError
 from mini_gpt.training import loop
 from mini_gpt.training.run import Run
 from tests.commands.test_command_line import type_in
@@ -40,6 +41,15 @@ def test_runs_with_different_layers_and_tokenizers_are_compared(small, tmp_path)
     as_bytes = "".join("�" * len(c.encode()) if c in "öß" else c for c in labels[1])  # "one" has byte tokens
     assert labels[0] == as_bytes and len(labels[0]) == 32
     assert np.asarray(axes[0].get_images()[0].get_array()).shape == (32, 32)
+
+
+@pytest.mark.slow
+def test_a_run_that_cannot_read_the_text_is_named(small, tmp_path):
+    task = {"data__corpus": "task:copy", "data__tokenizer": "characters", "data__path": None, "data__task_length": 4}
+    for name, fields in {"text": {}, "task": task}.items():
+        loop.train(small(train__steps=1, **fields), tmp_path / name, conclude=False)
+    with pytest.raises(UserError, match=r"--maps: .*/task can't read the text of .*/text: tokenizer: found character"):
+        figures.maps([tmp_path / "text", tmp_path / "task"])
 
 
 @pytest.mark.slow

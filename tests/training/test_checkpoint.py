@@ -314,3 +314,9 @@ def test_the_best_checkpoint_on_each_sample_is_kept(tmp_path):
     with contextlib.closing(Checkpoints(tmp_path / "checkpoints", read_only=True)) as checkpoints:
         assert checkpoints.steps() == [1, 4, 5] and checkpoints.resolve("best") == 4
         assert (checkpoints.best_loss(64), checkpoints.best_loss(128)) == (1.5, 1.8)
+
+
+def test_reading_a_run_logs_no_warning_of_a_read_only_directory(written, caplog):
+    with contextlib.closing(Checkpoints(written[0], read_only=True)) as checkpoints:
+        checkpoints.restore(8, written[1])
+    assert "read only" not in caplog.text
