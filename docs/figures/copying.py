@@ -1,4 +1,4 @@
-"""Show how models that were trained to copy a word do it: their attention by distance, and what each head carries.
+"""Show how models that were trained to copy a word do it: what each head and each place carries, and attention.
 
     for seed in 0 1 2; do
         python train.py --config=configs/tasks.py:copy --config.data.task_length=10 --config.context_length=22 \\
@@ -8,7 +8,7 @@
     done
     python -m docs.figures.copying runs/copy_0 runs/copy_1 runs/copy_2
 
-It writes docs/results/how_copying_works.csv and how_copying_works.png.
+It writes docs/results/how_copying_works.csv, how_copying_works_places.csv and how_copying_works.png.
 """
 
 from pathlib import Path
@@ -29,34 +29,55 @@ from mini_gpt.training.run import Run
 
 WORDS = 40  # of each length, of the validation split
 SHORTEST = 5  # letters
+PLACES = ("the letter", "the next letter", "other letters", "=", "copied letters", "query")
 
 
-def measured(run: Run) -> list[dict]:
-    """Return a row for each word length and head: the patching effect, and the mean weight at each distance."""
-    longest, rows = run.config.data.task_length, []
+def measured(run: Run) -> tuple[list[dict], list[dict]]:
+    """Return a row for each word length and head, and one for each word length.
+
+    Of a head: the patching effect, and the mean weight at each distance. Of a length: the effects of the residual
+    stream before the last layer, by PLACES.
+    """
+    longest, of_heads, of_places = run.config.data.task_length, [], []
     for length in range(SHORTEST, longest + 1):
         random = np.random.default_rng(length)
         found = tasks.different(run.config.data.corpus, "validation", WORDS, shortest=length, longest=length)
         words = [question for question, _ in found]
-        effects_NH = np.mean([_effects(run, word, random) for word in words], axis=0)
-        weights_NHX = np.mean([_by_distance(run, word) for word in words], axis=0)
+        effects = [_effects(run, word, random) for word in words]
+        effects_NH = np.mean([found.heads_NH for _, found in effects], axis=0)
+        weights_NHX = np.mean([_by_distance(run, word) for word in words], axis=0, dtype=np.float64)
+        common = {"seed": run.config.seed, "letters": length, "words": len(words)}
         for layer, head in np.ndindex(effects_NH.shape):
-            row = {"seed": run.config.seed, "letters": length, "words": len(words)}
-            row |= {"head": f"{layer}.{head}", "effect": round(float(effects_NH[layer, head]), 5)}
+            row = common | {"head": f"{layer}.{head}", "effect": round(float(effects_NH[layer, head]), 5)}
             by_distance = enumerate(weights_NHX[layer, head].round(5).tolist())
-            rows.append(row | {f"distance {n}": weight for n, weight in by_distance})
-    return rows
+            of_heads.append(row | {f"distance {n}": weight for n, weight in by_distance})
+        shares = np.mean([by_place(found.by_place["stream"][-1], place, length) for place, found in effects], axis=0)
+        of_places.append(common | dict(zip(PLACES, shares.round(5).tolist(), strict=True)))
+    return of_heads, of_places
 
 
-def _effects(run: Run, word: str, random: np.random.Generator) -> np.ndarray:
-    """Return the share of the difference that each head restores, if one letter of the word is another."""
+def by_place(effects_L: np.ndarray, changed: int, length: int) -> np.ndarray:
+    """Return the sums of effects over PLACES. changed: the index of the letter that differs, of a word of `length`.
+
+    The text is the word, =, and the copied letters before the changed one. For the first letter, = is the query.
+    """
+    names = np.array(["other letters"] * length + ["="] + ["copied letters"] * changed)
+    names[changed] = "the letter"
+    if changed + 1 < length:
+        names[changed + 1] = "the next letter"
+    names[-1] = "query"
+    return np.array([effects_L[names == name].sum() for name in PLACES])
+
+
+def _effects(run: Run, word: str, random: np.random.Generator) -> tuple[int, patching.Effects]:
+    """Change one letter of the word. Return its index, and the shares of the difference that patches restore."""
     place = int(random.integers(len(word)))
     letter = str(random.choice([other for other in "abcdefghijklmnopqrstuvwxyz" if other != word[place]]))
     other = word[:place] + letter + word[place + 1 :]
     text = lambda source, copied: run.tokenizer.encode(f"{source}{tasks.ANSWER}{copied}").astype(np.int32)
     clean, corrupted = text(word, word[: place + 1]), text(other, word[:place] + letter)
     pair = patching.TextPair(clean[:-1], corrupted[:-1], int(clean[-1]), int(corrupted[-1]))
-    return patching.patch(run.model, pair).heads_NH
+    return place, patching.patch(run.model, pair)
 
 
 def _by_distance(run: Run, word: str) -> np.ndarray:
@@ -69,30 +90,42 @@ def _by_distance(run: Run, word: str) -> np.ndarray:
     return np.mean(by_distance, axis=0)
 
 
-def figure(rows: list[dict]) -> Figure:
-    """Plot a row for each seed: the effects by word length and head, and the weights of the first layer by distance."""
-    seeds, lengths = ([*dict.fromkeys(row[name] for row in rows)] for name in ("seed", "letters"))
-    chosen = [lengths[0], lengths[len(lengths) // 2], lengths[-1]]
-    size, ratios = (4.2 + 3.4 * len(chosen), 4.0 * len(seeds)), (4.2, *[3.4] * len(chosen))
-    drawn, panels = curves.new_figure(size, len(seeds), 1 + len(chosen), width_ratios=ratios, squeeze=False)
-    for seed, (left, *others) in zip(seeds, panels, strict=True):
+def figure(of_heads: list[dict], of_places: list[dict]) -> Figure:
+    """Plot a row for each seed: effects of heads, effects of places, and weights of the first layer by distance."""
+    seeds, lengths = ([*dict.fromkeys(row[name] for row in of_heads)] for name in ("seed", "letters"))
+    chosen = [lengths[len(lengths) // 2], lengths[-1]]
+    size, ratios = (9.4 + 3.4 * len(chosen), 4.0 * len(seeds)), (4.2, 5.2, *[3.4] * len(chosen))
+    drawn, panels = curves.new_figure(size, len(seeds), 2 + len(chosen), width_ratios=ratios, squeeze=False)
+    for seed, (left, middle, *others) in zip(seeds, panels, strict=True):
         by_length = {
-            length: [row for row in rows if (row["seed"], row["letters"]) == (seed, length)] for length in lengths
+            length: [row for row in of_heads if (row["seed"], row["letters"]) == (seed, length)] for length in lengths
         }
-        image = _plot_effects(left, by_length)
-        left.set_title(f"Seed {seed}: share restored by a head's output")
-        drawn.colorbar(image, ax=left, shrink=0.8)
+        heads = [row["head"] for row in by_length[lengths[0]]]
+        _plot_effects(left, [[row["effect"] for row in found] for found in by_length.values()], lengths)
+        left.set_xticks(range(len(heads)), heads)
+        left.set(xlabel="head (layer.head)", title=f"Seed {seed}: share restored by a head")
+        image = _plot_effects(
+            middle, [[row[name] for name in PLACES] for row in of_places if row["seed"] == seed], lengths
+        )
+        middle.set_xticks(range(len(PLACES)), [name.replace(" ", "\n") for name in PLACES], fontsize=8)
+        middle.set_title("Share restored by places, before layer 1")
+        drawn.colorbar(image, ax=middle, shrink=0.8)
         for axes, length in zip(others, chosen, strict=True):
             _plot_weights(axes, length, [row for row in by_length[length] if row["head"].startswith("0.")])
     return drawn
 
 
-def _plot_effects(axes: Axes, by_length: dict[int, list[dict]]) -> AxesImage:
-    effects = [[row["effect"] for row in found] for found in by_length.values()]
-    axes.set(xlabel="head (layer.head)", ylabel="letters of the word")
-    axes.set_xticks(range(len(effects[0])), [row["head"] for row in next(iter(by_length.values()))])
-    axes.set_yticks(range(len(effects)), [*by_length])
-    return axes.imshow(effects, cmap=colours.SIGNED, vmin=-1, vmax=1, aspect="auto")
+def _plot_effects(axes: Axes, effects: list[list[float]], lengths: list[int]) -> AxesImage:
+    """Plot shares with a row for each word length, and their numbers."""
+    axes.set_ylabel("letters of the word")
+    axes.set_yticks(range(len(lengths)), lengths)
+    axes.tick_params(length=0)
+    image = axes.imshow(effects, cmap=colours.SIGNED, vmin=-1, vmax=1, aspect="auto")
+    for (y, x), share in np.ndenumerate(np.array(effects)):
+        if abs(share) >= 0.05:
+            ink = colours.ink_on(image, share)
+            axes.text(x, y, f"{share:.2f}", ha="center", va="center", fontsize=7, color=ink)
+    return image
 
 
 def _plot_weights(axes: Axes, length: int, heads: list[dict]) -> None:
@@ -110,9 +143,11 @@ def main() -> None:
     parser.add_argument("--out", type=command_line.directory, default=Path("docs/results"), help="directory to write")
     flags = parser.parse_args()
     command_line.set_up()
-    rows = [row for workdir in flags.workdirs for row in measured(Run(workdir))]
-    files.write_text(flags.out / "how_copying_works.csv", results.csv_text(rows))
-    curves.save(figure(rows), flags.out / "how_copying_works.png")
+    found = [measured(Run(workdir)) for workdir in flags.workdirs]
+    of_heads, of_places = ([row for rows in each for row in rows] for each in zip(*found, strict=True))
+    files.write_text(flags.out / "how_copying_works.csv", results.csv_text(of_heads))
+    files.write_text(flags.out / "how_copying_works_places.csv", results.csv_text(of_places))
+    curves.save(figure(of_heads, of_places), flags.out / "how_copying_works.png")
 
 
 if __name__ == "__main__":
