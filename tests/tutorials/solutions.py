@@ -1,6 +1,5 @@
 """Solutions of the exercises, and wrong answers that must be refused. Solve the exercises before you read this file."""
 
-IMPORTS = "import numpy as np\n"
 SOLUTIONS = {
     "1.1": """def attention(q_LK, k_SK, v_SK):
     logits_LS = q_LK @ k_SK.T / np.sqrt(q_LK.shape[-1])
@@ -57,13 +56,22 @@ WRONG = {  # {exercise: [(replaced, by) in the solution]}
     "1.3": [("4 *", "4 * 8 *"), ("4 *", "3 *")],
     "2.1": [("2 * i / width", "i / width"), ("np.sin(angle), np.cos", "np.cos(angle), np.sin")],
     "2.2": [(" ** (510 / 512)", ""), ("510", "512")],
-    "2.3": [("position *", "-position *"), ("/ half", "/ len(x_K)")],
+    "2.3": [("position *", "-position *"), ("/ half", "/ len(x_K)"), ("np.concatenate(turned)", "turned[0]")],
     "2.4": [("-slope", "slope"), ("-slope", "-2 * slope")],
     "3.1": [("x + f(norm(x))", "x + norm(f(x))"), ("norm(x + f(x))", "x + f(norm(x))")],
-    "3.2": [("warmup**-1.5", "warmup**-0.5"), ("min(", "max(")],
+    "3.2": [
+        ("warmup**-1.5", "warmup**-0.5"),
+        ("min(", "max("),
+        ("d_model**-0.5", "512**-0.5"),
+        ("warmup**-1.5", "4000**-1.5"),
+    ],
     "3.3": [("np.concatenate(windows)", "[np.mean(window) for window in windows]"), ("np.exp(", "(")],
     "4.1": [(" + 1", ""), ("window - stride + 1", "stride")],
-    "4.2": [("end - stride + 1", "end - window + 1"), ("range(window,", "range(window + 1,")],
+    "4.2": [
+        ("end - stride + 1", "end - window + 1"),
+        ("range(window,", "range(window + 1,"),
+        ("in ends]", "in list(ends)[::-1]]"),
+    ],
     "4.3": [("/ factor", "* factor"), (" / factor", "")],
     "5.1": [(" / (1 - chance)", ""), ("(score - chance)", "score")],
     "5.2": [("key - query", "query - key"), ("/ len(offsets)", "/ len(set(offsets))")],

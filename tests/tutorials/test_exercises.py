@@ -8,10 +8,10 @@ import pytest
 
 from docs.tutorials import exercises
 from tests.conftest import REPOSITORY
-from tests.tutorials.solutions import IMPORTS, SOLUTIONS, WRONG
+from tests.tutorials.solutions import SOLUTIONS, WRONG
 
 NOTEBOOKS = sorted((REPOSITORY / "docs" / "tutorials").glob("*.ipynb"))
-CELLS = {source.split('check("')[1].split('"')[0]: source for path in NOTEBOOKS for source in exercises.cells(path)}
+CELLS = {exercise: source for path in NOTEBOOKS for exercise, source in exercises.cells(path).items()}
 
 
 def result(exercise, answers, monkeypatch):
@@ -19,7 +19,7 @@ def result(exercise, answers, monkeypatch):
     monkeypatch.setitem(sys.modules, "exercises", exercises)
     tree = ast.parse(CELLS[exercise])
     call = ast.unparse(tree.body[-1])
-    exec(f"{IMPORTS}\nfrom docs.tutorials.exercises import check\n{answers}\n{call}", {})
+    exercises.run(exercise, f"{exercises.IMPORTS}\n{answers}\n{call}")
     return exercises.said[exercise]
 
 
@@ -46,6 +46,15 @@ def test_wrong_answers_are_refused_with_a_hint(exercise, change, monkeypatch):
     assert change[0] in SOLUTIONS[exercise]
     said = result(exercise, SOLUTIONS[exercise].replace(*change), monkeypatch)
     assert said.startswith("wrong: ") and len(said) > 20
+
+
+def test_an_error_outside_a_function_makes_the_answer_wrong(monkeypatch):
+    assert result("2.2", "longest = 2 * pi", monkeypatch) == "wrong: NameError: name 'pi' is not defined"
+
+
+@pytest.mark.parametrize("answer", ["box", "the box", "A box"])
+def test_a_noun_may_have_an_article(answer, monkeypatch):
+    assert result("5.3", f"antecedent = {answer!r}", monkeypatch) == "right"
 
 
 def test_the_command_counts_the_answers():
