@@ -61,7 +61,7 @@ def by_place(effects_L: np.ndarray, changed: int, length: int) -> np.ndarray:
 
     The text is the word, =, and the copied letters before the changed one. For the first letter, = is the query.
     """
-    names = np.array(["other letters"] * length + ["="] + ["copied letters"] * changed)
+    names = np.array(["other letters"] * length + ["="] + ["copied letters"] * changed, object)
     names[changed] = "the letter"
     if changed + 1 < length:
         names[changed + 1] = "the next letter"

@@ -1,8 +1,9 @@
 """In the figures of the docs, each curve shows the losses of its own run."""
 
+import numpy as np
 import pytest
 
-from docs.figures import head_count, post_ln, residual, sums, toy_heads, training
+from docs.figures import copying, head_count, post_ln, residual, sums, toy_heads, training
 
 
 @pytest.mark.slow
@@ -42,3 +43,12 @@ def test_training_figures_show_the_losses_of_their_runs(monkeypatch):
     assert [(fields["model.num_layers"], fields["model.residual"]) for fields, _ in trained] == [
         (2, True), (2, False), (8, True), (8, False),
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "changed, expected", [(0, [1, 2, 12, 0, 0, 6]), (2, [3, 4, 8, 6, 7, 8]), (4, [5, 0, 10, 6, 24, 10])]
+)
+def test_effects_are_summed_by_the_place_of_the_changed_letter(changed, expected):
+    """The effects are 1, 2, …: of a word of five letters, of =, and of the letters that were copied."""
+    effects_L = np.arange(1.0, 5 + 1 + changed + 1)
+    assert copying.by_place(effects_L, changed, 5).tolist() == expected
