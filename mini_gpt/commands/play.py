@@ -51,6 +51,7 @@ def _listening(port: int) -> socket.socket:
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         connection.bind((ADDRESS, port))
+        connection.listen()  # from the moment that the address is printed
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or error
         raise UserError(f"--port: found {port}; {reason}; give another port") from None

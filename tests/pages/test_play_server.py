@@ -306,6 +306,7 @@ def test_a_port_in_use_is_refused():
 def test_only_this_machine_is_listened_to():
     with command._listening(0) as connection:
         assert connection.getsockname()[0] == "127.0.0.1"
+        socket.create_connection(connection.getsockname()).close()  # it waits until the server runs
 
 
 @pytest.mark.slow
