@@ -52,3 +52,14 @@ def test_keys_are_taken_while_the_model_computes(large):
     assert field.get_attribute("value").startswith("abc")
     large.settle()
     assert count() == before + 3
+
+
+def test_the_unedited_pass_is_asked_once_for_a_text(page):
+    page.open("one", edits0='{"heads": {"0.1": "off"}}')
+    page.js("window.asked = []; const { send } = engines; engines.send = (request, reply) => {"
+            "if (request.kind === 'run') asked.push(request.slot); return send(request, reply); };")  # fmt: skip
+    page.click("head-0.2")
+    page.click("head-1.3")
+    assert page.js("return asked") == ["main", "main"]
+    page.write("the dog")
+    assert page.js("return asked.at(-1)") == "plain"

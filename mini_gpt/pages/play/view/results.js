@@ -48,6 +48,7 @@ function useResults(count, ids, edits, range, needsLens) {
           busy: false,
         }));
       update(() => ({ busy: true }));
+      const known = held[model].plain; // edits do not change it
       const run = (slot, own, wanted) => ask({ kind: "run", model, slot, tokens: ids, edits: own, ask: wanted });
       (async () => {
         const wanted = { top: ASKED, lens: needsLens ? LENS : 0 };
@@ -57,7 +58,8 @@ function useResults(count, ids, edits, range, needsLens) {
           return update(() => ({ plain: null, edited: null, refused: reply.message, busy: false }));
         const edited = take(reply);
         if (!hasEdits) return update(() => ({ plain: edited, edited, refused: null, busy: false }));
-        update((old) => ({ edited, plain: sameTokens(old.plain, ids) ? old.plain : null, refused: null }));
+        if (sameTokens(known, ids)) return update(() => ({ plain: known, edited, refused: null, busy: false }));
+        update(() => ({ edited, plain: null, refused: null }));
         const other = await run("plain", {}, { ...wanted, lens: 0 });
         if (other.kind === "cancelled") return;
         update(() => ({ plain: other.kind === "refused" ? null : take(other), busy: false }));
