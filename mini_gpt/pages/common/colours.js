@@ -1,6 +1,6 @@
 "use strict";
-// Colours of maps and of shaded text. The ramp goes from paper to ink in equal steps of lightness; signed values go
-// from // blue over paper to red. So 0 has the colour of the paper in light and in dark.
+// Colours of maps and of shaded text. The ramp goes from paper to ink in equal steps of lightness; signed values go from
+// blue over paper to red. So 0 has the colour of the paper in light and in dark.
 
 const RAMPS = {
   light: ["#fcfcfa", "#cfdcf4", "#a2bdec", "#779ee1", "#4f7fd5", "#3760b7", "#254492", "#1b2c60", "#16181d"],
@@ -49,9 +49,16 @@ const scales = {
   }),
 };
 
-// [r, g, b] of a value, in the colours of now.
+// The place of a value in a table of colours; null for a value that is masked (null), or not a number.
+function colourIndex(scale, value) {
+  const share = value === null ? NaN : scale.share(value);
+  return Number.isNaN(share) ? null : clamped(Math.round(255 * share), 0, 255);
+}
+
+// [r, g, b] of a value, in the colours of now; null if it has no colour.
 function colourOf(scale, value) {
-  return TABLES[themeName()][scale.table][Math.max(0, Math.min(255, Math.round(255 * scale.share(value))))];
+  const index = colourIndex(scale, value);
+  return index === null ? null : TABLES[themeName()][scale.table][index];
 }
 
 function luminance(rgb) {
@@ -59,8 +66,8 @@ function luminance(rgb) {
   return 0.2126 * r + 0.7152 * g + 0.0722 * b;
 }
 
-// The style of text on a colour: black or white, so that the contrast is at least 4.5.
-const textOn = (rgb) => `background:rgb(${rgb});color:${luminance(rgb) > 0.179 ? "#000" : "#fff"}`;
+// The style of text on a colour: black or white, so that the contrast is at least 4.5; nothing without a colour.
+const textOn = (rgb) => rgb && `background:rgb(${rgb});color:${luminance(rgb) > 0.179 ? "#000" : "#fff"}`;
 
 // The style of text that is shaded by a value on a scale; nothing for 0, which has the paper's colour.
 const shadeStyle = (scale, value) => (value === 0 ? "" : textOn(colourOf(scale, value)));

@@ -1,5 +1,6 @@
 "use strict";
-// Maps of pixels, and their colour bars. A value of null is a masked pair: no pixel is painted, and the hatching shows.
+// Maps of pixels, and their colour bars. No pixel is painted for a masked pair (null) or a
+// value that is not a number, and the hatching shows.
 
 // A hook: the width of an element in CSS pixels; 0 before it is known.
 function useWidth(element) {
@@ -21,9 +22,9 @@ function paintCells(canvas, rows, columns, valueAt, scale) {
   const table = TABLES[themeName()][scale.table];
   for (let i = 0, at = 0; i < rows; i++)
     for (let j = 0; j < columns; j++, at += 4) {
-      const value = valueAt(i, j);
-      if (value === null) continue;
-      const [r, g, b] = table[Math.max(0, Math.min(255, Math.round(255 * scale.share(value))))];
+      const index = colourIndex(scale, valueAt(i, j));
+      if (index === null) continue;
+      const [r, g, b] = table[index];
       image.data[at] = r;
       image.data[at + 1] = g;
       image.data[at + 2] = b;

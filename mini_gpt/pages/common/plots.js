@@ -1,18 +1,6 @@
 "use strict";
 // Charts with axes and legends: lines, and maps of numbers. They are drawn in the pixels that they get.
 
-// Round numbers from low to high, about `count` of them.
-function ticksOf(low, high, count) {
-  const rough = (high - low) / Math.max(1, count);
-  const power = 10 ** Math.floor(Math.log10(rough));
-  const step = power * [1, 2, 5, 10].find((n) => n * power >= rough * 0.999);
-  const first = Math.ceil(low / step - 1e-9);
-  return Array.from(
-    { length: Math.floor(high / step + 1e-9) - first + 1 },
-    (_, n) => +((first + n) * step).toPrecision(12),
-  );
-}
-
 const FRAME = { left: 52, right: 12, top: 8, bottom: 40 };
 
 // Ticks, grid lines and names of both axes. x, y: {name, ticks, at(value), format}.

@@ -156,3 +156,13 @@ def test_positions_say_what_the_run_uses_and_name_their_axes(pages, browser):
     assert all(len(names) == 2 and all(names) for names in axes.values())
     lines = browser.find_elements(By.CSS_SELECTOR, "#card-alibi polyline")
     assert len(lines) == len(browser.find_elements(By.CSS_SELECTOR, "#card-alibi .legend li")) - 1 == 4
+
+
+@pytest.mark.slow
+def test_a_value_that_is_not_a_number_has_no_colour(pages, browser):
+    go(browser, pages / "text.html", "tab=Text")
+    script = """const canvas = document.createElement("canvas");
+        paintCells(canvas, 1, 3, (i, j) => [NaN, null, 0.5][j], scales.weights);
+        const opacity = [...canvas.getContext("2d").getImageData(0, 0, 3, 1).data].filter((_, n) => n % 4 === 3);
+        return [opacity, shadeStyle(scales.weights, NaN)];"""
+    assert browser.execute_script(script) == [[0, 0, 255], None]
