@@ -10,8 +10,8 @@ const fragment = {
   },
   // Replace the fragment. Entries that are null, undefined or "" are left out.
   write(entries) {
-    const held = Object.entries(entries).filter(([, value]) => value !== null && value !== undefined && value !== "");
-    const text = new URLSearchParams(held.map(([name, value]) => [name, String(value)])).toString();
+    const kept = Object.entries(entries).filter(([, value]) => value !== null && value !== undefined && value !== "");
+    const text = new URLSearchParams(kept.map(([name, value]) => [name, String(value)])).toString();
     if (text !== location.hash.slice(1)) history.replaceState(null, "", `#${text}`);
   },
   // A whole number from 0 to below `count`, or `otherwise`.
@@ -19,3 +19,29 @@ const fragment = {
     return /^\d+$/.test(text ?? "") && +text < count ? +text : otherwise;
   },
 };
+
+// The colours of the address, before anything is drawn.
+theme.choose(fragment.read().theme);
+
+const PAUSE = 150; // milliseconds without a change before the address changes: browsers limit how often it can
+
+// A hook: the address follows the page, and the page follows the address. entriesOf(state): all but the colours.
+// onRead(entries): the address was changed from outside. Without `theme` in it, the colours stay.
+function useFragment(state, entriesOf, onRead) {
+  const isDark = useDark();
+  const latest = useRef();
+  latest.current = onRead;
+  useEffect(() => {
+    const timer = setTimeout(() => fragment.write({ ...entriesOf(state), theme: theme.chosen }), PAUSE);
+    return () => clearTimeout(timer);
+  }, [state, isDark]);
+  useEffect(() => {
+    const read = (event) => {
+      const entries = fragment.parse(new URL(event.newURL).hash.slice(1)); // the page's own change can come between
+      if (entries.theme) theme.choose(entries.theme);
+      latest.current(entries);
+    };
+    addEventListener("hashchange", read);
+    return () => removeEventListener("hashchange", read);
+  }, []);
+}

@@ -60,37 +60,34 @@ function entriesOf(state, data, kinds) {
     values: isOther(state.values, "weights"),
     length: isOther(state.length, LENGTHS.own),
     base: isOther(state.baseLog, basesOf(data).own),
-    theme: theme.chosen,
     shortcuts: state.shortcuts ? null : "off",
   };
 }
 
+// The layer or head from which a step goes. From the mean of all heads, it goes to the first or the last head; but one
+// head as a map then is head 0.
+function startOf({ tab, ...state }, what, by) {
+  if (state[what] !== MEAN) return state[what];
+  return tab === "Map" || by < 0 ? 0 : -1;
+}
+
 function App({ data, kinds }) {
-  const [state, change] = useState(() => stateOf(fragment.read(), data, kinds));
-  const set = (part) => change((old) => ({ ...old, ...part }));
+  const [state, setState] = useState(() => stateOf(fragment.read(), data, kinds));
+  const set = (part) => setState((old) => ({ ...old, ...part }));
   const attention = kinds[state.kind];
   const show = (kind) =>
-    change((old) => ({
-      ...old,
-      ...stateOf({ ...entriesOf({ ...old, cell: null }, data, kinds), kind, pin: null }, data, kinds),
-      tab: old.tab,
-    }));
+    setState((old) => stateOf({ ...entriesOf({ ...old, cell: null }, data, kinds), kind, pin: null }, data, kinds));
   const step = (what, by) =>
-    change((old) => {
+    setState((old) => {
       const count = kinds[old.kind][`${what}s`];
-      const at = old[what] === MEAN ? -Math.max(by, 0) : old[what];
-      return { ...old, [what]: (at + by + count) % count };
+      return { ...old, [what]: (startOf(old, what, by) + by + count) % count };
     });
   useDark();
-  useEffect(() => fragment.write(entriesOf(state, data, kinds)));
-  useEffect(() => {
-    const read = () => {
-      theme.choose(fragment.read().theme);
-      change((old) => ({ ...old, ...stateOf(fragment.read(), data, kinds) }));
-    };
-    addEventListener("hashchange", read);
-    return () => removeEventListener("hashchange", read);
-  }, []);
+  useFragment(
+    state,
+    (shown) => entriesOf(shown, data, kinds),
+    (entries) => setState(stateOf(entries, data, kinds)),
+  );
   useShortcuts(
     {
       ...Object.fromEntries(TABS.map(([tab], n) => [n + 1, () => set({ tab })])),
@@ -98,7 +95,7 @@ function App({ data, kinds }) {
       H: () => step("head", -1),
       l: () => step("layer", 1),
       L: () => step("layer", -1),
-      v: () => change((old) => ({ ...old, values: old.values === "weights" ? "logits" : "weights" })),
+      v: () => setState((old) => ({ ...old, values: old.values === "weights" ? "logits" : "weights" })),
       t: () => theme.exchange(),
     },
     state.shortcuts,
@@ -145,7 +142,6 @@ function App({ data, kinds }) {
   const data = JSON.parse(document.getElementById("data").textContent);
   const root = document.getElementById("app");
   document.title = data.title;
-  theme.choose(fragment.read().theme);
   const kinds = {}; // {kind: Attention}; a model without an encoder has one
   for (const [kind, held] of Object.entries(data.kinds ?? { decoder: data.attention }))
     kinds[kind] = new Attention(held, await unpack(held.logits));

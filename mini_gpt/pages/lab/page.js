@@ -72,11 +72,11 @@ function viewsOf(data, state) {
 }
 
 function App({ data }) {
-  const [state, change] = useState(() => stateOf(data, fragment.read()));
+  const [state, setState] = useState(() => stateOf(data, fragment.read()));
   const [unread, setUnread] = useState(() => unreadOf(data, fragment.read()));
   const set = (part) => {
     setUnread([]);
-    change((old) => ({ ...old, ...part }));
+    setState((old) => ({ ...old, ...part }));
   };
   const [hovered, hover] = useState(null);
   const [focused, setFocused] = useState(null);
@@ -84,18 +84,15 @@ function App({ data }) {
   const [pinned, pin] = useState(null);
   const views = useMemo(() => viewsOf(data, state), [state]);
   const { result, held } = views.main;
-  const isDark = useDark();
-  useEffect(() => fragment.write({ ...entriesOf(data, state), theme: theme.chosen }), [state, isDark]);
-  useEffect(() => {
-    const follow = () => {
-      const entries = fragment.read();
-      change(stateOf(data, entries));
+  useDark();
+  useFragment(
+    state,
+    (shown) => entriesOf(data, shown),
+    (entries) => {
+      setState(stateOf(data, entries));
       setUnread(unreadOf(data, entries));
-      if (entries.theme) theme.choose(entries.theme);
-    };
-    addEventListener("hashchange", follow);
-    return () => removeEventListener("hashchange", follow);
-  }, []);
+    },
+  );
   const exists = (cell) => cell && views[cell.view].held[cell.id]?.values[cell.i]?.[cell.j] !== undefined;
   const pointed = [hovered, focused].find(exists) ?? null;
   const explained = pointed && explain(views[pointed.view], pointed);
@@ -220,7 +217,6 @@ const ColourBars = () =>
 (() => {
   const data = JSON.parse(document.getElementById("data").textContent);
   const root = document.getElementById("app");
-  theme.choose(fragment.read().theme);
   root.textContent = "";
   render(html`<${App} data=${data} />`, root);
   document.documentElement.dataset.ready = Math.round(performance.now());

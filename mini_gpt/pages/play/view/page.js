@@ -12,15 +12,11 @@ const describe = ({ parameters, layers, heads, positions, context, step }) =>
 
 // first: the texts to start with.
 function App({ data, tokenizer, facts, first }) {
-  const [state, change] = useState(() => readState(facts, first));
+  const [state, setState] = useState(() => readState(fragment.read(), facts, first));
   const [pointed, setPointed] = useState(null);
   const page = useRef();
-  const set = (part) => change((old) => ({ ...old, ...(typeof part === "function" ? part(old) : part) }));
-  const isDark = useDark();
-  useEffect(() => {
-    const timer = setTimeout(() => writeState(state, first), 150); // browsers limit how often the address changes
-    return () => clearTimeout(timer);
-  }, [state, isDark]);
+  const set = (part) => setState((old) => ({ ...old, ...(typeof part === "function" ? part(old) : part) }));
+  useDark();
   const encoded = useMemo(() => tokenizer.encode(state.text), [state.text]);
   const ids = useMemo(() => encoded.ids.slice(0, data.most_tokens), [encoded]);
   const spans = useMemo(() => tokenizer.spans(encoded.ids, state.text), [encoded]);
@@ -34,7 +30,16 @@ function App({ data, tokenizer, facts, first }) {
     range,
   });
   const writer = useWriter(tokenizer, (text) => set({ text, pin: null, range: null }));
-  const rows = useHistory(held[state.run], edits[state.run], state.run);
+  const rows = useHistory(held[state.run], edits[state.run], state.run, range);
+  useFragment(
+    state,
+    (shown) => entriesOf(shown, first),
+    (entries) => {
+      writer.stop(false);
+      setPointed(null);
+      setState(readState(entries, facts, first));
+    },
+  );
   const textOf = (id) => tokenizer.decode([id]);
   const last = Math.max(0, ids.length - 1);
   const place = Math.min(last, pointed ?? state.pin ?? last);

@@ -121,27 +121,25 @@ function readJson(text) {
   }
 }
 
-// The state of a fragment. runs: facts of the models. text, other: those to start with.
-function readState(runs, { text, other }) {
-  const held = fragment.read();
-  const numbers = Object.keys(WRITING).map((id) => [id, allowedNumber(id, held[id]) ?? DEFAULTS[id]]);
-  const run = fragment.index(held.run, runs.length);
+// The state of the entries of a fragment. runs: facts of the models. text, other: those to start with.
+function readState(entries, runs, { text, other }) {
+  const numbers = Object.keys(WRITING).map((id) => [id, allowedNumber(id, entries[id]) ?? DEFAULTS[id]]);
+  const run = fragment.index(entries.run, runs.length);
   const { layers, heads } = runs[run];
-  if (held.theme) theme.choose(held.theme);
   return {
     ...DEFAULTS,
     run,
-    text: held.text ?? text,
-    other: held.other ?? other,
-    edits: runs.map((_, n) => cleanEdits(readJson(held[`edits${n}`]))),
-    view: VIEWS.some(([id]) => id === held.view) ? held.view : runs.length > 1 ? "loss" : DEFAULTS.view,
-    layer: fragment.index(held.layer, layers),
-    head: fragment.index(held.head, heads),
-    pin: /^\d{1,5}$/.test(held.pin) ? +held.pin : null,
-    range: readRange(held.range),
-    unit: Object.hasOwn(UNITS, held.unit) ? held.unit : DEFAULTS.unit,
-    logits: held.logits === "yes",
-    colours: runs.length > 1 && ["0", "1", "difference"].includes(held.colours) ? held.colours : DEFAULTS.colours,
+    text: entries.text ?? text,
+    other: entries.other ?? other,
+    edits: runs.map((_, n) => cleanEdits(readJson(entries[`edits${n}`]))),
+    view: VIEWS.some(([id]) => id === entries.view) ? entries.view : runs.length > 1 ? "loss" : DEFAULTS.view,
+    layer: fragment.index(entries.layer, layers),
+    head: fragment.index(entries.head, heads),
+    pin: /^\d{1,5}$/.test(entries.pin) ? +entries.pin : null,
+    range: readRange(entries.range),
+    unit: Object.hasOwn(UNITS, entries.unit) ? entries.unit : DEFAULTS.unit,
+    logits: entries.logits === "yes",
+    colours: runs.length > 1 && ["0", "1", "difference"].includes(entries.colours) ? entries.colours : DEFAULTS.colours,
     ...Object.fromEntries(numbers),
   };
 }
@@ -152,8 +150,9 @@ function readRange(text) {
   return first !== undefined && +first <= +last ? { first: +first, last: +last } : null;
 }
 
-function writeState(state, first) {
-  const entries = { theme: theme.chosen };
+// The entries of the fragment of a state.
+function entriesOf(state, first) {
+  const entries = {};
   for (const name of ["text", "other"]) if (state[name] !== first[name]) entries[name] = state[name] || " ";
   state.edits.forEach((edits, n) => {
     entries[`edits${n}`] = Object.keys(edits).length ? JSON.stringify(edits) : null;
@@ -161,7 +160,7 @@ function writeState(state, first) {
   for (const name of ["run", "layer", "head", "pin", "colours", "unit", ...Object.keys(WRITING)])
     entries[name] = state[name] === DEFAULTS[name] ? null : state[name];
   if (state.range) entries.range = `${state.range.first}-${state.range.last}`;
-  fragment.write({ ...entries, view: state.view, logits: state.logits ? "yes" : null });
+  return { ...entries, view: state.view, logits: state.logits ? "yes" : null };
 }
 
 // The engine's edits: heads with "patch" become a patch from the other text.
