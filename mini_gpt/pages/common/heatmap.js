@@ -83,8 +83,8 @@ function drawAxis(context, plot, labels, across, marked) {
 }
 
 // valueAt(i, j), scale: as in maps.js. rowName, columnName: of the axes. frames: [[column, end, row, end]].
-// at: the marked cell {i, j} or null. onPoint(cell or null): the mouse is on a cell. onPin(cell or null): a click, a
-// tap or a key chose it.
+// at: the marked cell {i, j} or null. pinned: the cell that the page keeps, or null. onPoint(cell or null): the mouse is
+// on a cell. onPin(cell or null): a click, a tap or a key chose it; null unpins.
 // most: pixels of the largest height. deps: what the values depend on.
 function Heatmap({
   id,
@@ -100,6 +100,7 @@ function Heatmap({
   columnName,
   frames = [],
   at = null,
+  pinned = null,
   onPoint,
   onPin,
   most = 720,
@@ -210,6 +211,8 @@ function Heatmap({
     if (view.zoom > 1) canvas.current.setPointerCapture(event.pointerId);
   };
   const move = (event) => {
+    // A mouse that was released outside the map.
+    if (event.pointerType === "mouse" && event.buttons === 0) held.fingers.delete(event.pointerId);
     const before = held.fingers.get(event.pointerId);
     const now = [event.clientX, event.clientY];
     if (!before) return event.pointerType === "mouse" && onPoint?.(cellOf(event));
@@ -229,8 +232,8 @@ function Heatmap({
   const up = (event) => {
     if (held.fingers.delete(event.pointerId) && !held.moved && event.type === "pointerup") {
       const cell = cellOf(event);
-      onPin?.(cell && at && cell.i === held.pinned?.i && cell.j === held.pinned?.j ? null : cell);
-      held.pinned = cell;
+      const isPinned = cell !== null && cell.i === pinned?.i && cell.j === pinned?.j;
+      onPin?.(isPinned ? null : cell);
     }
   };
   const press = (event) => {

@@ -55,7 +55,7 @@ function MapView({ attention, state, set }) {
     <${Heatmap}
       id="map"
       name=${`Attention ${isLogits ? "logits" : "weights"} of layer ${layer}, head ${head}`}
-      ...${{ rows, columns, scale, at }}
+      ...${{ rows, columns, scale, at, pinned }}
       deps=${[attention, layer, head, isLogits]}
       makeValueAt=${() => (isLogits ? attention.logitsAt(layer, head) : attention.weightsAt(layer, head))}
       rowLabels=${attention.rowLabels}

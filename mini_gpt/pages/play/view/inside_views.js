@@ -45,8 +45,13 @@ function AttentionView({ facts, state, set, held, maps, texts, place, onPoint })
 
 function MapView({ facts, state, set, held, maps, texts, place }) {
   const length = held.edited.length;
-  const [at, point] = useState(null);
-  const shownAt = at ?? (state.pin !== null && state.pin < length ? { i: state.pin, j: state.pin } : null);
+  const [hovered, setHovered] = useState(null);
+  const [chosen, setChosen] = useState(null);
+  // A chosen cell counts until another place is chosen elsewhere. A cell can be beyond a text that was made shorter.
+  const isInside = (cell) => cell !== null && cell.i < length && cell.j < length;
+  const kept = [chosen?.i === state.pin ? chosen : null, state.pin === null ? null : { i: state.pin, j: state.pin }];
+  const pinned = kept.find(isInside) ?? null;
+  const shownAt = isInside(hovered) ? hovered : pinned;
   if (!maps) return html`<${HeadPickers} ...${{ facts, state, set }} /><${Waiting} />`;
   const values = state.logits ? maps.logits : maps.weights;
   let reach = 0.01;
@@ -96,9 +101,11 @@ function MapView({ facts, state, set, held, maps, texts, place }) {
       rowName="query"
       columnName="key"
       at=${shownAt}
-      onPoint=${point}
+      pinned=${pinned}
+      onPoint=${setHovered}
       onPin=${(cell) => {
-        point(null);
+        setHovered(null);
+        setChosen(cell);
         set({ pin: cell ? cell.i : null });
       }}
       most=${620} />`;
