@@ -92,3 +92,24 @@ def test_a_slider_returns_to_the_value_of_the_run(page):
     assert "No window:" in move(page, "window", 120).said
     move(page, "window", own)
     assert len(page.losses()[0]) == 1 and "edits0" not in page.state
+
+
+def test_changes_are_those_of_the_selected_part(page):
+    rows = "return [...document.querySelectorAll('.history tbody td')].map((cell) => cell.textContent)"
+    select = """const field = document.getElementById("text"); field.focus(); field.setSelectionRange(...arguments);
+        field.dispatchEvent(new Event("select", { bubbles: true }));"""
+    move(page.open("one"), "attention-temperature", 90)
+    assert page.js(rows)[0] == "Attention temperature 3.2"
+    page.js(select, 4, 7)
+    assert page.settle().js(rows) == ["Switch off a head, or move a slider."]
+    before = page.losses()[0][1]
+    move(page, "attention-temperature", 110)
+    assert page.js(rows)[1:3] == [f"{loss:.3f}" for loss in (before, page.losses()[0][1])]
+
+
+def test_the_place_of_a_patch_is_that_of_the_edit(page):
+    edits = {"heads": {"1.0": "patch"}, "places": [3]}
+    page.open("one", pin=5, other=TEXT.replace("mat", "dog"), edits0=json.dumps(edits))
+    assert page.find("places-some").text == "place 3 only"
+    page.click("places-all")
+    assert page.find("places-some").text == "place 5 only"

@@ -33,3 +33,20 @@ def test_different_steps_of_two_runs_are_said(page, pages, runs, steps):
     said = page.js("return document.getElementById('steps')?.textContent ?? ''")
     assert ("one at 7, two at 9" in said) is (steps == (7, 9))
     assert bool(said) is (steps == (7, 9))
+
+
+def test_measured_heads_are_those_of_one_run(page):
+    page.open("two", text=TEXT).click("measure")
+    page.wait(lambda: page.find("measure").is_enabled())
+    label = lambda: page.find("head-1.3").get_attribute("aria-label")
+    assert "off changes the loss by" in label()
+    page.click("run-1")
+    assert "off changes the loss by" not in label()
+    # A measurement ends when another run is chosen.
+    page.js(
+        "window.sent = []; const send = engines.send;"
+        "engines.send = (request, reply) => { sent.push(request.slot); return send(request, reply); };"
+        "for (const id of ['measure', 'run-0']) document.getElementById(id).click();"
+    )
+    page.wait(lambda: page.find("measure").is_enabled())
+    assert 0 < page.js("return sent.filter((slot) => slot === 'probe').length") < 8

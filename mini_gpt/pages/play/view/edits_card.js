@@ -2,9 +2,10 @@
 // All edits of one run.
 
 // Patching: outputs of heads in a pass over another text.
-function Patching({ state, set, edits, change, counts, pin }) {
+function Patching({ state, set, edits, change, counts, place }) {
   const { own, other } = counts;
   const isEqual = own === other && other > 0;
+  const places = edits.places ?? [place];
   const verdict = isEqual ? "Heads can take their outputs from it." : "Patching needs equal numbers.";
   const found = state.other
     ? `${other} tokens; the text has ${own}. ${verdict}`
@@ -33,10 +34,10 @@ function Patching({ state, set, edits, change, counts, pin }) {
         name="at"
         options=${[
           ["all", "all places"],
-          ["pin", `place ${pin} only`],
+          ["some", `place ${places.join(", ")} only`],
         ]}
-        value=${edits.places ? "pin" : "all"}
-        onChoose=${(value) => change(withEntry(edits, "places", value === "pin" ? [pin] : undefined))} />`
+        value=${edits.places ? "some" : "all"}
+        onChoose=${(value) => change(withEntry(edits, "places", value === "some" ? places : undefined))} />`
     }`;
 }
 
@@ -87,9 +88,7 @@ function EditsCard({ facts, state, set, held, counts, place, rows }) {
       </div>
       <div>
         <h3>Another text</h3>
-        <${Patching} ...${{ state, set, edits, change, counts }} pin=${place} /><${History}
-          rows=${rows}
-          unit=${state.unit} />
+        <${Patching} ...${{ state, set, edits, change, counts, place }} /><${History} rows=${rows} unit=${state.unit} />
       </div>
     </div>
   </section>`;

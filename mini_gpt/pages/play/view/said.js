@@ -44,17 +44,19 @@ function Headline({ held, first, edits, range, unit, name, colour }) {
   </p>`;
 }
 
-// A hook: the changes of edits of a run with the losses before and after them, the newest first, for the text of now.
-function useHistory(held, edits, run) {
+// A hook: the changes of edits of a run with the losses before and after them, the newest first, for the text and
+// the range of now.
+function useHistory(held, edits, run, range) {
   const [rows, setRows] = useState([]);
   const last = useRef(null);
+  const part = JSON.stringify(range);
   useEffect(() => {
     const { edited, busy } = held;
     if (!edited || busy || edited.mean === null) return;
     const before = last.current;
-    const now = { run, tokens: edited.tokens, mean: edited.mean, phrases: phrases(edits) };
+    const now = { run, part, tokens: edited.tokens, mean: edited.mean, phrases: phrases(edits) };
     last.current = now;
-    if (!before || before.run !== run || before.tokens !== now.tokens) return setRows([]);
+    if (!before || ["run", "part", "tokens"].some((name) => before[name] !== now[name])) return setRows([]);
     const added = now.phrases.filter((phrase) => !before.phrases.includes(phrase));
     const removed = before.phrases.filter((phrase) => !now.phrases.includes(phrase));
     if (!added.length && !removed.length) return;
@@ -66,7 +68,7 @@ function useHistory(held, edits, run) {
       const row = { said, before: isSame ? old[0].before : before.mean, after: now.mean };
       return [row, ...(isSame ? old.slice(1) : old)].slice(0, 6);
     });
-  }, [held]);
+  }, [held.edited, held.busy, part]);
   return rows;
 }
 
@@ -126,15 +128,16 @@ function Effects({ effects, edits, unit }) {
 function useEffects(model, facts, held, edits, range) {
   const [found, setFound] = useState(null);
   const [busy, setBusy] = useState(false);
-  const key = useRef(null);
-  const part = JSON.stringify(range);
-  const isSame = (a, b) => a?.tokens === b?.tokens && a?.written === b?.written; // a result with or without the lens
-  key.current = held.edited;
+  const latest = useRef(null);
+  // What the effects are about: a result with or without the lens.
+  const now = { model, part: JSON.stringify(range), tokens: held.edited?.tokens, written: held.edited?.written };
+  const isSame = (a, b) => Object.keys(a).every((name) => a[name] === b[name]);
+  latest.current = now;
   const measure = async () => {
     const base = held.edited;
     const effects = {};
     setBusy(true);
-    for (let n = 0; n < facts.layers * facts.heads && isSame(key.current, base); n++) {
+    for (let n = 0; n < facts.layers * facts.heads && isSame(now, latest.current); n++) {
       const name = `${Math.floor(n / facts.heads)}.${n % facts.heads}`;
       const reply = await ask({
         kind: "run",
@@ -146,13 +149,9 @@ function useEffects(model, facts, held, edits, range) {
       });
       if (reply.kind !== "result") break;
       effects[name] = meanLoss(reply, range) - meanLoss(base, range);
-      setFound({ base, part, effects: { ...effects } });
+      setFound({ about: now, effects: { ...effects } });
     }
     setBusy(false);
   };
-  return {
-    effects: found && isSame(found.base, held.edited) && found.part === part ? found.effects : null,
-    measure,
-    busy,
-  };
+  return { effects: found && isSame(found.about, now) ? found.effects : null, measure, busy };
 }
