@@ -284,3 +284,14 @@ def test_separators_and_operators_have_their_effect(position, layout):
     [[(logits_LV, _)]] = play_engine.passes([model], [(0, [tokens], {})])
     np.testing.assert_allclose(logits_LV, by_jax(model, tokens), atol=LIMIT)
     assert np.abs(logits_LV - by_jax(dataclasses.replace(model, layout=Layout()), tokens)).max() > 100 * LIMIT
+
+
+def test_many_candidates_are_the_most_likely_tokens():
+    logits = np.random.default_rng(0).integers(0, 50_000, 100_000)  # with equal ones, which go by their id
+    logits.sort()
+    call = "[[3, 100, 101, 60000, 200000].map((k) => candidates(given, k)), candidates(given, 0).length]"
+    found, all_tokens = node.evaluate(play_engine.scripts(), call, logits.tolist())
+    order = np.argsort(-logits, kind="stable")
+    for tokens, count in zip(found, (3, 100, 101, 60_000, 100_000), strict=True):
+        np.testing.assert_array_equal(tokens, order[:count])
+    assert all_tokens == len(logits)

@@ -83,11 +83,20 @@ function lastLogits(pass) {
   return pass.logits(pass.config.num_layers, pass.length - 1, pass.length);
 }
 
+const FEW = 100; // likely tokens that are found one by one; sorting the vocabulary is faster for more
+
+// The topK most likely tokens, the most likely one first; all tokens, as they are numbered, if topK is 0.
+function candidates(logits, topK) {
+  const tokens = [...logits.keys()];
+  if (topK === 0) return tokens;
+  if (topK <= FEW) return likely(logits, topK, 0).tokens;
+  return tokens.sort((a, b) => logits[b] - logits[a]).slice(0, topK);
+}
+
 // Draw a token from softmax(logits / temperature), among the topK most likely ones (0: all). Temperature 0: the most
 // likely token. probability: of the token among those.
 function drawn(logits, temperature, topK, random) {
-  if (temperature === 0) topK = 1;
-  const tokens = topK ? likely(logits, topK, 0).tokens : [...logits.keys()];
+  const tokens = candidates(logits, temperature === 0 ? 1 : topK);
   const weights = Float64Array.from(tokens, (token) => logits[token] / (temperature || 1));
   softmax(weights, 0, weights.length - 1);
   let left = random();
