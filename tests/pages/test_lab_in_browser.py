@@ -89,6 +89,9 @@ def test_an_edited_cell_changes_the_steps_and_the_address(page):
     field.send_keys("x")
     until(page, lambda: field.get_attribute("aria-invalid") == "true")
     assert values(page, "Q")[1, 0] == -1  # what is not a number changes nothing
+    for text, is_invalid in (("200", "false"), ("2000", "true"), ("-0,5", "false")):
+        field.send_keys(ALL, text)
+        until(page, lambda is_invalid=is_invalid: field.get_attribute("aria-invalid") == is_invalid)
     field.send_keys(Keys.DOWN)
     until(page, lambda: field.get_property("value") == "-0.5")
     assert page.switch_to.active_element == cell(page, "WQ", 1, 0).find_element("tag name", "input")

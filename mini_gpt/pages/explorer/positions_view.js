@@ -220,7 +220,7 @@ function Positions({ data, state, set }) {
           height=${360}
           bar="cosine" />
         <p class="soft small">
-          Cosines of the vectors of ${learned.size} positions${learned.every > 1 ? `, every ${learned.every}th` : ""}.
+          Cosines of the vectors of ${learned.size} positions${learned.every > 1 ? `, one of every ${learned.every}` : ""}.
         </p>
       </${Encoding}>`,
     ],

@@ -7,15 +7,17 @@ const SCALES = { signed: scales.signed(MOST), weights: scales.linear(0, 1, [0, 0
 // Text in which W_Q and its like have subscripts.
 const typeset = (text) => text.split(/_([QKVO])(?!\w)/).map((part, n) => (n % 2 ? html`<sub>${part}</sub>` : part));
 
-// A number that can be typed. The typed text stays until the field is left; text that is not a number changes nothing.
+// A number that can be typed. The typed text stays until the field is left; what is not a number, or too large,
+// changes nothing.
 function NumberField({ value, label, onChange, onBlur, ...rest }) {
   const [typed, setTyped] = useState(null);
+  const isAllowed = (number) => Math.abs(number) <= LARGEST;
   const read = (text) => (text.trim() === "" ? NaN : Number(text.replace(",", ".").replace("−", "-")));
   const change = (text) => {
     setTyped(text);
-    if (Math.abs(read(text)) <= LARGEST) onChange(read(text));
+    if (isAllowed(read(text))) onChange(read(text));
   };
-  const isBad = typed !== null && !Number.isFinite(read(typed));
+  const isBad = typed !== null && !isAllowed(read(typed));
   return html`<input
     type="text"
     inputmode="decimal"
