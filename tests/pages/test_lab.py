@@ -257,7 +257,7 @@ def test_explanations_add_up_to_the_number(explained):
                     tolerance = 0.02 if id[0] == "A" else 0.03 * (1 + text.count("·"))
                     assert steps == pytest.approx([value] * len(steps), abs=tolerance), (id, text)
                 else:
-                    said = re.match(r"the embedding|(−?[\d.]+), ", text)
+                    said = re.match(r"embedding|(−?[\d.]+), ", text)
                     assert said and (said[1] is None or evaluate(said[1]) == pytest.approx(value, abs=0.0051)), (
                         id,
                         text,
