@@ -39,10 +39,10 @@ PASSES = """(async () => {
 CONVERSATION = """(async () => {
   const replies = [], list = (value) => (ArrayBuffer.isView(value) ? [...value] : value?.tokens ? lists(value) : value);
   const lists = (reply) => Object.fromEntries(Object.entries(reply).map(([name, value]) => [name, list(value)]));
-  const desk = new Desk((reply) => replies.push(lists(reply)), () => new Promise((done) => setImmediate(done)));
+  const queue = new JobQueue((reply) => replies.push(lists(reply)), () => new Promise((done) => setImmediate(done)));
   for (const request of [...given, { kind: "wait" }]) {
-    if (request.kind !== "wait") desk.receive(request);
-    else while (desk.busy) await new Promise((done) => setImmediate(done));
+    if (request.kind !== "wait") queue.receive(request);
+    else while (queue.busy) await new Promise((done) => setImmediate(done));
   }
   return replies;
 })()"""

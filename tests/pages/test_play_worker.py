@@ -40,14 +40,13 @@ def log_softmax(logits):
     return logits - np.log(np.exp(logits).sum(-1, keepdims=True))
 
 
-def test_a_result_has_losses_entropies_and_likely_tokens():
+def test_a_result_has_losses_and_likely_tokens():
     model = make({"position": "rope", "output_soft_cap": 5.0, "output_bias": True})
     [reply] = talk([model], RUN | {"ask": {"top": 5, "lens": 0}})
     log_LV = log_softmax(exact(model, TOKENS))
     assert (reply["length"], reply["layers"], reply["computed"], reply["lens"]) == (LENGTH, 2, LENGTH, None)
     assert reply["nll"][0] is None  # JSON has no NaN
     np.testing.assert_allclose(reply["nll"][1:], -log_LV[np.arange(LENGTH - 1), TOKENS[1:]], atol=LIMIT)
-    np.testing.assert_allclose(reply["entropy"], -(np.exp(log_LV) * log_LV).sum(-1), atol=LIMIT)
     order_LV = np.argsort(-log_LV, axis=-1)[:, :5]
     np.testing.assert_array_equal(np.reshape(reply["next"]["tokens"], (LENGTH, 5)), order_LV)
     expected = np.exp(np.take_along_axis(log_LV, order_LV, axis=-1))
@@ -268,7 +267,7 @@ def test_results_are_the_same_after_a_shorter_text():
     requests = [RUN | ask | {"tokens": text} for text in ([*TEXT[:6], 1, 2], TEXT, TEXT[:5], TEXT)]
     waits = [{"kind": "wait"}] * len(requests)
     replies = talk([model], *(each for pair in zip(requests, waits, strict=True) for each in pair))
-    same = lambda reply: json.dumps({name: reply[name] for name in ("nll", "entropy", "next", "norms", "lens")})
+    same = lambda reply: json.dumps({name: reply[name] for name in ("nll", "next", "norms", "lens")})
     assert same(replies[1]) == same(replies[3]) != same(replies[2])
     assert same(talk([model], requests[1])[0]) == same(replies[1])
 

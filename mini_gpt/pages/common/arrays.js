@@ -1,5 +1,5 @@
 "use strict";
-// Arrays that Python has put into a page: base64, with or without zlib.
+// Arrays: those that Python has put into a page, as base64, with or without zlib; and how two of them begin.
 
 function bytesOf(text) {
   const decoded = atob(text);
@@ -12,4 +12,11 @@ function bytesOf(text) {
 async function unpack(text) {
   const stream = new Blob([bytesOf(text)]).stream().pipeThrough(new DecompressionStream("deflate"));
   return new Uint8Array(await new Response(stream).arrayBuffer());
+}
+
+// The number of entries with which two arrays begin alike.
+function commonStart(a, b) {
+  let n = 0;
+  while (n < a.length && n < b.length && a[n] === b[n]) n++;
+  return n;
 }

@@ -192,7 +192,6 @@ class Pass:
             "length": length,
             "layers": layers,
             "nll": nll,
-            "entropy": found["entropy"][:length],
             "next": table(found["next"], top, 0),
             "norms": flat(found["norms"][:, :length]),
             "lens": table(found["lens"], lens, 1) if lens else None,
@@ -272,7 +271,6 @@ def _predict(model: LoadedModel, inputs: Inputs, *, top: int, lens: int) -> dict
     logs_LT, tokens_LT = jax.lax.top_k(log_LV, top)
     return {
         "nll": -jnp.take_along_axis(log_LV, targets_L[:, None], axis=-1)[:, 0],
-        "entropy": -jnp.sum(jnp.exp(log_LV) * log_LV, axis=-1),
         "next": (tokens_LT, jnp.exp(logs_LT)),
         "norms": jnp.linalg.norm(streams_PLD, axis=-1),
         "lens": jax.lax.map(lambda x_LD: likely(x_LD, lens), streams_PLD[1:]) if lens else None,

@@ -43,11 +43,23 @@ function productInJavaScript(x, { weights, inputs, outputs }) {
         const c1 = weights[w1 + k];
         const c2 = weights[w2 + k];
         const c3 = weights[w3 + k];
-        ((r0 += a * c0), (r1 += a * c1), (r2 += a * c2), (r3 += a * c3));
-        ((s0 += b * c0), (s1 += b * c1), (s2 += b * c2), (s3 += b * c3));
+        r0 += a * c0;
+        r1 += a * c1;
+        r2 += a * c2;
+        r3 += a * c3;
+        s0 += b * c0;
+        s1 += b * c1;
+        s2 += b * c2;
+        s3 += b * c3;
       }
-      ((y[yr + o] = r0), (y[yr + o1] = r1), (y[yr + o2] = r2), (y[yr + o3] = r3));
-      ((y[ys + o] = s0), (y[ys + o1] = s1), (y[ys + o2] = s2), (y[ys + o3] = s3));
+      y[yr + o] = r0;
+      y[yr + o1] = r1;
+      y[yr + o2] = r2;
+      y[yr + o3] = r3;
+      y[ys + o] = s0;
+      y[ys + o1] = s1;
+      y[ys + o2] = s2;
+      y[ys + o3] = s3;
     }
   }
   return y;

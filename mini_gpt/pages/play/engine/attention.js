@@ -7,7 +7,7 @@ class Attention {
   constructor(model, layer, edits) {
     const { config } = model;
     const { kind, attention } = layer;
-    Object.assign(this, { model, layer, edits, config, projections: attention });
+    Object.assign(this, { model, layer, edits, projections: attention });
     this.heads = config.num_heads;
     this.groups = config.num_kv_heads; // key-value heads; heads / groups query heads share one
     this.width = config.head_width; // of a head
@@ -70,31 +70,27 @@ class Attention {
 
   // Multiply the queries of these places with the keys that one of them sees. products: of each head, [queries × keys].
   compare(heads, from, to) {
-    const {
-      keyWidth,
-      queries,
-      keys,
-      model: { kernel },
-    } = this;
+    const { keyWidth, queries, keys } = this;
+    const { kernel } = this.model;
     const seen = [];
     for (let query = from; query < to; query++) seen.push(this.visible(query));
     const first = Math.min(...seen.map(([first]) => first));
-    const outputs = Math.max(...seen.map(([, last]) => last)) + 1 - first;
+    const keyCount = Math.max(...seen.map(([, last]) => last)) + 1 - first;
     const products = [];
     for (const head of heads) {
-      const weights = keys[this.group(head)].subarray(first * keyWidth, (first + outputs) * keyWidth);
+      const weights = keys[this.group(head)].subarray(first * keyWidth, (first + keyCount) * keyWidth);
       const x = queries[head].subarray(from * keyWidth, to * keyWidth);
-      products[head] = product(x, { kernel, weights, inputs: keyWidth, outputs });
+      products[head] = product(x, { kernel, weights, inputs: keyWidth, outputs: keyCount });
     }
-    this.block = { from, first, keys: outputs, products };
+    this.compared = { from, first, keys: keyCount, products };
   }
 
   // Write the logits of a query with the keys that it sees into `row`; return the first and the last key.
   logits(head, query, row) {
-    const { scale, encoding, variants, text, block } = this;
+    const { scale, encoding, variants, text, compared } = this;
     const [first, last] = this.visible(query);
-    const products = block.products[head];
-    const at = (query - block.from) * block.keys - block.first;
+    const products = compared.products[head];
+    const at = (query - compared.from) * compared.keys - compared.first;
     for (let key = first; key <= last; key++) {
       let logit = variants.capped(scale * products[at + key]);
       if (encoding.bias) logit += encoding.bias(head, text.positions[query], text.positions[key]);
@@ -132,17 +128,11 @@ class Attention {
   // 3. Attend: a head's output is the mean of the values, with these weights. 4. The outputs are stored side by side,
   // which concatenates the heads.
   attend(from, to) {
-    const {
-      heads,
-      width,
-      outputs,
-      row,
-      variants,
-      model: { kernel },
-    } = this;
+    const { heads, width, outputs, row, variants } = this;
+    const { kernel } = this.model;
     const all = [...Array(heads).keys()];
     this.compare(all, from, to);
-    const { first: start, keys, products: weights } = this.block; // weights take the place of products
+    const { first: start, keys, products: weights } = this.compared; // weights take the place of products
     for (let query = from; query < to; query++)
       this.eachHead(query, all, (head, first, last) => {
         this.weigh(head, first, last);
@@ -181,11 +171,11 @@ class Attention {
   *maps(head) {
     const length = this.text.tokens.length;
     const { row } = this;
-    const compared = this.variants.selected ? [0, head] : [head];
+    const heads = this.variants.selected ? [0, head] : [head];
     const logits = new Float32Array(length ** 2).fill(-Infinity);
     const weights = new Float32Array(length ** 2);
     for (let query = 0; query < length; query++) {
-      if (query % ROWS === 0) this.compare(compared, query, Math.min(query + ROWS, length));
+      if (query % ROWS === 0) this.compare(heads, query, Math.min(query + ROWS, length));
       this.eachHead(query, [head], (_, first, last) => {
         logits.set(row.subarray(first, last + 1), query * length + first);
         this.weigh(head, first, last);

@@ -26,29 +26,15 @@ function isHead(name, { config }) {
   return layer !== undefined && isBelow(Number(layer), config.num_layers) && isBelow(Number(head), config.num_heads);
 }
 
-function isRope(
-  { base = 2, scaling = "none", factor = 1, ...others },
-  {
-    config: {
-      edits: { bounds, scalings },
-    },
-  },
-) {
+function isRope({ base = 2, scaling = "none", factor = 1, ...others }, { config }) {
+  const { bounds, scalings } = config.edits;
   const arePossible = isWithin(base, bounds.base) && isWithin(factor, bounds.factor) && scalings.includes(scaling);
   return arePossible && !Object.keys(others).length;
 }
 
-function areSlopes(
-  slopes,
-  {
-    config: {
-      num_heads: heads,
-      edits: { bounds },
-    },
-  },
-) {
-  const isSlope = (slope) => isWithin(slope, bounds.slope);
-  return isSlope(slopes) || (slopes.length === heads && slopes.every(isSlope));
+function areSlopes(slopes, { config }) {
+  const isSlope = (slope) => isWithin(slope, config.edits.bounds.slope);
+  return isSlope(slopes) || (slopes.length === config.num_heads && slopes.every(isSlope));
 }
 
 function isPatch({ tokens, heads, places = "all" }, model) {
@@ -125,20 +111,25 @@ function slopesOf(heads, { slopes = 1 }) {
 function editHeads({ pass, n, attention }, from, to) {
   const { heads = {}, patch } = pass.edits;
   const { width, outputs } = attention;
-  const own = Array.from({ length: attention.heads }, (_, head) => [head, `${n}.${head}`]);
   const at = (place, head) => (place * attention.heads + head) * width;
-  for (const [head] of own.filter(([, name]) => heads[name])) {
-    const mean = new Float64Array(width); // of a head that is off: 0
-    if (heads[`${n}.${head}`] === "mean")
-      for (let place = from; place < to; place++)
-        for (let c = 0; c < width; c++) mean[c] += outputs[at(place, head) + c] / (to - from);
-    for (let place = from; place < to; place++) outputs.set(mean, at(place, head));
-  }
-  for (const [head] of own.filter(([, name]) => patch?.heads.includes(name))) {
-    const others = pass.donor.blocks[n].attention.outputs;
-    const { places = "all" } = patch;
+  const mean = (head) => {
+    const sum = new Float64Array(width);
     for (let place = from; place < to; place++)
-      if (places === "all" || places.includes(place))
-        outputs.set(others.subarray(at(place, head), at(place, head) + width), at(place, head));
+      for (let c = 0; c < width; c++) sum[c] += outputs[at(place, head) + c] / (to - from);
+    return sum;
+  };
+  const patched = (place, head) => {
+    const others = pass.donor.blocks[n].attention.outputs;
+    return others.subarray(at(place, head), at(place, head) + width);
+  };
+  for (let head = 0; head < attention.heads; head++) {
+    const name = `${n}.${head}`;
+    const constant = heads[name] === "mean" ? mean(head) : new Float64Array(width); // of a head that is off: 0
+    const isPatched = patch?.heads.includes(name);
+    const isAt = (place) => (patch.places ?? "all") === "all" || patch.places.includes(place);
+    for (let place = from; place < to; place++) {
+      if (heads[name]) outputs.set(constant, at(place, head));
+      if (isPatched && isAt(place)) outputs.set(patched(place, head), at(place, head));
+    }
   }
 }

@@ -24,7 +24,7 @@ class Pass {
 
   // Compute all places that are not in the cache; return their number.
   *run(tokens) {
-    if (this.complete && sharedPrefix(tokens, this.tokens) === Math.max(tokens.length, this.tokens.length)) return 0;
+    if (this.complete && commonStart(tokens, this.tokens) === Math.max(tokens.length, this.tokens.length)) return 0;
     this.begin(tokens);
     if (this.donor) yield* this.donor.run(this.edits.patch.tokens);
     const kept = this.length;
@@ -42,7 +42,7 @@ class Pass {
 
   begin(tokens) {
     const { config, model, edits } = this;
-    const shared = Math.min(this.length, sharedPrefix(tokens, this.tokens));
+    const shared = Math.min(this.length, commonStart(tokens, this.tokens));
     const kept = this.needsWholeText ? 0 : shared;
     this.complete = false;
     checkText(tokens, model, edits);
@@ -78,16 +78,12 @@ class Pass {
     const cap = config.output_soft_cap;
     let x = this.rows(n, from, to);
     if (model.finalNorm) x = norm(x, model.finalNorm);
-    if (model.head) {
-      const dense = product(x, model.head.dense);
-      x = norm(dense.map(ACTIVATIONS[config.activation]), model.head.norm);
+    if (model.predictionHead) {
+      const dense = product(x, model.predictionHead.dense);
+      x = norm(dense.map(ACTIVATIONS[config.activation]), model.predictionHead.norm);
     }
     const logits = product(x, model.unembedding);
     return cap === null ? logits : logits.map((logit) => cap * Math.tanh(logit / cap));
-  }
-
-  *attentionMaps(layer, head) {
-    return yield* this.blocks[layer].attention.maps(head);
   }
 }
 
@@ -148,11 +144,4 @@ class Block {
     if (this.config.residual) for (let k = 0; k < x.length; k++) added[k] += x[k];
     return this.config.norm_placement === "post" ? norm(added, weights) : added;
   }
-}
-
-// The number of first tokens that two texts share.
-function sharedPrefix(tokens, others) {
-  let length = 0;
-  while (length < Math.min(tokens.length, others.length) && tokens[length] === others[length]) length++;
-  return length;
 }

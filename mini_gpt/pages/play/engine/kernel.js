@@ -34,8 +34,8 @@ class Kernel {
     this.free = 4 * Math.ceil(parameters.length / 4);
   }
 
-  // x Wᵀ. The kernel takes even numbers of rows, and multiples of four inputs and outputs. Added inputs are 0 in x, and
-  // finite in W; added rows and outputs are not read.
+  // x Wᵀ. The kernel takes even numbers of rows, and multiples of four inputs and outputs. Padding of inputs is 0 in x,
+  // and finite in W; padding of rows and outputs is not read.
   product(x, { weights, inputs, outputs }) {
     const { floats, free } = this;
     const rows = x.length / inputs;

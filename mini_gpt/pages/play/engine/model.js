@@ -24,7 +24,9 @@ class Model {
     this.embeddingNorm = config.embedding_norm ? this.norm("embedding_norm") : null;
     this.layers = config.layers.map((kind, n) => this.layer(kind, `blocks/${n}`));
     this.finalNorm = config.norm_placement === "post" ? null : this.norm("final_norm");
-    this.head = config.prediction_head ? this.predictionHead("prediction_head") : null;
+    this.predictionHead = config.prediction_head
+      ? { dense: this.linear("prediction_head/dense"), norm: this.norm("prediction_head/norm") }
+      : null;
     const weights = config.tie_embeddings ? this.embedding : this.values("unembedding");
     const bias = this.values(config.prediction_head ? "prediction_head/bias" : "output_bias/bias");
     this.unembedding = { kernel: this.kernel, weights, bias, inputs: config.d_model, outputs: this.vocabulary };
@@ -45,10 +47,6 @@ class Model {
     return { kind, attention, mlp, attentionNorm, mlpNorm };
   }
 
-  predictionHead(path) {
-    return { dense: this.linear(`${path}/dense`), norm: this.norm(`${path}/norm`) };
-  }
-
   // The entries of a parameter; null if the model does not have it.
   values(name) {
     return this.parameters.get(name)?.values ?? null;
@@ -56,10 +54,8 @@ class Model {
 
   // A linear layer for `product`.
   linear(path) {
-    const {
-      values: weights,
-      shape: [outputs, inputs],
-    } = this.parameters.get(`${path}/kernel`);
+    const { values: weights, shape } = this.parameters.get(`${path}/kernel`);
+    const [outputs, inputs] = shape;
     return { kernel: this.kernel, weights, bias: this.values(`${path}/bias`), inputs, outputs };
   }
 

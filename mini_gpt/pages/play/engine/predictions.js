@@ -34,19 +34,13 @@ function* predictions(pass, top, lens) {
         const own = logits.subarray(r * V, (r + 1) * V);
         const lse = logSumExp(own);
         place.layers.push(likely(own, n === N ? Math.max(top, lens) : lens, lse));
-        if (n === N) Object.assign(place, { entropy: entropy(own, lse), nll: lse - own[tokens[from + r + 1]] });
+        if (n === N) place.nll = lse - own[tokens[from + r + 1]];
       });
       yield;
     }
     predicted.push(...places);
   }
   return result(pass, top, lens);
-}
-
-function entropy(logits, lse) {
-  let sum = 0;
-  for (const logit of logits) sum += Math.exp(logit - lse) * (lse - logit);
-  return sum;
 }
 
 // The reply of worker.js, from the predictions of each place.
@@ -67,7 +61,6 @@ function result({ config, tokens, predicted, stream }, top, lens) {
     length: L,
     layers: N,
     nll: Float32Array.from(tokens, (_, place) => (place ? predicted[place - 1].nll : NaN)),
-    entropy: Float32Array.from(predicted, (place) => place.entropy),
     next: table(1, top, () => -1),
     norms: Float32Array.from({ length: (N + 1) * L }, (_, n) => {
       const at = (n % L) * D;

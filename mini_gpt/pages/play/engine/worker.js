@@ -12,7 +12,6 @@
 //   The result, with L tokens, N layers and V tokens in the vocabulary:
 //   length, layers  L and N
 //   nll             [L], nats of each token given the earlier ones; NaN for the first
-//   entropy         [L], nats, of the distribution of the token after each place
 //   next            {top, tokens: [L × top], probabilities: [L × top]}: the most likely tokens after each place
 //   norms           [(N + 1) × L], of the residual stream: before the first layer, then after each layer
 //   lens            {top, tokens: [N × L × top], probabilities: [N × L × top]}, or null: `next` by the stream after
@@ -36,8 +35,8 @@ const MODELS = 2; // at most, side by side
 const SLOTS = ["main", "plain", "probe", "generated"]; // the edited and the unedited model, single heads, writing on
 const WORK = 10; // milliseconds of computation between two looks at new messages
 
-class Desk {
-  // reply: a function that sends a reply; pause: returns a promise that is kept when new messages have been read.
+class JobQueue {
+  // reply: a function that sends a reply; pause: returns a promise that is resolved when new messages have been read.
   constructor(reply, pause) {
     Object.assign(this, { reply, pause, models: [], passes: new Map(), jobs: [], busy: false });
   }
@@ -108,7 +107,9 @@ class Desk {
   }
 
   *load(job) {
-    yield Model.unpack(job.packed).then((model) => (this.models[job.model] = model));
+    yield Model.unpack(job.packed).then((model) => {
+      this.models[job.model] = model;
+    });
     for (const key of this.passes.keys()) if (key.startsWith(`${job.model} `)) this.passes.delete(key);
     this.answer(job, { kind: "loaded", model: job.model });
   }
@@ -125,7 +126,7 @@ class Desk {
   *attention(job) {
     const found = this.passes.get(`${job.model} ${job.slot}`);
     if (!found?.pass.complete) return void (job.cancelled = true);
-    const maps = yield* found.pass.attentionMaps(job.layer, job.head);
+    const maps = yield* found.pass.blocks[job.layer].attention.maps(job.head);
     this.answer(job, { kind: "attention", layer: job.layer, head: job.head, ...maps });
   }
 
@@ -154,9 +155,13 @@ if (typeof WorkerGlobalScope !== "undefined" && self instanceof WorkerGlobalScop
   const channel = new MessageChannel();
   const waiting = [];
   channel.port1.onmessage = () => waiting.shift()();
-  const pause = () => new Promise((done) => (waiting.push(done), channel.port2.postMessage(null)));
+  const pause = () =>
+    new Promise((done) => {
+      waiting.push(done);
+      channel.port2.postMessage(null);
+    });
   // The largest arrays are handed over, not copied.
   const buffers = (reply) => [reply.weights, reply.logits].filter(Boolean).map((array) => array.buffer);
-  const desk = new Desk((reply) => self.postMessage(reply, buffers(reply)), pause);
-  self.onmessage = (message) => desk.receive(message.data);
+  const queue = new JobQueue((reply) => self.postMessage(reply, buffers(reply)), pause);
+  self.onmessage = (message) => queue.receive(message.data);
 }

@@ -26,19 +26,19 @@ function meanLoss(result, range) {
 // many tokens in the vocabulary, the lens takes longer than all else.
 function useResults(count, ids, edits, range, needsLens) {
   const empty = () => ({ plain: null, edited: null, refused: null, busy: true });
-  const [held, setHeld] = useState(() => Array.from({ length: count }, empty));
+  const [results, setResults] = useState(() => Array.from({ length: count }, empty));
   const versions = useRef([]);
   const written = edits.map((each) => JSON.stringify(each));
   for (let model = 0; model < count; model++)
     useEffect(() => {
-      const own = held[model].edited;
+      const own = results[model].edited;
       const isThere = own !== null && own.tokens === ids && own.written === written[model];
-      if (isThere && !held[model].busy && (own.lens || !needsLens)) return;
+      if (isThere && !results[model].busy && (own.lens || !needsLens)) return;
       const version = (versions.current[model] = (versions.current[model] ?? 0) + 1);
       const hasEdits = written[model] !== "{}";
       const update = (part) =>
         versions.current[model] === version &&
-        setHeld((old) => old.map((each, n) => (n === model ? { ...each, ...part(each) } : each)));
+        setResults((old) => old.map((each, n) => (n === model ? { ...each, ...part(each) } : each)));
       const take = (reply) => ({ ...reply, tokens: ids, written: written[model] });
       if (!ids.length)
         return void update(() => ({
@@ -65,9 +65,9 @@ function useResults(count, ids, edits, range, needsLens) {
         update(() => ({ plain: other.kind === "refused" ? null : take(other), busy: false }));
       })();
     }, [ids, written[model], needsLens]);
-  for (const { edited, plain } of held)
+  for (const { edited, plain } of results)
     for (const result of [edited, plain]) if (result) result.mean = meanLoss(result, range);
-  return held.map((each, n) => ({
+  return results.map((each, n) => ({
     ...each,
     busy: each.busy || (each.edited !== null && (each.edited.tokens !== ids || each.edited.written !== written[n])),
   }));
@@ -75,13 +75,6 @@ function useResults(count, ids, edits, range, needsLens) {
 
 const sameTokens = (result, ids) =>
   result !== null && result.length === ids.length && result.tokens.every((token, n) => token === ids[n]);
-
-// The number of tokens with which two texts begin alike.
-function commonStart(a, b) {
-  let n = 0;
-  while (n < a.length && n < b.length && a[n] === b[n]) n++;
-  return n;
-}
 
 // [{token, probability, before}] of the likely next tokens after a place; before: without edits, or null if unknown.
 function likelyNext({ edited, plain }, place, most = SHOWN) {
@@ -100,7 +93,8 @@ function likelyNext({ edited, plain }, place, most = SHOWN) {
     .sort((a, b) => b.probability - a.probability || b.before - a.before);
 }
 
-// A hook: the attention of a layer and head for a result, {weights, logits, length}, or the old one until it is there.
+// A hook: the attention of a head for a result, {weights, logits, length}; null until it is there.
+// While another head is computed, the maps of the old head stay.
 function useAttention(model, result, layer, head) {
   const [maps, setMaps] = useState(null);
   useEffect(() => {
