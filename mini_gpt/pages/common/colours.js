@@ -1,6 +1,6 @@
 "use strict";
-// Colours of maps and of shaded text. The ramp goes from paper to ink in equal steps of lightness; signed values go from
-// blue over paper to red. So 0 has the colour of the paper in light and in dark.
+// Colours of maps and of shaded text. The ramp goes from paper to ink in equal steps of lightness; signed values go
+// from blue over paper to red. So 0 has the colour of the paper in light and in dark.
 
 const RAMPS = {
   light: ["#fcfcfa", "#cfdcf4", "#a2bdec", "#779ee1", "#4f7fd5", "#3760b7", "#254492", "#1b2c60", "#16181d"],

@@ -1,11 +1,13 @@
 "use strict";
 // Tabs, groups of buttons, sliders and shortcuts, as screen readers and keyboards expect them.
 
+const hasModifier = (event) => event.ctrlKey || event.metaKey || event.altKey;
+
 // tabs: [[id, name]]. The arrow keys, Home and End go from tab to tab.
 function Tabs({ tabs, selected, onSelect, name }) {
   const list = useRef();
+  // On a narrow screen the selected tab comes into view.
   useLayoutEffect(() => {
-    // on a narrow screen the selected tab comes into view
     const { offsetLeft: from, clientWidth: width } = list.current;
     const tab = document.getElementById(`tab-${selected}`);
     list.current.scrollLeft = tab.offsetLeft - from - (width - tab.offsetWidth) / 2;
@@ -13,7 +15,7 @@ function Tabs({ tabs, selected, onSelect, name }) {
   const press = (event) => {
     const at = tabs.findIndex(([id]) => id === selected);
     const to = { ArrowRight: at + 1, ArrowLeft: at - 1, Home: 0, End: tabs.length - 1 }[event.key];
-    if (to === undefined || event.ctrlKey || event.metaKey || event.altKey) return;
+    if (to === undefined || hasModifier(event)) return;
     event.preventDefault();
     event.stopPropagation();
     const [id] = tabs[(to + tabs.length) % tabs.length];
@@ -40,21 +42,39 @@ function Tabs({ tabs, selected, onSelect, name }) {
 const TabPanel = ({ selected, children }) =>
   html`<div role="tabpanel" id="panel" aria-labelledby=${`tab-${selected}`} tabindex="-1">${children}</div>`;
 
-// Buttons of which one is pressed. options: [[value, text]]. Buttons have the ids `${id}-${value}`.
+// Buttons of which one is pressed. options: values, or [value, text]. Buttons have the ids `${id}-${value}`.
 const Choice = ({ id, name, options, value, onChoose, titleOf }) =>
   html`<div class="choice" role="group" aria-label=${name}>
     <span class="name" aria-hidden="true">${name}</span>
-    ${options.map(
-      ([own, text]) =>
-        html`<button
-          id=${`${id}-${own}`}
-          aria-pressed=${own === value ? "true" : "false"}
-          title=${titleOf?.(own)}
-          onClick=${() => onChoose(own)}>
-          ${text}
-        </button>`,
-    )}
+    ${options
+      .map((option) => (Array.isArray(option) ? option : [option, String(option)]))
+      .map(
+        ([own, text]) =>
+          html`<button
+            id=${`${id}-${own}`}
+            aria-pressed=${own === value ? "true" : "false"}
+            title=${titleOf?.(own)}
+            onClick=${() => onChoose(own)}>
+            ${text}
+          </button>`,
+      )}
   </div>`;
+
+// The choice of a layer and of a head. heads: the values to choose from.
+const LayerAndHead = ({ layers, heads, state, set, titleOf }) =>
+  html`<${Choice}
+      id="layer"
+      name="layer"
+      options=${indices(layers)}
+      value=${state.layer}
+      onChoose=${(layer) => set({ layer })} />
+    <${Choice}
+      id="head"
+      name="head"
+      options=${heads}
+      value=${state.head}
+      onChoose=${(head) => set({ head })}
+      titleOf=${titleOf} />`;
 
 const Slider = ({ id, name, min, max, step, value, said, title, onChange }) =>
   html`<label title=${title}
@@ -66,7 +86,7 @@ const Slider = ({ id, name, min, max, step, value, said, title, onChange }) =>
       max=${max}
       step=${step}
       value=${value}
-      onInput=${(event) => onChange(+event.target.value)} />${" "}
+      onInput=${(event) => onChange(+event.target.value)} />
     <b class="numbers" id=${`${id}-value`}>${said ?? value}</b></label
   >`;
 
@@ -78,14 +98,7 @@ function useShortcuts(keys, on) {
   latest.current = on ? keys : {};
   useEffect(() => {
     const press = (event) => {
-      if (
-        event.ctrlKey ||
-        event.metaKey ||
-        event.altKey ||
-        isTyping(event.target) ||
-        !Object.hasOwn(latest.current, event.key)
-      )
-        return;
+      if (hasModifier(event) || isTyping(event.target) || !Object.hasOwn(latest.current, event.key)) return;
       event.preventDefault();
       latest.current[event.key]();
     };

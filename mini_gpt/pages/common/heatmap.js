@@ -25,8 +25,8 @@ function layoutOf({ rows, columns, rowLabels, columnLabels, most }, width, view)
 }
 
 const kept = (view, rows, columns) => {
-  const zoom = Math.max(1, Math.min(Math.max(1, columns / CLOSEST), view.zoom));
-  const inside = (start, count) => Math.max(0, Math.min(count - count / zoom, start));
+  const zoom = clamped(view.zoom, 1, Math.max(1, columns / CLOSEST));
+  const inside = (start, count) => clamped(start, 0, count - count / zoom);
   return { zoom, x: inside(view.x, columns), y: inside(view.y, rows) };
 };
 
@@ -53,7 +53,7 @@ function drawAxis(context, plot, labels, across, marked) {
   const size = across ? plot.width : plot.height;
   const place = across ? plot.x : plot.y;
   const cut = (text, most) => ([...text].length > most ? `${[...text].slice(0, most - 1).join("")}…` : text);
-  const step = [1, 2, 5, 10, 20, 50, 100, 200, 500].find((n) => n * cell >= (across ? 30 : 18)) ?? 1000;
+  const step = cell >= LABEL ? 1 : roundStep((across ? 30 : 18) / cell);
   const write = (n, isMarked) => {
     const middle = place(n + 0.5);
     if (middle < start - 0.5 || middle > start + size + 0.5) return;
@@ -62,13 +62,15 @@ function drawAxis(context, plot, labels, across, marked) {
     context.translate(across ? middle : left - 5, across ? top - 5 : middle);
     const isTurned = across && (cell >= LABEL || isMarked) && [...text].length > 1;
     if (isTurned) context.rotate(-Math.PI / 2);
-    context.textAlign = across && !isTurned ? "center" : across ? "left" : "right";
-    context.textBaseline = across && !isTurned ? "alphabetic" : "middle";
+    const isUpright = across && !isTurned;
+    context.textAlign = "right";
+    if (across) context.textAlign = isTurned ? "left" : "center";
+    context.textBaseline = isUpright ? "alphabetic" : "middle";
     if (isMarked) {
       const wide = context.measureText(text).width + 6;
-      const from = context.textAlign === "center" ? -wide / 2 : context.textAlign === "left" ? -3 : 3 - wide;
+      const from = { center: -wide / 2, left: -3, right: 3 - wide }[context.textAlign];
       context.fillStyle = cssColour("--mark");
-      context.fillRect(from, context.textBaseline === "middle" ? -7 : -11, wide, 14);
+      context.fillRect(from, isUpright ? -11 : -7, wide, 14);
       context.fillStyle = cssColour("--paper");
     }
     context.fillText(text, 0, 0);
@@ -77,14 +79,14 @@ function drawAxis(context, plot, labels, across, marked) {
   context.fillStyle = cssColour("--soft");
   const family = getComputedStyle(document.documentElement).getPropertyValue("--mono");
   context.font = `${cell >= LABEL ? Math.min(12, cell) : 12}px ${family}`;
-  for (let n = 0; n < labels.length; n += cell >= LABEL ? 1 : step)
+  for (let n = 0; n < labels.length; n += step)
     if (marked === null || Math.abs(n - marked) * cell > (across ? 24 : 16) || cell >= LABEL) write(n, false);
   if (marked !== null) write(marked, true);
 }
 
 // valueAt(i, j), scale: as in maps.js. rowName, columnName: of the axes. frames: [[column, end, row, end]].
-// at: the marked cell {i, j} or null. pinned: the cell that the page keeps, or null. onPoint(cell or null): the mouse is
-// on a cell. onPin(cell or null): a click, a tap or a key chose it; null unpins.
+// at: the marked cell {i, j} or null. pinned: the cell that the page keeps, or null. onPoint(cell or null): the mouse
+// is on a cell. onPin(cell or null): a click, a tap or a key chose it; null unpins.
 // most: pixels of the largest height. deps: what the values depend on.
 function Heatmap({
   id,
@@ -107,7 +109,7 @@ function Heatmap({
 }) {
   const box = useRef();
   const canvas = useRef();
-  const held = useRef({ fingers: new Map() }).current;
+  const pointers = useRef({ places: new Map(), moved: false }).current; // that are pressed, and whether they moved
   const isDark = useDark();
   const width = useWidth(box);
   const [wanted, setView] = useState({ zoom: 1, x: 0, y: 0 });
@@ -195,54 +197,52 @@ function Heatmap({
     const isInside = x >= plot.left && x < plot.left + plot.width && y >= plot.top && y < plot.top + plot.height;
     return isInside && i >= 0 && j >= 0 && i < rows && j < columns ? { i, j } : null;
   };
-  held.zoomAt = zoomAt;
+  const latestZoom = useRef();
+  latestZoom.current = zoomAt;
   useEffect(() => {
     const wheel = (event) => {
       if (!event.ctrlKey) return;
       event.preventDefault();
-      held.zoomAt(Math.exp(-event.deltaY / 200), placeOf(event));
+      latestZoom.current(Math.exp(-event.deltaY / 200), placeOf(event));
     };
     canvas.current.addEventListener("wheel", wheel, { passive: false });
     return () => canvas.current?.removeEventListener("wheel", wheel);
   }, []);
   const down = (event) => {
-    held.fingers.set(event.pointerId, [event.clientX, event.clientY]);
-    held.moved = held.fingers.size > 1;
+    pointers.places.set(event.pointerId, [event.clientX, event.clientY]);
+    pointers.moved = pointers.places.size > 1;
     if (view.zoom > 1) canvas.current.setPointerCapture(event.pointerId);
   };
   const move = (event) => {
     // A mouse that was released outside the map.
-    if (event.pointerType === "mouse" && event.buttons === 0) held.fingers.delete(event.pointerId);
-    const before = held.fingers.get(event.pointerId);
+    if (event.pointerType === "mouse" && event.buttons === 0) pointers.places.delete(event.pointerId);
+    const before = pointers.places.get(event.pointerId);
     const now = [event.clientX, event.clientY];
     if (!before) return event.pointerType === "mouse" && onPoint?.(cellOf(event));
-    const others = [...held.fingers].filter(([finger]) => finger !== event.pointerId).map(([, place]) => place);
+    const others = [...pointers.places].filter(([finger]) => finger !== event.pointerId).map(([, place]) => place);
     if (others.length) {
       const apart = (place) => Math.hypot(place[0] - others[0][0], place[1] - others[0][1]);
       zoomAt(
         apart(now) / Math.max(1, apart(before)),
         placeOf({ clientX: (now[0] + others[0][0]) / 2, clientY: (now[1] + others[0][1]) / 2 }),
       );
-    } else if (held.moved || Math.hypot(now[0] - before[0], now[1] - before[1]) > 5) {
-      held.moved = true;
+    } else if (pointers.moved || Math.hypot(now[0] - before[0], now[1] - before[1]) > 5) {
+      pointers.moved = true;
       if (view.zoom > 1) pan(now[0] - before[0], now[1] - before[1]);
     } else return;
-    held.fingers.set(event.pointerId, now);
+    pointers.places.set(event.pointerId, now);
   };
   const up = (event) => {
-    if (held.fingers.delete(event.pointerId) && !held.moved && event.type === "pointerup") {
+    if (pointers.places.delete(event.pointerId) && !pointers.moved && event.type === "pointerup") {
       const cell = cellOf(event);
       const isPinned = cell !== null && cell.i === pinned?.i && cell.j === pinned?.j;
       onPin?.(isPinned ? null : cell);
     }
   };
   const press = (event) => {
-    if (event.target !== box.current || event.ctrlKey || event.metaKey || event.altKey) return;
+    if (event.target !== box.current || hasModifier(event)) return;
     const step = (di, dj) =>
-      onPin?.({
-        i: Math.max(0, Math.min(rows - 1, (at?.i ?? 0) + di)),
-        j: Math.max(0, Math.min(columns - 1, (at?.j ?? 0) + dj)),
-      });
+      onPin?.({ i: clamped((at?.i ?? 0) + di, 0, rows - 1), j: clamped((at?.j ?? 0) + dj, 0, columns - 1) });
     const act = {
       ArrowRight: () => step(0, 1),
       ArrowLeft: () => step(0, -1),

@@ -3,6 +3,9 @@
 
 const clamped = (value, low, high) => Math.max(low, Math.min(high, value));
 
+// [0, 1, …] up to below `count`.
+const indices = (count) => [...Array(count).keys()];
+
 // The smallest number of 1, 2, 5, 10, 20, 50, … (and of 0.5, 0.2, …) that is at least `least`.
 function roundStep(least) {
   const power = 10 ** Math.floor(Math.log10(least));

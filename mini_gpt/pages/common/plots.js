@@ -1,12 +1,13 @@
 "use strict";
 // Charts with axes and legends: lines, and maps of numbers. They are drawn in the pixels that they get.
 
+const HEIGHT = 260; // pixels of a chart
 const FRAME = { left: 52, right: 12, top: 8, bottom: 40 };
 
-// Ticks, grid lines and names of both axes. x, y: {name, ticks, at(value), format}.
+// Ticks, grid lines and names of both axes. x, y: {name, ticks, at(value)}.
 function Axes({ width, height, x, y, grid = true }) {
   const { left, right, top, bottom } = FRAME;
-  const said = (axis, tick) => (axis.format ?? ((v) => v.toLocaleString("en")))(tick);
+  const said = (tick) => tick.toLocaleString("en");
   return html`<g
     >${y.ticks.map(
       (tick) =>
@@ -16,12 +17,12 @@ function Axes({ width, height, x, y, grid = true }) {
             x2=${grid ? width - right : left}
             y1=${y.at(tick)}
             y2=${y.at(tick)} />
-          <text x=${left - 7} y=${y.at(tick) + 4} text-anchor="end">${said(y, tick)}</text>`,
+          <text x=${left - 7} y=${y.at(tick) + 4} text-anchor="end">${said(tick)}</text>`,
     )}
     ${x.ticks.map(
       (tick) =>
         html`<line class="tick" x1=${x.at(tick)} x2=${x.at(tick)} y1=${height - bottom} y2=${height - bottom + 4} />
-          <text x=${x.at(tick)} y=${height - bottom + 17} text-anchor="middle">${said(x, tick)}</text>`,
+          <text x=${x.at(tick)} y=${height - bottom + 17} text-anchor="middle">${said(tick)}</text>`,
     )}
     <text class="axis" x=${(left + width - right) / 2} y=${height - 6} text-anchor="middle">${x.name}</text>
     <text class="axis" transform=${`translate(13 ${(top + height - bottom) / 2}) rotate(-90)`} text-anchor="middle"
@@ -32,10 +33,10 @@ function Axes({ width, height, x, y, grid = true }) {
 
 // lines: [{name, values, dash, wide}]; a value's place on the x axis is its index. xName, yName: with units.
 // The legend has the values at the place that is pointed at.
-function LineChart({ id, name, lines, xName, yName, low, high, height = 260, format = (v) => v.toFixed(3) }) {
+function LineChart({ id, name, lines, xName, yName, low, high }) {
   const box = useRef();
   const width = useWidth(box);
-  const [at, point] = useState(null);
+  const [at, setAt] = useState(null);
   useDark();
   const { left, right, top, bottom } = FRAME;
   const last = Math.max(...lines.map(({ values }) => values.length)) - 1;
@@ -43,13 +44,11 @@ function LineChart({ id, name, lines, xName, yName, low, high, height = 260, for
   const y = {
     name: yName,
     ticks: ticksOf(low, high, 5),
-    at: (v) => top + ((high - Math.max(low, Math.min(high, v))) / (high - low)) * (height - top - bottom),
+    at: (v) => top + ((high - clamped(v, low, high)) / (high - low)) * (HEIGHT - top - bottom),
   };
   const move = (event) => {
     const from = event.currentTarget.getBoundingClientRect();
-    point(
-      Math.max(0, Math.min(last, Math.round(((event.clientX - from.left - left) / (width - left - right)) * last))),
-    );
+    setAt(clamped(Math.round(((event.clientX - from.left - left) / (width - left - right)) * last), 0, last));
   };
   const path = (values) => values.map((v, n) => `${x.at(n).toFixed(1)},${y.at(v).toFixed(1)}`).join(" ");
   return html`<div class="plot" ref=${box}>
@@ -58,13 +57,13 @@ function LineChart({ id, name, lines, xName, yName, low, high, height = 260, for
       html`<svg
         id=${id}
         width=${width}
-        height=${height}
+        height=${HEIGHT}
         role="img"
         aria-label=${name}
         onPointerMove=${move}
         onPointerDown=${move}
-        onPointerLeave=${() => point(null)}>
-        <${Axes} ...${{ width, height, x, y }} />
+        onPointerLeave=${() => setAt(null)}>
+        <${Axes} ...${{ width, height: HEIGHT, x, y }} />
         ${lines.map(
           ({ values, dash, wide }, n) =>
             html`<polyline
@@ -75,7 +74,7 @@ function LineChart({ id, name, lines, xName, yName, low, high, height = 260, for
               stroke-dasharray=${dash}
               points=${path(values)} />`,
         )}
-        ${at !== null && html`<line class="cross" x1=${x.at(at)} x2=${x.at(at)} y1=${top} y2=${height - bottom} />`}
+        ${at !== null && html`<line class="cross" x1=${x.at(at)} x2=${x.at(at)} y1=${top} y2=${HEIGHT - bottom} />`}
       </svg>`
     }
     <ul class="legend">
@@ -93,7 +92,7 @@ function LineChart({ id, name, lines, xName, yName, low, high, height = 260, for
                 opacity=${wide ? 0.4 : 1}
                 stroke-dasharray=${dash} />
             </svg>
-            ${own}${at !== null && values[at] !== undefined && html` <b class="numbers">${format(values[at])}</b>`}
+            ${own}${at !== null && values[at] !== undefined && html` <b class="numbers">${values[at].toFixed(3)}</b>`}
           </li>`,
       )}
       <li class="soft numbers">
@@ -104,7 +103,7 @@ function LineChart({ id, name, lines, xName, yName, low, high, height = 260, for
 }
 
 // A map of numbers with axes, rows downwards. x, y: {name, last}: the number of the last column or row.
-function MapChart({ id, name, rows, columns, makeValueAt, scale, deps, x, y, height = 260, bar }) {
+function MapChart({ id, name, rows, columns, makeValueAt, scale, deps, x, y, height = HEIGHT, bar }) {
   const box = useRef();
   const width = useWidth(box);
   const { left, right, top, bottom } = FRAME;

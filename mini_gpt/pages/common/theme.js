@@ -8,9 +8,10 @@ const theme = (() => {
   const changed = () => listeners.forEach((listener) => listener());
   system.addEventListener("change", changed);
   return {
+    // "light", "dark" or null
     get chosen() {
       return root.dataset.theme ?? null;
-    }, // "light", "dark" or null
+    },
     get isDark() {
       return (root.dataset.theme ?? (system.matches ? "dark" : "light")) === "dark";
     },
@@ -22,8 +23,8 @@ const theme = (() => {
     exchange() {
       this.choose(this.isDark ? "light" : "dark");
     },
+    // Returns a function that ends it.
     listen(listener) {
-      // returns a function that ends it
       listeners.add(listener);
       return () => listeners.delete(listener);
     },

@@ -19,12 +19,12 @@ const spoken = (token) =>
 // A token as nodes: spaces, tabs and line breaks have a sign and act as what they are.
 const pieces = (token) =>
   token === ""
-    ? html`<span class="sign">∅</span>`
+    ? "∅"
     : (token.match(/ |\t|\r?\n|[\u0000-\u0008\u000b-\u001f\u007f]|[^ \u0000-\u001f\u007f]+/g) ?? []).map((part) => {
         if (part === " ") return html`<span class="space"> </span>`;
-        if (part === "\t") return html`<span class="sign">⇥</span>${"\t"}`;
-        if (part.endsWith("\n")) return html`<span class="sign">${part.length > 1 ? "^M⏎" : "⏎"}</span>${"\n"}`;
-        return part < " " || part === "\u007f" ? html`<span class="sign">${controlSign(part)}</span>` : part;
+        if (part === "\t") return "⇥\t";
+        if (part.endsWith("\n")) return part.length > 1 ? "^M⏎\n" : "⏎\n";
+        return part < " " || part === "\u007f" ? controlSign(part) : part;
       });
 
 // The text. tokens: strings. name: what it is, for screen readers. pinned: the index of a token, or null.
@@ -46,14 +46,14 @@ function FlowingText({ id, tokens, name, pinned = null, styleOf, markOf, titleOf
     }
   };
   const go = (n) => {
-    const to = Math.max(0, Math.min(tokens.length - 1, n));
+    const to = clamped(n, 0, tokens.length - 1);
     const element = box.current.querySelector(`[data-n="${to}"]`);
     setFocus(to);
     element.focus();
   };
   const press = (event) => {
     const at = indexOf(event);
-    if (at === null || event.ctrlKey || event.metaKey || event.altKey) return;
+    if (at === null || hasModifier(event)) return;
     const act = {
       ArrowRight: () => go(at + 1),
       ArrowLeft: () => go(at - 1),

@@ -64,10 +64,11 @@ class Attention {
       return { levels, own };
     });
   }
-  // Whether the weight is the mean of a block; and the smallest of the query's own weights, which is at least as large.
+  // Whether the weight is the mean of a block.
   isMean(layer, head, i, j) {
     return this.others !== null && this.ofHead(layer * this.heads + head).own[this.start(i) + j] === 0;
   }
+  // The smallest of the query's own weights, which is at least as large as a mean.
   leastOwn(layer, head, i) {
     const { own } = this.ofHead(layer * this.heads + head);
     const weights = this.weights(layer, head);
@@ -164,11 +165,12 @@ function reducedMap(attention, layer, head, by) {
   };
 }
 
-// Decimals that show two digits of an error, but at most four; the error with these, rounded up; a value with its
-// error.
+// Decimals that show two digits of an error, but at most four.
 const decimalsOf = (error) => Math.max(0, Math.min(4, Math.ceil(-Math.log10(error)) + 1));
+// The error with these decimals, rounded up.
 function roundedUp(error) {
   const unit = 10 ** -decimalsOf(error);
   return (Math.ceil(error / unit) * unit).toFixed(decimalsOf(error));
 }
+// A value with its error.
 const withError = (value, error) => `${value.toFixed(decimalsOf(error))} ± ${roundedUp(error)}`;

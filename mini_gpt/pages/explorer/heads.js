@@ -2,8 +2,8 @@
 // What several views share: the choice of a layer and a head, labels of heads, places in the text.
 
 const MEAN = "mean"; // in the place of a head: the mean of all heads of the layer
+// What a head with this label attends to, as --suite=heads measures it.
 const LABELS = {
-  // what a head with this label attends to, as --suite=heads measures it
   "previous token": "the token before",
   "next token": "the token after",
   self: "the token itself",
@@ -47,41 +47,33 @@ const labelOf = (attention, layer, head) => {
 };
 
 function HeadChoice({ attention, state, set, withMean }) {
-  const numbers = (count) => Array.from({ length: count }, (_, n) => [n, String(n)]);
-  const label = labelOf(attention, state.layer, state.head);
-  const heads = withMean ? [...numbers(attention.heads), [MEAN, "mean"]] : numbers(attention.heads);
+  const heads = indices(attention.heads);
   return html`<div class="controls">
-    <${Choice}
-      id="layer"
-      name="layer"
-      options=${numbers(attention.layers)}
-      value=${state.layer}
-      onChoose=${(layer) => set({ layer })} />
-    <${Choice}
-      id="head"
-      name="head"
-      options=${heads}
-      value=${state.head}
-      onChoose=${(head) => set({ head })}
+    <${LayerAndHead}
+      layers=${attention.layers}
+      heads=${withMean ? [...heads, MEAN] : heads}
+      ...${{ state, set }}
       titleOf=${(head) => labelOf(attention, state.layer, head)?.name} />
-    ${
-      state.head === MEAN
-        ? html`<span class="soft">the mean of all heads of layer ${state.layer}</span>`
-        : label
-          ? html`<span
-              ><b id="label">${label.name}</b>${" "}
-              ${LABELS[label.name] && html`<span class="soft">attends to ${LABELS[label.name]}</span>`}
-              ${label.strength !== null && html`<span class="soft">; strength ${label.strength.toFixed(2)}</span>`}</span
-            >`
-          : html`<span class="soft" id="no-label">no label: not measured; see “All heads”</span>`
-    }
+    ${saidOfHead(attention, state)}
   </div>`;
+}
+
+function saidOfHead(attention, { layer, head }) {
+  if (head === MEAN) return html`<span class="soft">the mean of all heads of layer ${layer}</span>`;
+  const label = labelOf(attention, layer, head);
+  if (!label) return html`<span class="soft" id="no-label">no label: not measured; see “All heads”</span>`;
+  const { name, strength } = label;
+  return html`<span
+    ><b id="label">${name}</b>${LABELS[name] && html` <span class="soft">attends to ${LABELS[name]}</span>`}${
+      strength !== null && html`<span class="soft">; strength ${strength.toFixed(2)}</span>`
+    }</span
+  >`;
 }
 
 const NoLabels = () =>
   html`<span class="soft" id="no-labels"
-    >Heads have no labels: the model is too large, or its text too short, to measure them for this page. The
-    command${" "} <code>eval.py --suite=heads,explorer</code> measures them on many texts and writes this page
+    >Heads have no labels: the model is too large, or its text too short, to measure them for this
+    page.${" The command "}<code>eval.py --suite=heads,explorer</code> measures them on many texts and writes this page
     again.</span
   >`;
 

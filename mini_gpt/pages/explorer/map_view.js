@@ -2,12 +2,12 @@
 // One head as a large map of weights or logits, with what is known of the pair under the crosshair.
 
 function MapView({ attention, state, set }) {
-  const [hover, point] = useState(null);
+  const [hovered, setHovered] = useState(null);
   const { layer } = state;
   const head = state.head === MEAN ? 0 : state.head;
   const { rows, columns } = attention;
   const pinned = state.cell && state.cell.i < rows && state.cell.j < columns ? state.cell : null;
-  const at = hover ?? pinned;
+  const at = hovered ?? pinned;
   const isLogits = state.values === "logits";
   const range = useMemo(
     () => (isLogits ? logitRange(attention, layer, head) : null),
@@ -25,10 +25,7 @@ function MapView({ attention, state, set }) {
       <${Choice}
         id="show"
         name="show"
-        options=${[
-          ["weights", "weights"],
-          ["logits", "logits"],
-        ]}
+        options=${["weights", "logits"]}
         value=${state.values}
         onChoose=${(values) => set({ values })} />
       <${ColourBar}
@@ -63,7 +60,7 @@ function MapView({ attention, state, set }) {
       rowName="query"
       columnName="key"
       frames=${attention.alignment ?? []}
-      onPoint=${point}
+      onPoint=${setHovered}
       onPin=${(cell) => set({ cell })} />
     <p class="soft small" id="precision">${errorOf(attention)}</p>`;
 }

@@ -8,8 +8,8 @@ const TABS = [
   ["Positions", "Positions"],
 ];
 const OF_ATTENTION = ["Text", "Heads", "Map"];
+// Of the kinds of attention in a model with an encoder.
 const MEANINGS = {
-  // of the kinds of attention in a model with an encoder
   encoder: "source tokens attend to source tokens",
   decoder: "tokens of the target attend to themselves and earlier ones",
   cross: "tokens of the target, as they are written, attend to the source",
@@ -114,7 +114,7 @@ function App({ data, kinds }) {
           <${Choice}
             id="kind"
             name="attention"
-            options=${Object.keys(kinds).map((kind) => [kind, kind])}
+            options=${Object.keys(kinds)}
             value=${state.kind}
             onChoose=${show} /><span class="soft" id="meaning">${MEANINGS[state.kind]}</span>
         </div>`
@@ -127,7 +127,7 @@ function App({ data, kinds }) {
           type="checkbox"
           id="shortcuts"
           checked=${state.shortcuts}
-          onChange=${(event) => set({ shortcuts: event.target.checked })} />${" "}
+          onChange=${(event) => set({ shortcuts: event.target.checked })} />
         keyboard shortcuts</label
       >
       <span class=${`by-pointer ${state.shortcuts ? "" : "unseen"}`}>

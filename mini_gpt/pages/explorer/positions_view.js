@@ -91,11 +91,9 @@ function Positions({ data, state, set }) {
   };
   const used = (...names) => {
     const layers = pattern.flatMap((own, layer) => (names.includes(own) ? [layer] : []));
-    return layers.length === 0
-      ? null
-      : layers.length === pattern.length
-        ? "used by this run"
-        : `used in layer${layers.length > 1 ? "s" : ""} ${layers.join(", ")}`;
+    if (layers.length === 0) return null;
+    if (layers.length === pattern.length) return "used by this run";
+    return `used in layer${layers.length > 1 ? "s" : ""} ${layers.join(", ")}`;
   };
   const compared = (name) => (used("sinusoidal", "rope") && !used(name) ? ", for comparison" : "");
   const cards = [
@@ -220,7 +218,9 @@ function Positions({ data, state, set }) {
           height=${360}
           bar="cosine" />
         <p class="soft small">
-          Cosines of the vectors of ${learned.size} positions${learned.every > 1 ? `, one of every ${learned.every}` : ""}.
+          Cosines of the vectors of ${learned.size} positions${
+            learned.every > 1 ? `, one of every ${learned.every}` : ""
+          }.
         </p>
       </${Encoding}>`,
     ],
@@ -248,7 +248,7 @@ function Positions({ data, state, set }) {
   return html`<p id="encoding">
       ${
         own.length
-          ? "How this run knows the order of tokens, and below it other encodings for comparison."
+          ? "First the encodings that this run uses, then others for comparison."
           : `This run's encoding (${names}) has no picture here. The others are shown for comparison.`
       }${" "}
       The sliders change the pictures, not the run.

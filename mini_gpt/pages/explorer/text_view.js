@@ -38,8 +38,8 @@ function TextView({ attention, state, set }) {
     <p>
       ${
         isCross
-          ? "A token of the target shows what it reads in the source, and a token of the source which tokens read " +
-            "it: the shade is the attention weight."
+          ? "Point at a token of the target to see what it reads in the source. Point at a token of the source to " +
+            "see which tokens read it. A stronger colour is a larger weight."
           : state.side === "key"
             ? "Each token is shaded by the attention weight that it gives to the marked token."
             : "Each token is shaded by the attention weight that the marked token gives to it."

@@ -131,10 +131,8 @@ function OrderChips({ page }) {
 
 function Reorder({ page }) {
   const { state, set, held, result } = page;
-  const {
-    result: before,
-    state: { order: first },
-  } = page.views.before;
+  const { result: before, state: original } = page.views.before;
+  const first = original.order;
   const isChanged = state.order.some((n, place) => n !== place);
   const changes = first.map((n) =>
     Math.max(...result.y[state.order.indexOf(n)].map((value, k) => Math.abs(value - before.y[n][k]))),
@@ -153,15 +151,16 @@ function Reorder({ page }) {
   ]
     .filter(Boolean)
     .join(" and ");
-  const verdict = !isChanged
-    ? "The words have their original order. Move one, and compare."
-    : most <= ROUNDING * largest
-      ? `Each word has the same output as before; only the rows are permuted.${reason ? "" : WITHOUT_ORDER}`
-      : `Outputs change by up to ${number(most)}${reason && `, because of ${reason}`}: the order makes a difference.`;
+  const verdict = () => {
+    if (!isChanged) return "The words have their original order. Move one, and compare.";
+    if (most <= ROUNDING * largest)
+      return `Each word has the same output as before; only the rows are permuted.${reason ? "" : WITHOUT_ORDER}`;
+    return `Outputs change by up to ${number(most)}${reason && `, because of ${reason}`}: the order makes a difference.`;
+  };
   return html`<section class="card step" id="reorder" tabindex="-1" aria-labelledby="title-order">
     <header>
       <h2 id="title-order">Change the order of the words</h2>
-      <button id="swap" onClick=${swap}>swap second and last</button>${" "}
+      <button id="swap" onClick=${swap}>swap second and last</button>
       <button id="reverse" onClick=${() => set({ order: [...state.order].reverse() })}>reverse</button>
       <button id="original" disabled=${!isChanged} onClick=${() => set({ order: first })}>original order</button>
     </header>
@@ -177,7 +176,7 @@ function Reorder({ page }) {
       </div>
       <div>
         <h3>change of Y</h3>
-        <table class="changes">
+        <table>
           <thead>
             <tr>
               <th scope="col">word</th>
@@ -196,7 +195,7 @@ function Reorder({ page }) {
         </table>
       </div>
       <div class="verdict">
-        <p id="verdict"><b>${verdict}</b></p>
+        <p id="verdict"><b>${verdict()}</b></p>
         <p class="soft small">
           Each word's output is compared with its output in the original order. The table has the largest change among
           its four numbers.

@@ -1,8 +1,8 @@
 "use strict";
 // Things to try: states of the page with what a reader sees in them, and the section in which it is seen.
 
+// [fragment, what to do, what is seen, id of a section]
 const EXPERIMENTS = [
-  // [fragment, what to do, what is seen, id of a section]
   ["", "Start", "head 1 pairs “cat” and “sat”, head 2 the determiners and “mat”.", "roles"],
   ["K=identity", "Let W_K be the identity", "each word finds words like itself.", "roles"],
   ["heads=1", "Use one head", "“sat” must divide its weight between “cat” and “mat”.", "one-beside-two"],

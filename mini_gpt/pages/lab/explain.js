@@ -50,12 +50,13 @@ function aboutWeight(head, state, i, j, words) {
   const seen = head.logits[i].filter((value) => value !== -Infinity);
   const most = Math.max(...seen);
   const isLarge = most > 20 * state.temperature;
-  const part = (value) => (value - (isLarge ? most : 0)) / state.temperature;
+  const shift = isLarge ? most : 0;
+  const part = (value) => (value - shift) / state.temperature;
   const divided = state.temperature === 1 ? "" : ` / ${state.temperature}`;
-  const logit = number(isLarge ? head.logits[i][j] - most : head.logits[i][j], state.temperature < 1 ? 3 : 2);
+  const logit = number(head.logits[i][j] - shift, state.temperature < 1 ? 3 : 2);
   const sum = seen.reduce((all, value) => all + Math.exp(part(value)), 0);
   const exps = seen.map((value) => exponential(part(value))).join(" + ");
-  const less = isLarge ? `less the row's largest logit, ${number(most)}: ` : "";
+  const less = isLarge ? `minus the largest logit of the row, ${number(most)}: ` : "";
   const share = `${exponential(part(head.logits[i][j]))} / ${exponential(Math.log(sum))}`;
   return `${less}exp(${logit}${divided}) / (${exps}) = ${share} = ${number(head.weights[i][j], 3)}`;
 }

@@ -68,7 +68,7 @@ function Links({ head, n, words, pinned, onPin, name }) {
       )}
     </svg>
     <span class="side" aria-hidden="true">key</span>
-    <div class="words keys" aria-hidden="true">
+    <div class="words" aria-hidden="true">
       ${words.map(
         (word, j) =>
           html`<span style=${pinned === null ? "" : textOn(colourOf(SCALES.weights, head.weights[pinned][j]))}

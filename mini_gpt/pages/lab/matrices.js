@@ -15,50 +15,43 @@ const counted = (from, to) => Array.from({ length: to - from }, (_, n) => String
 // {id: {id, step, name, python, values, rows, columns, scale, head}}. name: as in formulas. python: a name for NumPy.
 // rows, columns: labels. scale: signed or weights. head: whose matrix it is, or null.
 function matricesShown(data, state, result) {
-  const held = {};
+  const shown = {};
   const words = wordsOf(data, state);
   const dimensions = data.dimensions;
   const all = counted(0, dimensions.length);
   const { matrices, x } = settingsOf(data, state);
-  const add = (id, step, name, python, values, rows, columns, scale = "signed", head = null) => {
-    held[id] = { id, step, name, python, values, rows, columns, scale, head };
+  const add = (matrix) => {
+    shown[matrix.id] = { python: matrix.name, scale: "signed", head: null, ...matrix };
   };
-  add("X", "input", "X", "X", x, words, dimensions);
+  const input = { step: "input", rows: words, columns: dimensions };
+  add({ ...input, id: "X", name: "X", values: x });
   if (result.added) {
-    add("P", "input", "P", "P", result.added, words, dimensions);
-    add("input", "input", "X + P", "X_P", result.input, words, dimensions);
+    add({ ...input, id: "P", name: "P", values: result.added });
+    add({ ...input, id: "input", name: "X + P", python: "X_P", values: result.input });
   }
+  const project = { step: "project", columns: all };
   for (const letter of ["Q", "K", "V"])
-    add(`W${letter}`, "project", `W_${letter}`, `W_${letter}`, matrices[letter], dimensions, all);
+    add({ ...project, id: `W${letter}`, name: `W_${letter}`, values: matrices[letter], rows: dimensions });
   for (const letter of ["Q", "K", "V"])
-    add(letter, "project", letter, letter, result[letter.toLowerCase()], words, all);
+    add({ ...project, id: letter, name: letter, values: result[letter.toLowerCase()], rows: words });
   result.heads.forEach((head, n) => {
     const own = counted(n * result.width, (n + 1) * result.width);
-    const of = (letter) => `${letter}${subscript(n)}`;
-    for (const letter of ["Q", "K", "V"])
-      add(
-        `${letter}${n}`,
-        "split",
-        of(letter),
-        `${letter}_${n + 1}`,
-        head[letter.toLowerCase()],
-        words,
-        own,
-        "signed",
-        n,
-      );
-    add(`S${n}`, "score", of("S"), `S_${n + 1}`, head.logits, words, words, "signed", n);
-    add(`A${n}`, "mix", of("A"), `A_${n + 1}`, head.weights, words, words, "weights", n);
-    held[`A${n}`].logits = head.logits; // of hidden keys, -Infinity
-    add(`O${n}`, "mix", of("O"), `O_${n + 1}`, head.out, words, own, "signed", n);
+    const names = (letter) => ({ id: `${letter}${n}`, name: `${letter}${subscript(n)}`, python: `${letter}_${n + 1}` });
+    const addOfHead = (letter, matrix) => add({ ...names(letter), rows: words, columns: own, head: n, ...matrix });
+    for (const letter of ["Q", "K", "V"]) addOfHead(letter, { step: "split", values: head[letter.toLowerCase()] });
+    addOfHead("S", { step: "score", values: head.logits, columns: words });
+    // logits: of hidden keys, -Infinity.
+    addOfHead("A", { step: "mix", values: head.weights, columns: words, scale: "weights", logits: head.logits });
+    addOfHead("O", { step: "mix", values: head.out });
   });
-  add("O", "output", "O", "O", result.concatenated, words, all);
-  add("WO", "output", "W_O", "W_O", matrices.O, all, all);
-  add("Y", "output", "Y", "Y", result.y, words, all);
-  return held;
+  const output = { step: "output", columns: all };
+  add({ ...output, id: "O", name: "O", values: result.concatenated, rows: words });
+  add({ ...output, id: "WO", name: "W_O", values: matrices.O, rows: all });
+  add({ ...output, id: "Y", name: "Y", values: result.y, rows: words });
+  return shown;
 }
 
-const ofStep = (held, step) => Object.values(held).filter((matrix) => matrix.step === step);
+const ofStep = (shown, step) => Object.values(shown).filter((matrix) => matrix.step === step);
 const shapeOf = ({ values }) => `${values.length} × ${values[0].length}`;
 
 // The numbers of matrices as lines of tab-separated text, with labels, for a spreadsheet.

@@ -55,13 +55,13 @@ function Matrix({
   const last = [values.length - 1, values[0].length - 1];
   const [stopI, stopJ] = stop.map((n, axis) => Math.min(n, last[axis]));
   const go = (i, j) => {
-    const to = [i, j].map((n, axis) => Math.max(0, Math.min(last[axis], n)));
+    const to = [i, j].map((n, axis) => clamped(n, 0, last[axis]));
     setStop(to);
     const cell = box.current.rows[to[0] + 1].cells[to[1] + 1];
     (cell.querySelector("input") ?? cell).focus();
   };
   const press = (event, i, j) => {
-    if (event.ctrlKey || event.metaKey || event.altKey || event.shiftKey) return;
+    if (hasModifier(event) || event.shiftKey) return;
     const field = event.target.tagName === "INPUT" ? event.target : null;
     const atStart = !field || field.selectionEnd === 0;
     const atEnd = !field || field.selectionStart === field.value.length;

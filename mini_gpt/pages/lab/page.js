@@ -11,12 +11,7 @@ function Controls({ page }) {
         ${sentencesOf(data).map((text) => html`<option value=${text}>${text}</option>`)}
       </select></label
     >
-    <${Choice}
-      id="heads"
-      name="heads"
-      options=${HEADS.map((n) => [n, n])}
-      value=${state.heads}
-      onChoose=${(heads) => set({ heads })} />
+    <${Choice} id="heads" name="heads" options=${HEADS} value=${state.heads} onChoose=${(heads) => set({ heads })} />
     <${Choice}
       id="position"
       name="positions"
@@ -26,19 +21,13 @@ function Controls({ page }) {
     <${Choice}
       id="mask"
       name="mask"
-      options=${[
-        ["none", "none"],
-        ["causal", "causal"],
-      ]}
+      options=${["none", "causal"]}
       value=${state.causal ? "causal" : "none"}
       onChoose=${(mask) => set({ causal: mask === "causal" })} />
     <${Choice}
       id="scale"
       name="scale 1/√d"
-      options=${[
-        ["on", "on"],
-        ["off", "off"],
-      ]}
+      options=${["on", "off"]}
       value=${state.scale ? "on" : "off"}
       onChoose=${(scale) => set({ scale: scale === "on" })} />
     <${Slider}
@@ -126,7 +115,7 @@ function App({ data }) {
       <div>
         <p>
           A sentence, four numbers for each word, and four small matrices: this is multi-head attention, in five steps.
-          All numbers with a dotted line can be changed, and every step follows. Point at a number,${" "}
+          You can change every number with a dotted line; all steps are then computed again. Point at a number,${" "}
           <span class="by-pointer">go to it with Tab and arrow keys, </span>or tap it, to see how it is computed.
         </p>
         <p>
@@ -143,9 +132,9 @@ function App({ data }) {
         <${ColourBars} />
       </header>
       <p class="soft small">
-        A line goes from a word that reads, above (the query), to a word that it reads, below (the key). Its width is
-        the attention weight. Choose a word above to see its lines alone. A word has no clear key if its largest weight
-        is at most ${CLEAR} times that of an even spread.
+        Each line joins a word that reads (above, the query) to a word that it reads (below, the key). Its width is the
+        attention weight. Choose a word above to see only its lines. A word has no clear key if its largest weight is at
+        most ${CLEAR} times the weight that it would have if all were equal.
       </p>
       <div class="lanes">
         ${result.heads.map(
@@ -166,9 +155,9 @@ function App({ data }) {
       </div>
     </section>
     ${[[Input, Project], [Split, Score, Mix], [Output, Shapes], [OneBesideTwo], [Reorder]].map(
-      (views, n) =>
+      (sections, n) =>
         html`<div class=${`line line-${n} ${result.added ? "added" : ""}`}>
-          ${views.map((View) => html`<${View} page=${page} />`)}
+          ${sections.map((View) => html`<${View} page=${page} />`)}
         </div>`,
     )}
     <div id="explained" class=${explained || said ? "card" : "unseen"} role="status">
@@ -210,7 +199,7 @@ function Experiments({ page: { data, state } }) {
 
 const ColourBars = () =>
   html`<span class="bars"
-    ><${ColourBar} scale=${SCALES.signed} name="numbers" format=${(value) => number(value, 0)} />${" "}
+    ><${ColourBar} scale=${SCALES.signed} name="numbers" format=${(value) => number(value, 0)} />
     <${ColourBar} scale=${SCALES.weights} name="weights" masked="hidden by the mask"
   /></span>`;
 

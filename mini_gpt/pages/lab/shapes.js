@@ -27,7 +27,7 @@ function Shapes({ page }) {
   const parameters = (4 * width * width).toLocaleString("en");
   const field = (name, said) =>
     html`<label
-      >${said}${" "}
+      >${said}
       <input
         type="number"
         id=${`size-${name}`}

@@ -78,7 +78,7 @@ function PresetPicker({ data, state, letter, set }) {
     ${
       own.preset === "random" &&
       html`<label class="soft small"
-        >seed${" "}
+        >seed
         <input
           type="number"
           id=${`seed-${letter}`}

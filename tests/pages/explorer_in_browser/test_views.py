@@ -38,7 +38,7 @@ def test_each_view_says_what_it_shows(pages, browser):
         "tab=Heads": "Each small map is a head: the tokens of the text (queries) downwards, the tokens that they read",
         "tab=Map": "Each cell is the attention weight of a pair: its row is the query",
         "tab=Map&values=logits": "Each cell is the logit of a pair: its row is the query",
-        "tab=Positions": "How this run knows the order of tokens",
+        "tab=Positions": "First the encodings that this run uses, then others for comparison.",
     }
     for fragment, said in views.items():
         go(browser, pages / "stories.html", fragment)

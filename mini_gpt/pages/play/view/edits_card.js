@@ -2,11 +2,10 @@
 // All edits of one run.
 
 // Patching: outputs of heads in a pass over another text.
-function Patching({ state, set, edits, change, counts, place }) {
+function Patching({ state, set, edits, change, counts, canPatch, place }) {
   const { own, other } = counts;
-  const isEqual = own === other && other > 0;
   const places = edits.places ?? [place];
-  const verdict = isEqual ? "Heads can take their outputs from it." : "Patching needs equal numbers.";
+  const verdict = canPatch ? "Heads can take their outputs from it." : "Patching needs equal numbers.";
   const found = state.other
     ? `${other} tokens; the text has ${own}. ${verdict}`
     : "Write a text with the same number of tokens, such as the same sentence with one word changed.";
@@ -28,7 +27,7 @@ function Patching({ state, set, edits, change, counts, place }) {
       }
     </p>
     ${
-      isEqual &&
+      canPatch &&
       html`<${Choice}
         id="places"
         name="at"
@@ -41,13 +40,12 @@ function Patching({ state, set, edits, change, counts, place }) {
     }`;
 }
 
-function EditsCard({ facts, state, set, held, counts, place, rows }) {
+function EditsCard({ facts, state, set, results, edits: computedEdits, range, counts, canPatch, place, rows }) {
   const run = state.run;
   const own = facts[run];
   const edits = state.edits[run];
-  const { effects, measure, busy } = useEffects(run, own, held[run], held.edits[run], held.range);
+  const { effects, measure, busy } = useHeadEffects(run, own, results[run], computedEdits[run], range);
   const change = (next) => set((old) => ({ edits: old.edits.map((each, n) => (n === run ? next : each)) }));
-  const canPatch = counts.own === counts.other && counts.other > 0;
   const isEdited = Object.keys(edits).length > 0;
   return html`<section class="card edits" aria-labelledby="edits-title">
     <div class="bar-of-card">
@@ -61,7 +59,7 @@ function EditsCard({ facts, state, set, held, counts, place, rows }) {
           value=${run}
           onChoose=${(n) => set({ run: n, layer: 0, head: 0 })} />`
       }
-      <button id="measure" data-picture="no" disabled=${busy || !held[run].edited} onClick=${measure}>
+      <button id="measure" data-picture="no" disabled=${busy || !results[run].edited} onClick=${measure}>
         ${
           busy
             ? `Measuring: ${Object.keys(effects ?? {}).length} of ${own.layers * own.heads} heads`
@@ -88,7 +86,9 @@ function EditsCard({ facts, state, set, held, counts, place, rows }) {
       </div>
       <div>
         <h3>Another text</h3>
-        <${Patching} ...${{ state, set, edits, change, counts, place }} /><${History} rows=${rows} unit=${state.unit} />
+        <${Patching} ...${{ state, set, edits, change, counts, canPatch, place }} /><${History}
+          rows=${rows}
+          unit=${state.unit} />
       </div>
     </div>
   </section>`;

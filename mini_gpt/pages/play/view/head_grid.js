@@ -1,7 +1,6 @@
 "use strict";
 // The heads and the parts of each layer, as buttons that switch them off.
 
-const HEAD_STATES = { on: "on", off: "off", mean: "at its mean", patch: "from the other text" };
 const HEAD_SIGNS = { on: "", off: "×", mean: "x̄", patch: "⇄" };
 
 // A copy of an object without the entry, or with another value; undefined removes it.
@@ -27,16 +26,16 @@ function HeadGrid({ facts, edits, change, canPatch, effects, unit }) {
     const list = toggled(edits[name], layer);
     change(withEntry(edits, name, list.length ? list : undefined));
   };
-  const part = (name, said, layer) => {
+  const part = (name, text, label, layer) => {
     const isOff = edits[name]?.includes(layer);
     return html`<button
       class="part"
       id=${`${name}-${layer}`}
       aria-pressed=${isOff ? "true" : "false"}
       title=${isOff ? "Off. Click to switch it on." : "Click to switch it off."}
-      aria-label=${`${said} of layer ${layer} off`.replace("whole of ", "")}
+      aria-label=${`${label} off`}
       onClick=${() => flip(name, layer)}>
-      ${said}
+      ${text}
     </button>`;
   };
   const head = (layer, number) => {
@@ -51,7 +50,6 @@ function HeadGrid({ facts, edits, change, canPatch, effects, unit }) {
     return html`<button
       class=${`head ${state} ${isInert ? "inert" : ""}`}
       id=${`head-${name}`}
-      data-state=${state}
       aria-label=${said}
       title=${said}
       style=${style}
@@ -64,18 +62,19 @@ function HeadGrid({ facts, edits, change, canPatch, effects, unit }) {
       <span class="name">layer ${layer}</span>
       <span class="heads">${Array.from({ length: facts.heads }, (_, number) => head(layer, number))}</span>
       <span class="parts"
-        >${part("attentions", "attention", layer)}${part(
+        >${part("attentions", "attention", `attention of layer ${layer}`, layer)}${part(
           "feedForwards",
           "feed-forward",
+          `feed-forward of layer ${layer}`,
           layer,
-        )}${part("layers", "whole", layer)}</span
+        )}${part("layers", "whole layer", `layer ${layer}`, layer)}</span
       >
     </div>`;
   return html`<div class="grid">${Array.from({ length: facts.layers }, (_, layer) => row(layer))}</div>
     <p class="small soft">
-      Click a head to switch it off (×). The next clicks replace its output by its mean over this text
-      (x̄)${canPatch ? ", by that of the other text (⇄)," : ""} and switch it on again. A part of a layer that is off is
-      struck through.
+      Click a head to switch it off (×). Click again: its output is its mean over this text
+      (x̄).${canPatch ? " Click again: its output is that of the other text (⇄)." : ""} A last click switches it on. A
+      part of a layer that is off is struck through.
     </p>`;
 }
 

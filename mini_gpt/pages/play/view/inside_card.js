@@ -1,13 +1,13 @@
 "use strict";
 // The views of the inside of a run, in tabs.
 
-function InsideCard({ facts, state, set, held, texts, place, tokenizer, setPointed }) {
+function InsideCard({ facts, state, set, results, texts, place, tokenizer, setPointed }) {
   const run = state.run;
-  const own = held[run];
+  const own = results[run];
   const needsMaps = ["attention", "map"].includes(state.view);
   const maps = useAttention(run, needsMaps ? own.edited : null, state.layer, state.head);
   const lines = facts.flatMap((each, n) => {
-    const { edited, plain } = held[n];
+    const { edited, plain } = results[n];
     const line = (result, name, dashed) => ({
       name,
       values: result.nll,
@@ -22,7 +22,7 @@ function InsideCard({ facts, state, set, held, texts, place, tokenizer, setPoint
       ? [line(edited, name, false)]
       : [line(edited, `${name}, edited`, false), line(plain, `${name}, unedited`, true)];
   });
-  const common = { facts: facts[run], state, set, held: own, maps, texts, place, tokenizer };
+  const common = { facts: facts[run], state, set, result: own, maps, texts, place, tokenizer };
   const view = () => {
     if (state.view === "loss" ? !lines.length : !own.edited)
       return own.refused ? html`<p>${own.refused}</p>` : html`<${Waiting} />`;

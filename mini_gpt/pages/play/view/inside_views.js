@@ -3,32 +3,19 @@
 
 const Waiting = () => html`<p class="soft" role="status">Computing …</p>`;
 
-function HeadPickers({ facts, state, set }) {
-  const numbers = (count) => Array.from({ length: count }, (_, n) => [n, String(n)]);
-  return html`<div class="controls">
-    <${Choice}
-      id="layer"
-      name="layer"
-      options=${numbers(facts.layers)}
-      value=${state.layer}
-      onChoose=${(layer) => set({ layer })} />
-    <${Choice}
-      id="view-head"
-      name="head"
-      options=${numbers(facts.heads)}
-      value=${state.head}
-      onChoose=${(head) => set({ head })} />
+const HeadPickers = ({ facts, state, set }) =>
+  html`<div class="controls">
+    <${LayerAndHead} layers=${facts.layers} heads=${indices(facts.heads)} ...${{ state, set }} />
   </div>`;
-}
 
 // What a token attends to, in the text itself.
-function AttentionView({ facts, state, set, held, maps, texts, place, onPoint }) {
-  const length = held.edited.length;
+function AttentionView({ facts, state, set, result, maps, texts, place, onPoint }) {
+  const length = result.edited.length;
   const row = maps && place < length ? maps.weights.subarray(place * length, (place + 1) * length) : null;
   return html`<${HeadPickers} ...${{ facts, state, set }} />
     <p class="soft">
       The stronger a token's colour, the more attention “${shown(texts[place] ?? "")}” pays to it in this head. Point at
-      another token, or click on it to keep it.
+      another token, or click on it to pin it.
     </p>
     <${ColourBar} scale=${scales.weights} name="attention weight" />
     <${FlowingText}
@@ -43,8 +30,8 @@ function AttentionView({ facts, state, set, held, maps, texts, place, onPoint })
       onPin=${(pin) => set({ pin })} />`;
 }
 
-function MapView({ facts, state, set, held, maps, texts, place }) {
-  const length = held.edited.length;
+function MapView({ facts, state, set, result, maps, texts, place }) {
+  const length = result.edited.length;
   const [hovered, setHovered] = useState(null);
   const [chosen, setChosen] = useState(null);
   // A chosen cell counts until another place is chosen elsewhere. A cell can be beyond a text that was made shorter.
@@ -75,10 +62,7 @@ function MapView({ facts, state, set, held, maps, texts, place }) {
       <${Choice}
         id="show"
         name="show"
-        options=${[
-          ["weights", "weights"],
-          ["logits", "logits"],
-        ]}
+        options=${["weights", "logits"]}
         value=${state.logits ? "logits" : "weights"}
         onChoose=${(value) => set({ logits: value === "logits" })} />
       <${ColourBar}
@@ -114,12 +98,12 @@ function MapView({ facts, state, set, held, maps, texts, place }) {
 const LENS_COLUMNS = 14; // places in the table, which scrolls sideways
 
 // What the model would predict if it ended after each layer.
-function LensView({ held, texts, tokenizer, place, set }) {
-  const { lens, length, layers } = held.edited;
+function LensView({ result, texts, tokenizer, place, set }) {
+  const { lens, length, layers } = result.edited;
   const box = useRef();
   useDark();
+  // Bring the place into view.
   useLayoutEffect(() => {
-    // bring the place into view
     const here = box.current?.querySelector(".here");
     if (here)
       box.current.scrollLeft += here.getBoundingClientRect().right - box.current.getBoundingClientRect().right + 6;
@@ -131,7 +115,7 @@ function LensView({ held, texts, tokenizer, place, set }) {
   const places = Array.from({ length: last - first + 1 }, (_, n) => first + n);
   const cell = (layer, n) => {
     const from = (layer * length + n) * lens.top;
-    const next = n + 1 < texts.length ? held.edited.tokens[n + 1] : null;
+    const next = n + 1 < texts.length ? result.edited.tokens[n + 1] : null;
     const likely = Array.from(
       { length: lens.top },
       (_, k) => `${labelOf(tokenizer, lens.tokens[from + k])} ${percent(lens.probabilities[from + k])}`,
@@ -183,19 +167,16 @@ function LensView({ held, texts, tokenizer, place, set }) {
     <${ColourBar} scale=${scale} name="probability" />`;
 }
 
-const TICKS = [1, 2, 5, 10, 20, 50, 100, 200, 500]; // steps between the places that are named
-
 // Norms of the residual stream, by layer and place.
-function StreamView({ held, texts, place, set }) {
-  const { norms, length, layers } = held.edited;
+function StreamView({ result, texts, place, set }) {
+  const { norms, length, layers } = result.edited;
   let most = 1e-9;
   for (const norm of norms) if (Number.isFinite(norm)) most = Math.max(most, norm);
   const ceiling = Number(most.toPrecision(2));
   const scale = scales.linear(0, ceiling, [0, ceiling / 2, ceiling]);
   const stages = Array.from({ length: layers + 1 }, (_, n) => n);
   const nameOf = (stage) => (stage ? `after layer ${stage - 1}` : "input");
-  const step = TICKS.find((each) => length / each <= 6) ?? length;
-  const ticks = Array.from({ length: Math.ceil(length / step) }, (_, n) => n * step);
+  const ticks = multiples(roundStep(Math.max(1, length / 6)), 0, length - 1);
   const mean = (stage) => {
     let sum = 0;
     for (let n = 0; n < length; n++) sum += norms[stage * length + n];
@@ -203,7 +184,7 @@ function StreamView({ held, texts, place, set }) {
   };
   const pin = (event) => {
     const { left, width } = event.currentTarget.getBoundingClientRect();
-    set({ pin: Math.max(0, Math.min(length - 1, Math.floor(((event.clientX - left) / width) * length))) });
+    set({ pin: clamped(Math.floor(((event.clientX - left) / width) * length), 0, length - 1) });
   };
   const row = (stage) =>
     html`<tr key=${stage}>
@@ -214,7 +195,7 @@ function StreamView({ held, texts, place, set }) {
           columns=${length}
           makeValueAt=${() => (_, j) => norms[stage * length + j]}
           scale=${scale}
-          deps=${[held.edited, ceiling]}
+          deps=${[result.edited, ceiling]}
           name=${`Norms ${nameOf(stage)}, by place`}
           style="width:100%;height:30px" />
         <i class="mark" style=${`left:${(100 * place) / length}%;width:${100 / length}%`}></i>

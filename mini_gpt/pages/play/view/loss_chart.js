@@ -21,7 +21,7 @@ function LossChart({ lines, unit, texts, place, onPin }) {
   useDark();
   const box = useRef();
   const width = Math.max(280, useWidth(box) || 900);
-  const [at, point] = useState(null);
+  const [at, setAt] = useState(null);
   const factor = UNITS[unit];
   const count = Math.max(2, ...lines.map((line) => line.values.length));
   const height = width < 500 ? 220 : 280;
@@ -29,7 +29,7 @@ function LossChart({ lines, unit, texts, place, onPin }) {
   const [left, right, top, bottom] = [46, 12, 22, 40];
   const means = lines.map((line) => runningMeans(line.values, reach));
   const highest = Math.max(0.5, ...means.map((values) => values.reduce((a, b) => (b > a ? b : a), 0))) * factor;
-  const step = [0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50].find((each) => highest / each <= 6) ?? 100;
+  const step = roundStep(highest / 6);
   const most = step * Math.ceil(highest / step);
   const x = (n) => left + ((n - 0.5) / (count - 1)) * (width - left - right);
   const y = (v) => height - bottom - (v / most) * (height - top - bottom);
@@ -40,14 +40,12 @@ function LossChart({ lines, unit, texts, place, onPin }) {
     });
     return d;
   };
-  const every =
-    [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000].find((each) => count / each <= (width < 500 ? 6 : 10)) ?? 2000;
-  const numbers = (last, each) => Array.from({ length: Math.floor(last / each + 1e-9) + 1 }, (_, n) => n * each);
+  const every = roundStep(Math.max(1, count / (width < 500 ? 6 : 10)));
   const contexts = [...new Set(lines.map((line) => line.context))].filter((context) => context < count);
   const move = (event) => {
     const { left: from } = event.currentTarget.getBoundingClientRect();
     const n = Math.round(((event.clientX - from - left) / (width - left - right)) * (count - 1) + 0.5);
-    point(Math.max(1, Math.min(count - 1, n)));
+    setAt(clamped(n, 1, count - 1));
   };
   const marked = at ?? (place !== null && place > 0 && place < count ? place : null);
   const two = (value = NaN) => (value * factor).toFixed(2);
@@ -73,7 +71,7 @@ function LossChart({ lines, unit, texts, place, onPin }) {
                 stroke=${line.colour}
                 stroke-width="2.5"
                 stroke-dasharray=${line.dashed ? "5 4" : null} /></svg
-            >${" "} ${line.name}${lossOf(line) && html`: <b class="numbers">${lossOf(line)}</b>`}</span
+            >${` ${line.name}`}${lossOf(line) && html`: <b class="numbers">${lossOf(line)}</b>`}</span
           >`,
       )}
     </p>
@@ -85,9 +83,9 @@ function LossChart({ lines, unit, texts, place, onPin }) {
         role="img"
         aria-label=${`Loss along the text in ${unit}: ${losses.join(", ")}`}
         onMouseMove=${move}
-        onMouseLeave=${() => point(null)}
+        onMouseLeave=${() => setAt(null)}
         onClick=${() => at && onPin(at)}>
-        ${numbers(most, step).map(
+        ${multiples(step, 0, most).map(
           (v) =>
             html`<line x1=${left} x2=${width - right} y1=${y(v)} y2=${y(v)} class="rule" /><text
                 x=${left - 8}
@@ -96,9 +94,9 @@ function LossChart({ lines, unit, texts, place, onPin }) {
                 >${+v.toFixed(2)}</text
               >`,
         )}
-        ${numbers(count - 1, every)
-          .slice(1)
-          .map((n) => html`<text x=${x(n)} y=${height - bottom + 17} text-anchor="middle">${n}</text>`)}
+        ${multiples(every, 1, count - 1).map(
+          (n) => html`<text x=${x(n)} y=${height - bottom + 17} text-anchor="middle">${n}</text>`,
+        )}
         <text x=${width - right} y=${height - 4} text-anchor="end">place in the text (tokens)</text>
         ${contexts.map(
           (context) =>

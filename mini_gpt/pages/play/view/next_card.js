@@ -7,12 +7,12 @@ const percent = (share) =>
 // A token on one line. The separator, which has no text, is the end of a document.
 const labelOf = (tokenizer, token) => (token === tokenizer.separator ? "⟨end⟩" : shown(tokenizer.decode([token])));
 
-// held: of useResults. colour: of the bars. actual: the token that follows in the text, or null. onToken(token): for a
-// bar that was chosen; null: bars are not buttons.
-function NextTokens({ id, held, place, tokenizer, actual, most, colour, onToken }) {
+// result: of useResults. colour: of the bars. actual: the token that follows in the text, or null.
+// onToken(token): for a bar that was chosen; null: bars are not buttons.
+function NextTokens({ id, result, place, tokenizer, actual, most, colour, onToken }) {
   useDark();
-  const rows = held.edited ? likelyNext(held, Math.min(place, held.edited.length - 1), most) : [];
-  const isEdited = held.plain !== held.edited;
+  const rows = result.edited ? likelyNext(result, Math.min(place, result.edited.length - 1), most) : [];
+  const isEdited = result.plain !== result.edited;
   const row = ({ token, probability, before }) => {
     const text = tokenizer.decode([token]);
     const unedited = isEdited && before !== null ? `, without edits ${percent(before)}` : "";
@@ -60,7 +60,7 @@ function NextLegend({ isEdited, hasActual }) {
   </p>`;
 }
 
-function NextCard({ facts, state, set, ids, held, place, textOf, tokenizer }) {
+function NextCard({ facts, state, set, ids, results, place, textOf, tokenizer }) {
   if (!ids.length)
     return html`<section class="card" aria-labelledby="next-title">
       <h2 id="next-title">Next token</h2>
@@ -79,12 +79,12 @@ function NextCard({ facts, state, set, ids, held, place, textOf, tokenizer }) {
         html`${facts.length > 1 && html`<h3 style=${`color:${seriesColour(n)}`}>${run.name}</h3>`}
           <${NextTokens}
             id=${`next-${n}`}
-            held=${held[n]}
+            result=${results[n]}
             colour=${seriesColour(n)}
             most=${facts.length > 1 ? 6 : SHOWN}
             ...${{ place, tokenizer, actual, onToken }} />`,
     )}
-    <${NextLegend} isEdited=${held.some((each) => each.edited !== each.plain)} hasActual=${!isEnd} />
+    <${NextLegend} isEdited=${results.some((each) => each.edited !== each.plain)} hasActual=${!isEnd} />
     <p class="small soft" data-picture="no">
       ${
         isEnd

@@ -21,16 +21,13 @@ function App({ data, tokenizer, facts, first }) {
   const ids = useMemo(() => encoded.ids.slice(0, data.most_tokens), [encoded]);
   const spans = useMemo(() => tokenizer.spans(encoded.ids, state.text), [encoded]);
   const other = useMemo(() => tokenizer.encode(state.other).ids, [state.other]);
-  const isEqual = other.length === ids.length;
-  const edits = state.edits.map((each) => (isEqual ? each : withoutPatches(each)));
+  const canPatch = ids.length > 0 && other.length === ids.length;
+  const edits = state.edits.map((each) => (canPatch ? each : withoutPatches(each)));
   const engine = edits.map((each) => engineEdits(each, other));
   const range = rangeOf(state, data, spans);
-  const held = Object.assign(useResults(facts.length, ids, engine, range, state.view === "lens"), {
-    edits: engine,
-    range,
-  });
+  const results = useResults(facts.length, ids, engine, range, state.view === "lens");
   const writer = useWriter(tokenizer, (text) => set({ text, pin: null, range: null }));
-  const rows = useHistory(held[state.run], edits[state.run], state.run, range);
+  const rows = useHistory(results[state.run], edits[state.run], state.run, range);
   useFragment(
     state,
     (shown) => entriesOf(shown, first),
@@ -45,11 +42,11 @@ function App({ data, tokenizer, facts, first }) {
   const place = Math.min(last, pointed ?? state.pin ?? last);
   const visible = ids.findLastIndex((id) => textOf(id).trim());
   const viewed = pointed ?? state.pin ?? (visible < 0 ? last : visible);
-  const seen = held[state.run].edited?.tokens ?? ids;
+  const seen = results[state.run].edited?.tokens ?? ids;
   const texts = useMemo(() => Array.from(seen, textOf), [seen]);
   const counts = { own: ids.length, other: other.length };
-  const common = { data, facts, state, set, ids, held, place, textOf, tokenizer, counts, setPointed };
-  document.documentElement.dataset.busy = held.some((each) => each.busy) ? "yes" : "no";
+  const common = { data, facts, state, set, ids, results, place, textOf, tokenizer, setPointed };
+  document.documentElement.dataset.busy = results.some((each) => each.busy) ? "yes" : "no";
   const picture = () =>
     savePicture(page.current, "playground.png").catch(() =>
       alert("This browser can't draw the picture. Take a screenshot."),
@@ -74,8 +71,8 @@ function App({ data, tokenizer, facts, first }) {
       ${facts.map(
         (run, n) =>
           html`<${Headline}
-            held=${held[n]}
-            first=${n ? { ...held[0], name: facts[0].name } : null}
+            result=${results[n]}
+            first=${n ? { ...results[0], name: facts[0].name } : null}
             range=${range}
             edits=${edits[n]}
             unit=${state.unit}
@@ -94,13 +91,15 @@ function App({ data, tokenizer, facts, first }) {
       <${TextCard}
         ...${{
           ...common,
+          edits: engine,
+          range,
           spans,
           writer,
           unknown: encoded.unknown,
           cut: encoded.ids.length > ids.length,
         }} /><${NextCard} ...${common} />
     </div>
-    <${EditsCard} ...${{ ...common, rows }} />
+    <${EditsCard} ...${{ ...common, edits: engine, range, counts, canPatch, rows }} />
     <${InsideCard} ...${{ ...common, texts }} place=${Math.min(viewed, seen.length - 1)} />
     <p class="small soft" data-picture="no">
       ${

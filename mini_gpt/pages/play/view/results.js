@@ -48,7 +48,7 @@ function useResults(count, ids, edits, range, needsLens) {
           busy: false,
         }));
       update(() => ({ busy: true }));
-      const known = held[model].plain; // edits do not change it
+      const known = results[model].plain; // edits do not change it
       const run = (slot, own, wanted) => ask({ kind: "run", model, slot, tokens: ids, edits: own, ask: wanted });
       (async () => {
         const wanted = { top: ASKED, lens: needsLens ? LENS : 0 };

@@ -7,20 +7,18 @@ const changeText = (before, after, unit) => signedNumber(lossText(after, unit) -
 
 const capital = (text) => text.charAt(0).toUpperCase() + text.slice(1);
 
-// One sentence for a run. name: of the run if there are two. first: what useResults holds of the first run, for the
+// One sentence for a run. name: of the run if there are two. first: of useResults, the first run, for the
 // second. range: {first, last, name}, or null for the whole text.
-function Headline({ held, first, edits, range, unit, name, colour }) {
-  const { edited, plain, refused, busy } = held;
+function Headline({ result, first, edits, range, unit, name, colour }) {
+  const { edited, plain, refused, busy } = result;
   const factor = UNITS[unit];
   const said = phrases(edits).join(", ");
   const who = name && html`<b style=${`color:${colour}`}>${name}</b>${": "}`;
   const sign = html`<span class=${busy ? "busy" : "idle"} aria-hidden="true" title="computing">◌</span
     >${busy && html`<span class="slow small soft"> computing …</span>`}`; // words if it takes long
   if (refused) return html`<p class="headline refused">${who}${refused}${sign}</p>`;
-  const loss = (result, id = null) =>
-    html`<b class="numbers" data-loss=${result.mean} data-of=${id}
-      >${result.mean === null ? "–" : lossText(result.mean, unit)}</b
-    >`;
+  const loss = (result) =>
+    html`<b class="numbers" data-loss=${result.mean}>${result.mean === null ? "–" : lossText(result.mean, unit)}</b>`;
   if (!edited) return html`<p class="headline">${who}<span class="soft">The model computes …</span>${sign}</p>`;
   const { count } = predicted(edited, range);
   const part = range ? ` of ${range.name}` : "";
@@ -39,19 +37,19 @@ function Headline({ held, first, edits, range, unit, name, colour }) {
   const change = (edited.mean - plain.mean) * factor;
   const verdict = change > 0.0005 ? "worse" : change < -0.0005 ? "better" : "";
   return html`<p class="headline">
-    ${who}${capital(said)}: loss${part} ${loss(plain, "plain")} → ${loss(edited, "edited")} ${unit} per token${" "}
+    ${who}${capital(said)}: loss${part} ${loss(plain)} → ${loss(edited)} ${unit} per token${" "}
     <span class=${`change numbers ${verdict}`}>${changeText(plain.mean, edited.mean, unit)}</span>${sign}
   </p>`;
 }
 
 // A hook: the changes of edits of a run with the losses before and after them, the newest first, for the text and
 // the range of now.
-function useHistory(held, edits, run, range) {
+function useHistory(result, edits, run, range) {
   const [rows, setRows] = useState([]);
   const last = useRef(null);
   const part = JSON.stringify(range);
   useEffect(() => {
-    const { edited, busy } = held;
+    const { edited, busy } = result;
     if (!edited || busy || edited.mean === null) return;
     const before = last.current;
     const now = { run, part, tokens: edited.tokens, mean: edited.mean, phrases: phrases(edits) };
@@ -68,7 +66,7 @@ function useHistory(held, edits, run, range) {
       const row = { said, before: isSame ? old[0].before : before.mean, after: now.mean };
       return [row, ...(isSame ? old.slice(1) : old)].slice(0, 6);
     });
-  }, [held.edited, held.busy, part]);
+  }, [result.edited, result.busy, part]);
   return rows;
 }
 
@@ -110,7 +108,7 @@ function History({ rows, unit }) {
   </div>`;
 }
 
-// What the colours of measured heads mean, those that are edited left out. effects: as of useEffects.
+// What the colours of measured heads mean, those that are edited left out. effects: as of useHeadEffects.
 function Effects({ effects, edits, unit }) {
   const found = Object.entries(effects)
     .filter(([name]) => !edits.heads?.[name])
@@ -125,16 +123,16 @@ function Effects({ effects, edits, unit }) {
 
 // A hook: {effects, measure, busy}. effects: change of the loss in nats if a head is off, for the present text and
 // edits.
-function useEffects(model, facts, held, edits, range) {
+function useHeadEffects(model, facts, result, edits, range) {
   const [found, setFound] = useState(null);
   const [busy, setBusy] = useState(false);
   const latest = useRef(null);
   // What the effects are about: a result with or without the lens.
-  const now = { model, part: JSON.stringify(range), tokens: held.edited?.tokens, written: held.edited?.written };
+  const now = { model, part: JSON.stringify(range), tokens: result.edited?.tokens, written: result.edited?.written };
   const isSame = (a, b) => Object.keys(a).every((name) => a[name] === b[name]);
   latest.current = now;
   const measure = async () => {
-    const base = held.edited;
+    const base = result.edited;
     const effects = {};
     setBusy(true);
     for (let n = 0; n < facts.layers * facts.heads && isSame(now, latest.current); n++) {

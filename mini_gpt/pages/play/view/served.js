@@ -39,8 +39,8 @@ function served() {
     try {
       const options = { method: "POST", headers: { "Content-Type": "application/json" }, signal: own.signal };
       const response = await fetch("ask", { ...options, body: JSON.stringify({ ...request, slot }) });
+      // A 429 has a reply as its text.
       if (!response.ok && response.status !== 429)
-        // a 429 has a reply as its text
         return void reply({ kind: "refused", message: `The server refuses the request: ${await response.text()}.` });
       for await (const line of lines(response)) if (line) reply(unpacked(JSON.parse(line)));
     } catch (error) {

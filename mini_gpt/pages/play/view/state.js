@@ -10,8 +10,8 @@ const VIEWS = [
 ];
 const thousands = (number) => number.toLocaleString("en");
 const UNITS = { nats: 1, bits: 1 / Math.LN2 };
+// The numbers that the writer takes.
 const WRITING = {
-  // the numbers that the writer takes
   count: { said: "tokens", low: 1, high: 2000, step: 1 },
   temperature: { said: "temperature", low: 0, high: 2, step: 0.1 },
   topK: { said: "top-k", low: 0, high: 100000, step: 1 },
@@ -34,15 +34,14 @@ const DEFAULTS = {
   other: "",
 };
 
+const HEAD_STATES = { on: "on", off: "off", mean: "at its mean", patch: "from the other text" };
 const MASKS = ["causal", "shifted", "none"];
 
 // Facts about a model of the page's data. A value that differs between layers is that of the first one; `differ` names
 // it.
 function factsOf({ name, step, parameters, context_length, packed: { config } }) {
-  const {
-    layers,
-    edits: { refused, scalings },
-  } = config;
+  const { layers } = config;
+  const { refused, scalings } = config.edits;
   const positions = layers.map((layer) => layer.position);
   const rotary = layers.filter((layer) => ["rope", "pope"].includes(layer.position));
   const differ = {};
@@ -69,19 +68,16 @@ function factsOf({ name, step, parameters, context_length, packed: { config } })
   };
 }
 
-// The edits of an object from outside that have the right types; the engine checks the values.
-const whole = (values) =>
-  [...new Set(values)].filter((value) => Number.isInteger(value) && value >= 0).sort((a, b) => a - b);
+const readList = (value) =>
+  Array.isArray(value) && [...new Set(value)].filter((n) => Number.isInteger(n) && n >= 0).sort((a, b) => a - b);
 const isRecord = (value) => typeof value === "object" && value !== null && !Array.isArray(value);
+const isEditOfHead = ([name, how]) => /^\d+\.\d+$/.test(name) && ["off", "mean", "patch"].includes(how);
+// The edits of an object from outside that have the right types; the engine checks the values.
 const READERS = {
-  heads: (value) =>
-    isRecord(value) &&
-    Object.fromEntries(
-      Object.entries(value).filter(([name, how]) => /^\d+\.\d+$/.test(name) && ["off", "mean", "patch"].includes(how)),
-    ),
-  layers: (value) => Array.isArray(value) && whole(value),
-  attentions: (value) => Array.isArray(value) && whole(value),
-  feedForwards: (value) => Array.isArray(value) && whole(value),
+  heads: (value) => isRecord(value) && Object.fromEntries(Object.entries(value).filter(isEditOfHead)),
+  layers: readList,
+  attentions: readList,
+  feedForwards: readList,
   scale: (value) => value === "off" && value,
   mask: (value) => value !== "causal" && MASKS.includes(value) && value,
   temperature: (value) => value > 0 && +value,
@@ -91,7 +87,7 @@ const READERS = {
     isRecord(value) &&
     Object.fromEntries(Object.entries(value).filter(([name]) => ["base", "scaling", "factor"].includes(name))),
   slopes: (value) => Number.isFinite(value) && value,
-  places: (value) => Array.isArray(value) && whole(value),
+  places: readList,
 };
 function cleanEdits(found) {
   const edits = {};
@@ -110,7 +106,7 @@ function cleanEdits(found) {
 function allowedNumber(id, entered) {
   const { low, high, step } = WRITING[id];
   const value = step === 1 ? Math.round(entered) : Number(entered);
-  return (entered ?? "") === "" || Number.isNaN(value) ? null : Math.min(high, Math.max(low, value));
+  return (entered ?? "") === "" || Number.isNaN(value) ? null : clamped(value, low, high);
 }
 
 function readJson(text) {
@@ -189,9 +185,7 @@ function phrases({
   slopes,
   places,
 }) {
-  const said = Object.entries(heads).map(
-    ([name, how]) => `head ${name} ${{ off: "off", mean: "at its mean", patch: "from the other text" }[how]}`,
-  );
+  const said = Object.entries(heads).map(([name, how]) => `head ${name} ${HEAD_STATES[how]}`);
   if (places && Object.values(heads).includes("patch")) said.push(`only at place ${places.join(", ")}`);
   for (const n of layers) said.push(`layer ${n} off`);
   for (const n of attentions) said.push(`attention of layer ${n} off`);

@@ -1,20 +1,34 @@
 "use strict";
 // The text, with its tokens coloured by their loss, and the writer below it.
 
-function TextCard({ data, facts, state, set, ids, spans, held, place, setPointed, writer, unknown, cut }) {
+function TextCard({
+  data,
+  facts,
+  state,
+  set,
+  ids,
+  spans,
+  results,
+  edits,
+  range,
+  place,
+  setPointed,
+  writer,
+  unknown,
+  cut,
+}) {
   const run = state.run;
   const isDifference = state.colours === "difference";
   const context = facts[run].context;
   const shownRun = isDifference ? 0 : +state.colours;
   const scale = isDifference ? differenceScale(state.unit) : surprisalScale(data.tokenizer.texts.length, state.unit);
-  const known = held.map(({ edited }) => (edited ? commonStart(edited.tokens, ids) : 0));
-  const lossOf = (model, n) => (n > 0 && n < known[model] ? held[model].edited.nll[n] : null);
-  const valueOf = (n) =>
-    !isDifference
-      ? lossOf(shownRun, n)
-      : lossOf(0, n) === null || lossOf(1, n) === null
-        ? null
-        : lossOf(1, n) - lossOf(0, n);
+  const known = results.map(({ edited }) => (edited ? commonStart(edited.tokens, ids) : 0));
+  const lossOf = (model, n) => (n > 0 && n < known[model] ? results[model].edited.nll[n] : null);
+  const valueOf = (n) => {
+    if (!isDifference) return lossOf(shownRun, n);
+    const [one, two] = [lossOf(0, n), lossOf(1, n)];
+    return one === null || two === null ? null : two - one;
+  };
   const colours = [
     ["0", facts[0].name],
     ["1", facts[1]?.name],
@@ -27,9 +41,9 @@ function TextCard({ data, facts, state, set, ids, spans, held, place, setPointed
   const room = data.most_tokens - ids.length;
   const count = Math.min(state.count, room);
   const begin = () =>
-    writer.start({ model: run, tokens: ids, edits: held.edits[run], temperature, topK, seed, count }, state.text);
+    writer.start({ model: run, tokens: ids, edits: edits[run], temperature, topK, seed, count }, state.text);
   const better = `Blue: ${facts[1]?.name} predicts the token better. Orange: ${facts[0].name} does.`;
-  const edited = held.edits.some((each) => Object.keys(each).length) ? " The runs are compared with their edits." : "";
+  const edited = edits.some((each) => Object.keys(each).length) ? " The runs are compared with their edits." : "";
   const legend = isDifference ? better + edited : "The stronger a token's colour, the more it surprises the model.";
   const trained = ids.length > context ? `; trained with a context of ${thousands(context)}` : "";
   const size = `${thousands(ids.length)} tokens${trained}`;
@@ -57,17 +71,14 @@ function TextCard({ data, facts, state, set, ids, spans, held, place, setPointed
       <${Choice}
         id="unit"
         name="unit"
-        options=${[
-          ["nats", "nats"],
-          ["bits", "bits"],
-        ]}
+        options=${Object.keys(UNITS)}
         value=${state.unit}
         onChoose=${(unit) => set({ unit })} />
     </div>
     <${Editor}
-      ...${{ text: state.text, spans, scale, context, place, range: held.range }}
+      ...${{ text: state.text, spans, scale, context, place, range }}
       onRange=${(range) => set({ range })}
-      name="Text, one token after the other coloured by its surprisal"
+      name="Text. Each token is coloured by its surprisal."
       valueOf=${valueOf}
       onText=${(text) => {
         writer.stop(false);

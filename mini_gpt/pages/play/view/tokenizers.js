@@ -18,7 +18,11 @@ class Tokenizer {
   decode(ids) {
     const texts = Array.from(ids, (id) => this.texts[id] ?? new Uint8Array());
     const bytes = new Uint8Array(texts.reduce((sum, text) => sum + text.length, 0));
-    texts.reduce((at, text) => (bytes.set(text, at), at + text.length), 0);
+    let at = 0;
+    for (const text of texts) {
+      bytes.set(text, at);
+      at += text.length;
+    }
     return new TextDecoder("utf-8", { ignoreBOM: true }).decode(bytes);
   }
   // Where the tokens are in a text that they restore: [{first, last, start, end}], runs of tokens that hold whole
@@ -31,7 +35,9 @@ class Tokenizer {
     let units = 0;
     for (const character of text) {
       const point = character.codePointAt(0);
-      ends.set((bytes += point < 0x80 ? 1 : point < 0x800 ? 2 : point < 0x10000 ? 3 : 4), (units += character.length));
+      bytes += 1 + [0x80, 0x800, 0x10000].filter((first) => point >= first).length;
+      units += character.length;
+      ends.set(bytes, units);
     }
     const found = [];
     let first = 0;
@@ -84,14 +90,9 @@ class BpeTokenizer extends Tokenizer {
     this.merged = new Map(); // {pair: [rank, merged id]}
     for (let n = 0; n < data.merges.length; n += 3)
       this.merged.set(data.merges[n] * size + data.merges[n + 1], [n / 3, data.merges[n + 2]]);
-    this.steps = data.pre_tokenizer.map((step) => ({
-      ...step,
-      pattern: step.pattern && new RegExp(step.pattern, "gu"),
-    }));
-    this.normalizers = data.normalizer.map((step) => ({
-      ...step,
-      pattern: step.pattern && new RegExp(step.pattern, "gu"),
-    }));
+    const compiled = (step) => ({ ...step, pattern: step.pattern && new RegExp(step.pattern, "gu") });
+    this.steps = data.pre_tokenizer.map(compiled);
+    this.normalizers = data.normalizer.map(compiled);
     this.byName = data.whole && new Map(Object.entries(data.whole));
     this.characterIds = new Map(Object.entries(data.characters));
     this.raw = matcherOf(
@@ -161,7 +162,8 @@ class BpeTokenizer extends Tokenizer {
     if (whole !== undefined) return { ids: [whole], unknown: [] };
     const ids = [];
     const unknown = [];
-    if (this.byte_level) for (const byte of utf8.encode(word)) add(ids, this.bytes[byte], null);
+    if (this.byte_level)
+      ids.push(...Array.from(utf8.encode(word), (byte) => this.bytes[byte]).filter((id) => id !== null));
     else for (const character of word) this.addCharacter(character, ids, unknown);
     return { ids: this.merge(ids), unknown };
   }
@@ -194,10 +196,6 @@ class BpeTokenizer extends Tokenizer {
   }
 }
 
-const add = (ids, id, missing) => {
-  if (id !== missing) ids.push(id);
-};
-
 // An expression that finds the longest of the tokens at a place, and their ids. null without tokens.
 function matcherOf(added, normalized) {
   if (!added.length) return null;
@@ -211,15 +209,7 @@ function matcherOf(added, normalized) {
 // [[text, token or null]] of a text with added tokens in it.
 function cut(text, matcher) {
   if (!matcher) return [[text, null]];
-  const found = [];
-  let at = 0;
-  for (const match of text.matchAll(matcher.pattern)) {
-    if (match.index > at) found.push([text.slice(at, match.index), null]);
-    found.push([match[0], matcher.idOf.get(match[0])]);
-    at = match.index + match[0].length;
-  }
-  if (at < text.length) found.push([text.slice(at), null]);
-  return found;
+  return parted(text, matcher.pattern).map(([part, matched]) => [part, matched ? matcher.idOf.get(part) : null]);
 }
 
 function splitBy(word, step, isFirst) {

@@ -30,8 +30,10 @@ function useWriter(tokenizer, onText) {
     say("");
     const last = await ask({ ...request, kind: "generate" }, (reply) => {
       if (reply.kind !== "token" || model.current === null) return;
-      if (reply.token === tokenizer.separator)
-        return (stop(true), say("The model ends the text here. Another seed may continue it."));
+      if (reply.token === tokenizer.separator) {
+        stop(true);
+        return say("The model ends the text here. Another seed may continue it.");
+      }
       written.push(reply.token);
       timer ??= setTimeout(show, PACE);
     });
