@@ -195,7 +195,7 @@ def test_words_are_reordered_by_buttons_and_by_drag(page):
         until(page, lambda last=last: words()[0] == last)
         assert sorted(words()) == sorted(WORDS) and not page.find_elements("css selector", ".dragged")
     find(page, "position-alibi").click()
-    until(page, lambda: "because of ALiBi: the order makes a difference" in find(page, "verdict").text)
+    until(page, lambda: "because of ALiBi: the order matters" in find(page, "verdict").text)
     find(page, "original").click()
     until(page, lambda: words() == WORDS)
 

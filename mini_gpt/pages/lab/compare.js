@@ -155,7 +155,7 @@ function Reorder({ page }) {
     if (!isChanged) return "The words have their original order. Move one, and compare.";
     if (most <= ROUNDING * largest)
       return `Each word has the same output as before; only the rows are permuted.${reason ? "" : WITHOUT_ORDER}`;
-    return `Outputs change by up to ${number(most)}${reason && `, because of ${reason}`}: the order makes a difference.`;
+    return `Outputs change by up to ${number(most)}${reason && `, because of ${reason}`}: the order matters.`;
   };
   return html`<section class="card step" id="reorder" tabindex="-1" aria-labelledby="title-order">
     <header>
