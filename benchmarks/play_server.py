@@ -66,8 +66,10 @@ def server(workdir: Path) -> Iterator[tuple[subprocess.Popen, str]]:
     """Yield the process of a server and its address."""
     command = [sys.executable, "-m", "mini_gpt.play", f"--workdir={workdir}", "--port=0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        yield process, process.stdout.readline().split()[0]
-        process.terminate()
+        try:
+            yield process, process.stdout.readline().split()[0]
+        finally:
+            process.terminate()
 
 
 def answered(url: str, **request: Any) -> None:
