@@ -48,8 +48,8 @@ class Tokenizer(Protocol):
         return text_pieces(text)
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Return the text of tokens; ids above those of the tokenizer are ignored."""
-        return b"".join(self.texts[i] for i in ids if i < len(self.texts)).decode(errors="replace")
+        """Return the text of tokens; ids outside those of the tokenizer are ignored."""
+        return b"".join(self.texts[i] for i in ids if 0 <= i < len(self.texts)).decode(errors="replace")
 
 
 class ByteTokenizer(Tokenizer):

@@ -14,7 +14,7 @@ from mini_gpt.evaluation import items, scoring
 from mini_gpt.evaluation.progress import Advance, silent
 from mini_gpt.evaluation.scoring import NllFn, Score
 from mini_gpt.model.loaded import LoadedModel
-from mini_gpt.runtime import sharding
+from mini_gpt.runtime import sharding, token_ids
 from mini_gpt.runtime.errors import UserError, require
 from mini_gpt.runtime.threads import in_order
 
@@ -27,15 +27,19 @@ NOT_FINITE = "the model's loss is not finite"
 def make_nll_fn(model: LoadedModel) -> NllFn:
     """Return nll_fn(inputs_BL, targets_BL) -> nll_BL in nats, float32, over NumPy arrays, for `score_tokens`.
 
-    With an encoder, the function takes source_BS too.
+    With an encoder, the function takes source_BS too. It raises UserError for a token id outside the vocabulary.
     """
+    vocab_size = len(model.parameters["embedding"])
 
     def nll_fn(*arrays: np.ndarray) -> np.ndarray:
+        for name, array in zip(("inputs_BL", "targets_BL", "source_BS"), arrays, strict=False):
+            token_ids.check(array, vocab_size, name, padding=name == "source_BS")
         padded = tuple(sharding.pad_rows(array, model.mesh) for array in arrays)
         nll_BL = np.asarray(model.nll(*sharding.put_whole(padded, model.mesh)))
         return nll_BL[: len(arrays[0])]
 
     nll_fn.threads = model.batches_at_a_time  # type: ignore[attr-defined]
+    nll_fn.vocab_size = vocab_size  # type: ignore[attr-defined]
     return nll_fn
 
 

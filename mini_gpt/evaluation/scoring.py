@@ -10,6 +10,7 @@ from mini_gpt.data.batches import in_full_batches
 from mini_gpt.evaluation import items
 from mini_gpt.evaluation.items import Items
 from mini_gpt.evaluation.progress import Advance, silent
+from mini_gpt.runtime import token_ids
 from mini_gpt.runtime.threads import in_order
 
 NllFn = Callable[[np.ndarray, np.ndarray], np.ndarray]
@@ -51,12 +52,15 @@ def score_tokens(
 
     nll_fn: called as nll_fn(inputs_BL, targets_BL) -> nll_BL, always with B = batch_size and L = window. Copies of the
     last token pad the last window; copies of a row pad the last batch. If nll_fn has an attribute `threads`, up to as
-    many threads call it at the same time. advance: called with the number of tokens of each batch, without the padding
+    many threads call it at the same time; if it has an attribute `vocab_size`, a token outside the vocabulary raises
+    UserError. advance: called with the number of tokens of each batch, without the padding
     rows. Raises ValueError unless 1 ≤ stride ≤ window.
     """
     if not 1 <= stride <= window:
         raise ValueError(f"stride: found {stride}; must be in 1..window ({window})")
     tokens = np.asarray(tokens)
+    if vocab_size := getattr(nll_fn, "vocab_size", None):
+        token_ids.check(tokens, vocab_size, "tokens")
     targets = len(tokens) - 1
     nll = np.empty(max(targets, 0), np.float32)
 

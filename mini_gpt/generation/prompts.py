@@ -15,7 +15,7 @@ from mini_gpt.config.model import ModelConfig
 from mini_gpt.generation import cache as caches
 from mini_gpt.model import gpt
 from mini_gpt.model.loaded import LoadedModel
-from mini_gpt.runtime import devices
+from mini_gpt.runtime import devices, token_ids
 from mini_gpt.runtime.errors import UserError, require
 
 # Prompts are padded to a power of two, sources to a multiple of SHORTEST, and the capacity to a multiple of BLOCK, so
@@ -37,14 +37,16 @@ def prepare(
 ) -> tuple[LoadedModel, Prompts, int]:
     """Return the model in the dtype of generation, the prompts, and the capacity for `length` more tokens.
 
-    Raises UserError if there is no prompt, a prompt is empty, the model can't use a KV cache, prompt and length exceed
-    the model's positions, or the sources do not fit the model.
+    Raises UserError if there is no prompt, a prompt is empty, a token is not in the vocabulary, the model can't use a
+    KV cache, prompt and length exceed the model's positions, or the sources do not fit the model.
     """
     config, vocab_size = model.config.model, model.merge().vocab_size
     caches.check(config)
     require(length >= 0, "length", length, "must be at least 0")
     if not len(prompts) or not all(map(len, prompts)):
         raise UserError("prompt: found no token; give at least one")
+    _check_ids(prompts, vocab_size, "prompt")
+    _check_ids(sources or [], vocab_size, "source")
     if dtype(config) != devices.compute_dtype(config.dtype):
         model = dataclasses.replace(model, definition=_float32_definition(config, vocab_size))
     lengths_B = np.array([len(prompt) for prompt in prompts], np.int32)
@@ -59,6 +61,11 @@ def prepare(
     tokens_BL = np.stack([np.pad(np.asarray(prompt, np.int32), (0, padded - len(prompt))) for prompt in prompts])
     source_BS = _sources(config, len(prompts), sources, model.layout.separator_id)
     return model, Prompts(tokens_BL, lengths_B, source_BS), capacity
+
+
+def _check_ids(texts: Sequence[Prompt], vocab_size: int, name: str) -> None:
+    for number, tokens in enumerate(texts):
+        token_ids.check(tokens, vocab_size, name if len(texts) == 1 else f"{name} {number}")
 
 
 def dtype(config: ModelConfig) -> jnp.dtype:

@@ -14,7 +14,7 @@ from mini_gpt.model.attention.reference import AttentionMaps
 from mini_gpt.model.gpt import Trace
 from mini_gpt.model.layout import keys_of
 from mini_gpt.model.loaded import LoadedModel
-from mini_gpt.runtime import sharding
+from mini_gpt.runtime import sharding, token_ids
 
 KINDS = ("encoder", "decoder", "cross")  # of attention in a model with an encoder
 LOGGED_TOKENS = 64  # first tokens of the maps that training logs
@@ -50,6 +50,7 @@ def each_layer(
     text before tokens were masked, to find document boundaries; by default tokens_BL. rows_B: a seed for the random
     positions of each row; by default the row's first token.
     """
+    token_ids.check(tokens_BL, len(model.parameters["embedding"]), "tokens_BL")
     text_BL, rows_B = tokens_BL if text_BL is None else text_BL, tokens_BL[:, 0] if rows_B is None else rows_B
     inputs, arguments = sharding.put_whole(((tokens_BL, text_BL, rows_B), arguments), model.mesh)
     return jax.device_get(_each_layer(model, inputs, arguments, reduce=reduce))
@@ -80,6 +81,8 @@ def each_layer_by_kind(
 
     As `each_layer`. The traces of "decoder" and "cross" are the same: those of the decoder's blocks.
     """
+    token_ids.check(tokens_BL, len(model.parameters["embedding"]), "tokens_BL")
+    token_ids.check(source_BS, len(model.parameters["embedding"]), "source_BS", padding=True)
     inputs = sharding.put_whole((tokens_BL, source_BS), model.mesh)
     found = {}
     for kind in KINDS:  # a program each: one with all kinds can deadlock on several CPU devices (jax 0.10)

@@ -24,7 +24,7 @@ from mini_gpt.model.inputs import PADDING_SEGMENT, Inputs, StackInputs
 from mini_gpt.model.layers import INIT_STD, PRODUCT, Mlp, OutputBias, PredictionHead, dropout, make_norm
 from mini_gpt.model.parameters import Parameters
 from mini_gpt.model.stacked import at, stack_blocks, unstack
-from mini_gpt.runtime import devices, sharding
+from mini_gpt.runtime import devices, sharding, token_ids
 from mini_gpt.runtime.errors import UserError
 
 # {model.remat: what a block saves for its backward pass}. dots: the matrix products, which are slow to recompute.
@@ -234,7 +234,13 @@ class MiniGPT(Stack):
         *,
         dropout_key: jax.Array | None = None,
     ) -> jax.Array:
-        """Return logits_BLV in float32. See `Inputs` for the arguments; raises the errors of `forward`."""
+        """Return logits_BLV in float32. See `Inputs` for the arguments.
+
+        Raises UserError for a token id outside the vocabulary, and the errors of `forward`.
+        """
+        token_ids.check(tokens_BL, self.vocab_size, "tokens_BL")
+        if source_BS is not None:
+            token_ids.check(source_BS, self.vocab_size, "source_BS", padding=True)
         inputs = Inputs(tokens_BL, positions_BL, segments_BL, source_BS)
         return self.logits(self.forward(inputs, dropout_key=dropout_key)[0])
 
