@@ -14,7 +14,7 @@ from mini_gpt.evaluation.perplexity import make_nll_fn
 from mini_gpt.evaluation.scoring import score_tokens
 from mini_gpt.generation import beam, decoding, filling
 from mini_gpt.insight import attention
-from mini_gpt.model import MiniGPT, gpt
+from mini_gpt.model import build
 from mini_gpt.model.layout import Layout
 from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.runtime import sharding, token_ids
@@ -28,7 +28,7 @@ PAIRS = {"model.encoder_layers": 1, "data.corpus": "task:copy", "data.tokenizer"
 
 def make(**fields):
     config = loading.load("configs/default.py", FIELDS | fields)
-    definition, parameters = gpt.split(MiniGPT(config.model, VOCAB, rngs=nnx.Rngs(0)))
+    definition, parameters = build.split(build.make(config.model, VOCAB, rngs=nnx.Rngs(0)))
     separator_id = 0 if config.model.encoder_layers else None
     return LoadedModel(parameters, definition, config, sharding.make_mesh(1, 1, 1), 1024, Layout(separator_id))
 

@@ -15,7 +15,7 @@ from mini_gpt.config.data import DataConfig
 from mini_gpt.config.fields import LARGEST
 from mini_gpt.config.schema import Config
 from mini_gpt.data import tasks, tokenizers
-from mini_gpt.model import gpt, parameters
+from mini_gpt.model import build, parameters
 from mini_gpt.runtime.errors import UserError, require
 from mini_gpt.training.run import SavedRun
 
@@ -58,7 +58,7 @@ def _vocab_size(data: DataConfig) -> int:
 @command_line.command
 def main() -> None:
     _, config, vocab_size = parse(command_line.parser(__doc__, prog="python -m mini_gpt.commands.count_parameters"))
-    print(parameters.report(gpt.abstract(config.model, vocab_size)[1]))
+    print(parameters.report(build.abstract(config.model, vocab_size)[1]))
 
 
 if __name__ == "__main__":

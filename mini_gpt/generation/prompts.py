@@ -13,7 +13,7 @@ from flax import nnx
 
 from mini_gpt.config.model import ModelConfig
 from mini_gpt.generation import cache as caches
-from mini_gpt.model import gpt
+from mini_gpt.model import build
 from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.runtime import devices, token_ids
 from mini_gpt.runtime.errors import UserError, require
@@ -76,7 +76,7 @@ def dtype(config: ModelConfig) -> jnp.dtype:
 
 @functools.cache
 def _float32_definition(config: ModelConfig, vocab_size: int) -> nnx.GraphDef:
-    return gpt.abstract(dataclasses.replace(config, dtype="float32"), vocab_size)[0]
+    return build.abstract(dataclasses.replace(config, dtype="float32"), vocab_size)[0]
 
 
 def _sources(

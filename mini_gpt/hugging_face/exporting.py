@@ -20,7 +20,7 @@ from mini_gpt.hugging_face import architectures, model_card, source_files, token
 from mini_gpt.hugging_face.architecture import OF_TOKENS, Architecture, Arrays, Ids
 from mini_gpt.hugging_face.settings import CONFIG, WEIGHTS
 from mini_gpt.hugging_face.tensors import Tensor
-from mini_gpt.model import gpt, positions
+from mini_gpt.model import build, positions
 from mini_gpt.model import parameters as model_parameters
 from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.runtime import files
@@ -162,6 +162,6 @@ def _equivalent(
     config = dataclasses.replace(config, scan_layers=False)
     if architecture.always_biased:
         config = dataclasses.replace(config, use_bias=True, qkv_bias=True, attention_out_bias=True)
-    for name, leaf in model_parameters.by_name(gpt.abstract(config, len(arrays["embedding"]))[1]).items():
+    for name, leaf in model_parameters.by_name(build.abstract(config, len(arrays["embedding"]))[1]).items():
         arrays.setdefault(name, np.zeros(leaf.shape, leaf.dtype))  # biases that the model lacks
     return config, arrays

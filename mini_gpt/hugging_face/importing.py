@@ -27,7 +27,7 @@ from mini_gpt.hugging_face.architecture import OF_TOKENS, Architecture
 from mini_gpt.hugging_face.settings import CONFIG, Settings
 from mini_gpt.hugging_face.stored import FLOATS, Stored
 from mini_gpt.hugging_face.tensors import Shape, Tensor
-from mini_gpt.model import gpt, memory
+from mini_gpt.model import build, memory
 from mini_gpt.model import parameters as model_parameters
 from mini_gpt.model.parameters import Parameters
 from mini_gpt.runtime import files
@@ -137,7 +137,7 @@ def read_weights(source: Path, architecture: Architecture, model: ModelConfig, v
     """
     wanted, found = _match(source, architecture, model, stored.find(source))  # its cost grows with the files only
     one_by_one = dataclasses.replace(model, scan_layers=False)
-    leaves = gpt.abstract(one_by_one, vocab_size)[1]
+    leaves = build.abstract(one_by_one, vocab_size)[1]
     shapes = {name: leaf.shape for name, leaf in model_parameters.by_name(leaves).items()}
     shapes |= architecture.shapes(model)
     for name, tensor in wanted.items():

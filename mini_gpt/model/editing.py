@@ -1,12 +1,21 @@
-"""Edits of a pass: outputs of heads or sublayers, or the residual stream, are scaled or replaced at chosen places."""
+"""Edits of a pass: outputs of heads or sublayers, or the residual stream, are scaled or replaced at chosen places.
 
-from typing import NamedTuple
+The model itself knows nothing of edits. `edited` replaces modules by ones that wrap them and hold the arrays of an edit.
+"""
+
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 
 from mini_gpt.config.model import ModelConfig
+from mini_gpt.model import running
+from mini_gpt.model.attention.context import Context
+from mini_gpt.model.attention.multi_head import MultiHeadAttention
+from mini_gpt.model.attention.parts import ScoreMod
+from mini_gpt.model.layers import observe
 from mini_gpt.runtime.errors import require
 
 Array = jax.Array | np.ndarray
@@ -65,6 +74,86 @@ def after(first: Edit | None, edit: Edit) -> Edit:
     if first.add is None:
         return Edit(scale, edit.add)
     return Edit(scale, edit.scale * first.add + (0.0 if edit.add is None else edit.add))
+
+
+class EditedInput(nnx.Module):
+    """Calls a module with an edited input. site: the name under which the input after the edit can be observed."""
+
+    def __init__(self, inner: nnx.Module, edit: Edit, site: str):
+        self.inner, self.edit, self.site = inner, nnx.data(edit), site
+
+    def __call__(self, x: jax.Array, *arguments: Any) -> jax.Array:
+        observe(self, f"unedited_{self.site}", x)
+        x = apply(self.edit, x)
+        observe(self, f"edited_{self.site}", x)
+        return self.inner(x, *arguments)  # type: ignore[operator]
+
+
+class EditedOutput(nnx.Module):
+    """Edits the output of a module. site: as in `EditedInput`."""
+
+    def __init__(self, inner: nnx.Module, edit: Edit, site: str):
+        self.inner, self.edit, self.site = inner, nnx.data(edit), site
+
+    def __call__(self, x: jax.Array, *arguments: Any) -> jax.Array:
+        x = apply(self.edit, self.inner(x, *arguments))  # type: ignore[operator]
+        observe(self, f"edited_{self.site}", x)
+        return x
+
+
+class EditedHeads(nnx.Module):
+    """Calls the output projection of attention with edited outputs of the heads."""
+
+    def __init__(self, inner: nnx.Module, edit: Edit, num_heads: int):
+        self.inner, self.edit, self.num_heads = inner, nnx.data(edit), num_heads
+
+    def __call__(self, x_BLD: jax.Array) -> jax.Array:
+        heads_BLHK = apply(self.edit, x_BLD.reshape(*x_BLD.shape[:-1], self.num_heads, -1))
+        observe(self, "edited_heads", heads_BLHK)
+        return self.inner(heads_BLHK.reshape(x_BLD.shape))  # type: ignore[operator]
+
+
+class EditedScores(ScoreMod):
+    """Edits the logits of attention, as the last score mod."""
+
+    whole_rows = "edits of the logits"
+
+    def __init__(self, edit: Edit):
+        self.edit = nnx.data(edit)
+
+    def __call__(self, logits_BHLS: jax.Array, context: Context) -> jax.Array:
+        return apply(self.edit, logits_BHLS)
+
+
+def edited(model: Any, edits: Edits) -> Any:
+    """Return the model with these edits; the model is changed. Its blocks become a list.
+
+    Raises UserError for another number of layers than the model has; JAX would silently clamp indices.
+    """
+    of_encoder, own, cross = by_kind(model.config, edits)
+    stacks = [(model, own)] if of_encoder == NONE else [(model, own), (model.encoder, of_encoder)]
+    for stack, of_stack in stacks:
+        running.unrolled(stack)
+        for layer, block in enumerate(stack.blocks):
+            here = running.at(of_stack, layer)
+            block.attention = _edited_attention(block.attention, here)
+            if cross != NONE and stack is model:
+                block.cross_attention = _edited_attention(block.cross_attention, running.at(cross, layer))
+            if here.feed_forward is not None:
+                block.mlp = EditedOutput(block.mlp, here.feed_forward, "feed_forward")
+            if here.stream is not None:
+                stack.blocks[layer] = EditedInput(block, here.stream, "stream")
+    return model
+
+
+def _edited_attention(attention: MultiHeadAttention, edits: Edits) -> nnx.Module:
+    """Return attention with the edits of one layer."""
+    if edits.heads is not None:
+        attention.out = EditedHeads(attention.out, edits.heads, attention.num_heads)  # type: ignore[assignment]
+    if edits.logits is not None:
+        attention.core.score_mods.append(EditedScores(edits.logits))
+        attention.core.implementation = "reference"
+    return attention if edits.attention is None else EditedOutput(attention, edits.attention, "attention")
 
 
 def apply(edit: Edit | None, x: jax.Array) -> jax.Array:

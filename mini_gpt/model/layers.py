@@ -1,8 +1,9 @@
-"""Layers that attention and the blocks use: linear, feed-forward, norms, dropout."""
+"""Layers that attention and the blocks use: linear, feed-forward, norms, dropout, and the sites that can be observed."""
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -55,26 +56,22 @@ class Mlp(nnx.Module):
     """The feed-forward sublayer: two linear layers with an activation between, or three with a gate (Shazeer 2020)."""
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
-        self.config = config
+        self.activate = ACTIVATIONS[config.activation]
+        if config.scan_layers:  # for gelu, the scan then saves one array, not five
+            self.activate = recompute_in_backward(self.activate)
         self.up = Linear(config, config.d_model, config.d_ff, rngs=rngs)
-        if config.gated:
-            self.gate = Linear(config, config.d_model, config.d_ff, rngs=rngs)
+        self.gate = Linear(config, config.d_model, config.d_ff, rngs=rngs) if config.gated else None
         self.down = Linear(config, config.d_ff, config.d_model, std=residual_std(config), rngs=rngs)
-        if config.output_norm:
-            self.output_norm = make_norm(config, rngs=rngs)
+        self.output_norm = make_norm(config, rngs=rngs) if config.output_norm else None
 
-    def units(self, x_BLD: jax.Array) -> jax.Array:
-        """Return units_BLF, the output of the activation."""
-        activate = ACTIVATIONS[self.config.activation]
-        if self.config.scan_layers:  # for gelu, the scan then saves one array, not five
-            activate = recompute_in_backward(activate)
-        gate = [self.gate(x_BLD)] if self.config.gated else []
-        return activate(*gate, self.up(x_BLD))
-
-    def output(self, units_BLF: jax.Array) -> jax.Array:
-        """Return out_BLD from the output of the activation."""
+    def __call__(self, x_BLD: jax.Array) -> jax.Array:
+        up_BLF = self.up(x_BLD)
+        units_BLF = self.activate(up_BLF) if self.gate is None else self.activate(self.gate(x_BLD), up_BLF)
+        observe(self, "units", units_BLF)
         out_BLD = self.down(units_BLF)
-        return self.output_norm(out_BLD) if self.config.output_norm else out_BLD
+        out_BLD = out_BLD if self.output_norm is None else self.output_norm(out_BLD)
+        observe(self, "feed_forward", out_BLD)
+        return out_BLD
 
 
 def make_norm(config: ModelConfig, *, rngs: nnx.Rngs) -> nnx.LayerNorm | nnx.RMSNorm:
@@ -98,39 +95,6 @@ def make_norm(config: ModelConfig, *, rngs: nnx.Rngs) -> nnx.LayerNorm | nnx.RMS
     )
 
 
-class OutputBias(nnx.Module):
-    """A bias of the logits.
-
-    It is one more column of the output table, for which the hidden states have a column of ones. So the logits stay the
-    product of hidden states and table; in bfloat16, the bias is rounded like the table.
-    """
-
-    def __init__(self, vocab_size: int):
-        self.bias = nnx.Param(jnp.zeros((vocab_size,), jnp.float32))
-
-    def __call__(self, x_BLD: jax.Array) -> jax.Array:
-        """Return x_BLE with E = D + 1, float32."""
-        return jnp.concatenate([x_BLD, jnp.ones_like(x_BLD[..., :1])], axis=-1)
-
-    def table(self, table_VD: jax.Array) -> jax.Array:
-        """Return table_VE, the output table with the bias."""
-        return jnp.concatenate([table_VD, self.bias[...][:, None]], axis=-1)
-
-
-class PredictionHead(OutputBias):
-    """A linear layer, an activation and a norm before the output table, and its bias (Devlin et al. 2019)."""
-
-    def __init__(self, config: ModelConfig, vocab_size: int, *, rngs: nnx.Rngs):
-        super().__init__(vocab_size)
-        self.activate = ACTIVATIONS[config.activation]
-        self.dense = Linear(config, config.d_model, config.d_model, rngs=rngs)
-        self.norm = make_norm(config, rngs=rngs)
-
-    def __call__(self, x_BLD: jax.Array) -> jax.Array:
-        """Return x_BLE with E = D + 1, float32."""
-        return super().__call__(self.norm(self.activate(self.dense(x_BLD))))
-
-
 def dropout(x: jax.Array, rate: float, key: jax.Array | None) -> jax.Array:
     """Zero entries with probability `rate`, else scale by 1/(1 - rate) (Srivastava et al. 2014); no-op for key None."""
     if key is None or rate == 0.0:
@@ -143,3 +107,19 @@ def residual_std(config: ModelConfig) -> float:
     """Return the initial std of the layers that add to the residual stream (Radford et al. 2019, 2.3)."""
     sublayers = (3 if config.encoder_layers else 2) * config.num_layers
     return INIT_STD / math.sqrt(sublayers) if config.residual else INIT_STD
+
+
+def dropout_keys(key: jax.Array | None, count: int) -> Sequence[Any]:
+    """Return `count` random keys from one, or as many None from None."""
+    return [None] * count if key is None else jax.random.split(key, count)
+
+
+def observe(module: nnx.Module, name: str, value: jax.Array) -> None:
+    """Keep an activation under this name, if the module runs inside `nnx.capture`; else do nothing."""
+    if hasattr(module, "__captures__"):
+        module.sow(nnx.Intermediate, name, value)
+
+
+def make_table(rows: int, width: int, std: float, *, rngs: nnx.Rngs) -> nnx.Param:
+    """Return a table of embeddings, [rows, width], float32, normally distributed."""
+    return nnx.Param(nnx.initializers.normal(std)(rngs.params(), (rows, width), jnp.float32))

@@ -10,10 +10,8 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from mini_gpt.config.schema import Config
-from mini_gpt.model import memory
+from mini_gpt.model import editing, memory
 from mini_gpt.model.editing import NONE, Edits
-from mini_gpt.model.gpt import MiniGPT
-from mini_gpt.model.inputs import Inputs
 from mini_gpt.model.layout import Layout
 from mini_gpt.model.loss import token_nll
 from mini_gpt.runtime import devices, sharding
@@ -78,9 +76,13 @@ class LoadedModel:
             return 1
         return max(1, min(len(devices.cores()), MOST_TOKENS_AT_A_TIME // self.batch_tokens))
 
-    def merge(self) -> MiniGPT:
-        """Return the module with its parameters in float32; also works under jit."""
+    def merge(self) -> Any:
+        """Return the module with its parameters in float32, without edits; also works under jit."""
         return nnx.merge(self.definition, jax.tree.map(lambda leaf: leaf.astype(jnp.float32), self.parameters))
+
+    def edited(self) -> Any:
+        """Return the module as `merge` does, with the edits. Raises the errors of `editing.edited`."""
+        return self.merge() if self.edits == NONE else editing.edited(self.merge(), self.edits)
 
     def with_layout(
         self,
@@ -88,8 +90,10 @@ class LoadedModel:
         text_BL: jax.Array | None = None,
         keys_B: jax.Array | None = None,
         source_BS: jax.Array | None = None,
-    ) -> Inputs:
-        """Return the inputs with positions and segments. Takes the arguments of `hidden`.
+    ) -> tuple[jax.Array | None, ...]:
+        """Return the arguments of the module's `hidden`: tokens, positions and segments, then those of the source.
+
+        Takes the arguments of `hidden`.
 
         Raises the errors of `ModelConfig.check_length`.
         """
@@ -98,8 +102,10 @@ class LoadedModel:
         if source_BS is not None:
             self.config.model.check_length(source_BS.shape[1])
         text_BL = tokens_BL if text_BL is None else text_BL
-        of_target, of_source = self.layout.of(self.config.model, text_BL, keys_B), self.layout.of_source(source_BS)
-        return Inputs(self.layout.read(tokens_BL), *of_target, self.layout.read_source(source_BS), *of_source)
+        inputs = self.layout.read(tokens_BL), *self.layout.of(self.config.model, text_BL, keys_B)
+        if source_BS is None:
+            return inputs
+        return *inputs, self.layout.read_source(source_BS), *self.layout.of_source(source_BS)
 
     @jax.jit
     def hidden(
@@ -117,7 +123,7 @@ class LoadedModel:
         """
         inputs = self.with_layout(inputs_BL, text_BL, keys_B, source_BS)
         with sharding.use_mesh(self.mesh):
-            return self.merge().forward(inputs, edits=self.edits)[0]
+            return self.edited().hidden(*inputs)
 
     @jax.jit
     def logits(self, *inputs: jax.Array | None) -> jax.Array:

@@ -1,5 +1,6 @@
 """Workarounds for slow code that XLA generates on CPUs; docs/performance.md has the measurements."""
 
+import functools
 from collections.abc import Callable
 
 import jax
@@ -37,6 +38,7 @@ def _contract_last_axis(a: jax.Array, b: jax.Array, axis_of_b: int) -> jax.Array
     return jax.lax.dot_general(a, b, (((1,), (axis_of_b,)), ((), ())), preferred_element_type=jnp.float32)
 
 
+@functools.cache
 def recompute_in_backward(function: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
     """Return the function with a backward pass that recomputes everything from the saved inputs."""
     wrapped = jax.custom_vjp(lambda *arrays: function(*arrays))

@@ -26,10 +26,10 @@ RULES = (
     (r"(out|down)/kernel$", PartitionSpec("tensor", "fsdp")),
     (r"(out|down)/bias$", PartitionSpec()),
     (r"norm/(scale|bias)$", PartitionSpec()),
-    (r"prediction_head/dense/kernel$", PartitionSpec(None, "fsdp")),
-    (r"prediction_head/(dense/)?bias$", PartitionSpec()),
-    (r"output_bias/bias$", PartitionSpec()),
-    (r"variants/(sink|query_factor|canon)$", PartitionSpec()),
+    (r"output/dense/kernel$", PartitionSpec(None, "fsdp")),
+    (r"output/(dense/)?bias$", PartitionSpec()),
+    (r"core/sink$", PartitionSpec()),
+    (r"(on_input|on_heads|score_mods)/\d+/", PartitionSpec()),  # positional encodings and variants of attention
     (r"(^|/)(un|source_)?embedding$", PartitionSpec(None, "fsdp")),
     (r"(^|/|_)positions?/", PartitionSpec()),  # parameters of a position encoding other than its embedding table
     (r"ns_coeffs$", PartitionSpec()),  # in Muon's state

@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 from mini_gpt.config.schema import Config
 from mini_gpt.data import tokenizers
 from mini_gpt.data.tokenizers import Tokenizer
-from mini_gpt.model import gpt
+from mini_gpt.model import build
 from mini_gpt.model.parameters import Parameters
 from mini_gpt.runtime import sharding
 from mini_gpt.training import trainable
@@ -50,7 +50,7 @@ def abstract_parameters(config: Config, vocab_size: int, mesh: Mesh) -> tuple[nn
 
 def parameter_shapes(config: Config, vocab_size: int) -> tuple[nnx.GraphDef, Parameters]:
     """Return the model's definition and the parameters as ShapeDtypeStructs of `model.param_dtype`."""
-    definition, shapes = gpt.abstract(config.model, vocab_size)
+    definition, shapes = build.abstract(config.model, vocab_size)
     return definition, jax.tree.map(lambda leaf: leaf.update(dtype=config.model.param_dtype), shapes)
 
 
@@ -65,7 +65,7 @@ def create(config: Config, vocab_size: int, abstract_state: TrainState) -> Train
     """Return the state at step 0 with random parameters from `config.seed`; each device makes its own shards."""
 
     def initialize() -> TrainState:
-        _, parameters = gpt.split(gpt.MiniGPT(config.model, vocab_size, rngs=nnx.Rngs(config.seed)))
+        _, parameters = build.split(build.make(config.model, vocab_size, rngs=nnx.Rngs(config.seed)))
         return _initial(config, jax.tree.map(lambda leaf: leaf.astype(config.model.param_dtype), parameters))
 
     return jax.jit(initialize, out_shardings=jax.tree.map(lambda leaf: leaf.sharding, abstract_state))()

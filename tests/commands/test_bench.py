@@ -10,11 +10,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from mini_gpt.model.attention.inputs import Mask
 
 from mini_gpt.commands import bench, decoding_speed, measuring
 from mini_gpt.config import loading as configs
-from mini_gpt.model import gpt
-from mini_gpt.model.attention.inputs import Mask
+from mini_gpt.model import build
 from mini_gpt.runtime.errors import UserError
 from mini_gpt.training import loop
 from tests.conftest import REPOSITORY, SMALL
@@ -66,7 +66,7 @@ def test_the_benchmark_measures_the_steps_of_training(small, tmp_path, monkeypat
 @pytest.mark.parametrize("tied", [True, False])
 def test_flops_per_token_follow_palm(tied):
     config = configs.load("configs/presets.py:gpt2_small", {"model.tie_embeddings": tied})
-    parameters = gpt.abstract(config.model, 50_257)[1]
+    parameters = build.abstract(config.model, 50_257)[1]
     products = 12 * 12 * 768**2 + 50_257 * 768  # parameters in matrix products
     rest = 12 * 13 * 768 + 2 * 768  # biases and norms: 13 vectors a layer, and the final norm
     attention = 12 * 12 * 768 * 1024  # 12 · layers · width · context
@@ -219,7 +219,7 @@ def test_loader_speed_leaves_out_the_first_batches(monkeypatch):
 def test_flops_count_the_prediction_head(small):
     without, head = small(model__position="alibi"), small(model__position="alibi", model__prediction_head=True)
     d, vocab = head.model.d_model, 70
-    found = [bench.flops_per_token(each, gpt.abstract(each.model, vocab)[1]) for each in (without, head)]
+    found = [bench.flops_per_token(each, build.abstract(each.model, vocab)[1]) for each in (without, head)]
     assert found[1] - found[0] == 6 * (d * d + 3 * d + vocab)  # the layer and its bias, a norm, the bias of the logits
 
 
@@ -228,7 +228,7 @@ def test_flops_of_an_encoder_are_counted_per_token_of_the_target(small):
     size = {"model__num_layers": 3, "model__encoder_layers": 2, "context_length": 20, "source_length": 50}
     config = small(**fields, **size, model__use_bias=False, model__position="learned", model__share_embeddings=False)
     d, share, vocab = config.model.d_model, 50 / 20, 70
-    _, parameters = gpt.abstract(config.model, vocab)
+    _, parameters = build.abstract(config.model, vocab)
     decoder = 3 * (4 * d * d + 2 * d * d + 8 * d * d + 3 * d) + d  # cross-attention has queries and outputs here
     encoder = 2 * (4 * d * d + 8 * d * d + 2 * d) + d
     of_source = encoder + 3 * 2 * d * d  # and keys and values here

@@ -14,7 +14,7 @@ from mini_gpt.config import __main__ as listing
 from mini_gpt.config import loading as configs
 from mini_gpt.config.fields import REQUIRED, specs
 from mini_gpt.config.schema import Config
-from mini_gpt.model import gpt, parameters
+from mini_gpt.model import build, parameters
 from mini_gpt.runtime.errors import UserError
 from tests.conftest import REPOSITORY
 
@@ -26,7 +26,7 @@ FILES = sorted(
 @pytest.mark.parametrize("path", FILES)
 def test_every_config_loads_and_its_model_builds(path):
     config = configs.load(path)
-    definition, shapes = gpt.abstract(config.model, config.data.vocab_size)
+    definition, shapes = build.abstract(config.model, config.data.vocab_size)
     assert parameters.count(shapes) > 0 and definition is not None
 
 

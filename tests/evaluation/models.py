@@ -3,7 +3,7 @@
 import jax
 from flax import nnx
 
-from mini_gpt.model import MiniGPT, gpt
+from mini_gpt.model import build
 from mini_gpt.model.layout import Layout
 from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.runtime import sharding
@@ -12,7 +12,7 @@ from mini_gpt.runtime import sharding
 def random_model(config, token_bytes, noise=0.2, seed=1):
     """Return a LoadedModel with initial parameters plus normal noise of standard deviation `noise`."""
     size = len(token_bytes) + config.extra_tokens
-    definition, params = gpt.split(MiniGPT(config.model, size, rngs=nnx.Rngs(0)))
+    definition, params = build.split(build.make(config.model, size, rngs=nnx.Rngs(0)))
     keys = iter(jax.random.split(jax.random.key(seed), 99))
     params = jax.tree.map(lambda x: x + noise * jax.random.normal(next(keys), x.shape), params)
     mesh = sharding.make_mesh(*config.mesh.sizes)

@@ -11,7 +11,7 @@ from flax import nnx
 
 from mini_gpt.config import loading as configs
 from mini_gpt.generation import cache
-from mini_gpt.model import MiniGPT, editing, gpt
+from mini_gpt.model import build, editing
 from mini_gpt.model.layout import Layout
 from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.model.positions import ENCODINGS
@@ -118,7 +118,7 @@ def make(fields, separator_id=None):
     }
     base |= {"model.max_positions": CAPACITY}
     config = configs.load("configs/default.py", base | fields)
-    definition, params = gpt.split(MiniGPT(config.model, VOCAB, rngs=nnx.Rngs(0)))
+    definition, params = build.split(build.make(config.model, VOCAB, rngs=nnx.Rngs(0)))
     keys = iter(jax.random.split(jax.random.key(1), len(jax.tree.leaves(params))))
     noisy = jax.tree.map(lambda leaf: leaf + 0.3 * jax.random.normal(next(keys), leaf.shape), params)
     return LoadedModel(noisy, definition, config, sharding.make_mesh(1, 1, 1), 1024, Layout(separator_id))

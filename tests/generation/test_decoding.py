@@ -17,7 +17,7 @@ from mini_gpt.generation import prompts as prepared_prompts
 from mini_gpt.generation.prompts import Prompts
 from mini_gpt.generation.sampling import Sampling
 from mini_gpt.insight import attention
-from mini_gpt.model import MiniGPT, gpt
+from mini_gpt.model import build, gpt
 from mini_gpt.model.layout import Layout
 from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.runtime import sharding
@@ -33,7 +33,7 @@ def make(separator_id=None, **overrides):
     base = {"context_length": CONTEXT, "model.d_model": 16, "model.num_layers": 2, "model.dtype": "float32"}
     base |= {"model.tie_embeddings": False, "model.use_bias": False}  # so that the most likely token varies
     config = configs.load("configs/default.py", base | overrides)
-    definition, params = gpt.split(MiniGPT(config.model, VOCAB, rngs=nnx.Rngs(0)))
+    definition, params = build.split(build.make(config.model, VOCAB, rngs=nnx.Rngs(0)))
     keys = iter(jax.random.split(jax.random.key(3), len(jax.tree.leaves(params))))
     noisy = jax.tree.map(lambda leaf: leaf + 1.0 * jax.random.normal(next(keys), leaf.shape), params)
     return LoadedModel(noisy, definition, config, sharding.make_mesh(1, 1, 1), 1024, Layout(separator_id))

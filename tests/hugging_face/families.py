@@ -21,7 +21,7 @@ from mini_gpt.generation import cache as caches
 from mini_gpt.generation import decoding
 from mini_gpt.generation.sampling import Sampling
 from mini_gpt.hugging_face import architectures, exporting, importing, settings
-from mini_gpt.model import gpt, parameters
+from mini_gpt.model import build, parameters
 from mini_gpt.model.layout import PLAIN
 from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.runtime import sharding
@@ -207,7 +207,7 @@ def _imported(directory: pathlib.Path) -> tuple[LoadedModel, Any]:
     fields = FURTHER.get(architecture.model_type, {}) | importing.read_fields(directory, architecture, described)
     config = configs.override(configs.load("configs/default.py", fields), {"model.dtype": "float32"})
     arrays = importing.read_weights(directory, architecture, config.model, VOCAB)
-    definition, shapes = gpt.abstract(config.model, VOCAB)
+    definition, shapes = build.abstract(config.model, VOCAB)
     tree = jax.tree_util.tree_map_with_path(lambda path, _: jnp.asarray(arrays[parameters.path_name(path)]), shapes)
     mesh = sharding.make_reading_mesh(1, 1)
     return LoadedModel(tree, definition, config, mesh, config.batch_tokens, PLAIN), architecture

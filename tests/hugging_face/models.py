@@ -5,7 +5,7 @@ import numpy as np
 
 from mini_gpt.config import loading as configs
 from mini_gpt.hugging_face import exporting
-from mini_gpt.model import gpt, parameters
+from mini_gpt.model import build, parameters
 from mini_gpt.model.layout import PLAIN
 from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.runtime import sharding
@@ -158,7 +158,7 @@ def make(name, vocab_size=VOCAB, **overrides):
         around = 1.0 if "scale" in parameters.path_name(path) else 0.0
         return rng.normal(around, 0.3, leaf.shape).astype(np.float32)
 
-    shapes = gpt.abstract(config.model, vocab_size)[1]
+    shapes = build.abstract(config.model, vocab_size)[1]
     return config, jax.tree_util.tree_map_with_path(drawn, shapes)
 
 
@@ -168,7 +168,7 @@ def written(name, directory, vocab_size=VOCAB, end=VOCAB - 1, *, changes=(), **o
     changed = lambda path, leaf: dict(changes).get(parameters.path_name(path), leaf)
     drawn = jax.tree_util.tree_map_with_path(changed, drawn)
     directory.mkdir(parents=True)
-    definition, mesh = gpt.abstract(config.model, vocab_size)[0], sharding.make_reading_mesh(1, 1)
+    definition, mesh = build.abstract(config.model, vocab_size)[0], sharding.make_reading_mesh(1, 1)
     model = LoadedModel(drawn, definition, config, mesh, config.batch_tokens, PLAIN)
     kind = EXPORTABLE[name][0]
     ids = {"bos_token_id": end, "eos_token_id": end} | ({"pad_token_id": 3} if kind == "roberta" else {})

@@ -4,7 +4,7 @@ import pytest
 
 from mini_gpt.config import loading as configs
 from mini_gpt.hugging_face import architectures, exporting
-from mini_gpt.model import gpt
+from mini_gpt.model import build
 from mini_gpt.model.layout import PLAIN
 from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.runtime import sharding
@@ -115,7 +115,7 @@ def test_models_that_no_architecture_supports_are_refused(fields, message):
 def test_position_ids_of_a_task_are_refused(tmp_path):
     fields = {"data.corpus": "task:copy", "data.tokenizer": "characters", "data.position_ids": "coupled"}
     config, drawn = models.make("learned", **fields)
-    definition, mesh = gpt.abstract(config.model, models.VOCAB)[0], sharding.make_reading_mesh(1, 1)
+    definition, mesh = build.abstract(config.model, models.VOCAB)[0], sharding.make_reading_mesh(1, 1)
     model = LoadedModel(drawn, definition, config, mesh, config.batch_tokens, PLAIN)
     with pytest.raises(UserError, match=r"^data.position_ids: found 'coupled'; must be sequence to be exported$"):
         exporting.write_model(model, tmp_path)

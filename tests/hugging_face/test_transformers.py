@@ -9,7 +9,7 @@ from flax import nnx
 from mini_gpt.config import loading as configs
 from mini_gpt.hugging_face import architectures, importing, settings
 from mini_gpt.hugging_face.architectures import ARCHITECTURES
-from mini_gpt.model import gpt, parameters
+from mini_gpt.model import build, parameters
 from mini_gpt.model.positions.biases import t5_bucket
 from tests.hugging_face.models import EXPORTABLE, FURTHER, VOCAB, written
 
@@ -21,7 +21,7 @@ SOURCE_BS[1, 9:] = -1
 
 
 def ours(config, arrays):
-    definition, shapes = gpt.abstract(config.model, VOCAB)
+    definition, shapes = build.abstract(config.model, VOCAB)
     named = lambda path, _: jnp.asarray(arrays[parameters.path_name(path)])
     model = nnx.merge(definition, jax.tree_util.tree_map_with_path(named, shapes))
     source_BS = jnp.asarray(SOURCE_BS) if config.model.encoder_layers else None

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from mini_gpt.config import loading as configs
-from mini_gpt.model import gpt
+from mini_gpt.model import build
 
 RNG = np.random.default_rng(3)
 
@@ -17,7 +17,7 @@ def fields(**overrides):
 
     def change(model):
         config = configs.override(model.config, {name.replace("__", "."): value for name, value in overrides.items()})
-        definition, _ = gpt.abstract(config.model, len(model.parameters["embedding"]))
+        definition, _ = build.abstract(config.model, len(model.parameters["embedding"]))
         return dataclasses.replace(model, config=config, definition=definition)
 
     return change

@@ -12,7 +12,7 @@ from mini_gpt.config import loading as configs
 from mini_gpt.data import task_batches, tasks
 from mini_gpt.data.tokenizers import CharacterTokenizer
 from mini_gpt.insight.diagnosis import alternatives, arrangements
-from mini_gpt.model import gpt
+from mini_gpt.model import build
 from mini_gpt.model.parameters import by_name
 from mini_gpt.runtime import sharding
 from tests.conftest import slow
@@ -38,7 +38,7 @@ QUICK = ("heads of the encoder", "heads of one cross-attention", "keys and value
 def _each_definition_compiles_once():
     """Return the same definition for the same config; compiled functions of another one are not reused."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(gpt, "abstract", functools.cache(gpt.abstract))
+        patch.setattr(build, "abstract", functools.cache(build.abstract))
         yield
 
 

@@ -8,7 +8,7 @@ from mini_gpt.commands import suites
 from mini_gpt.commands.suites.base import SuiteOptions
 from mini_gpt.insight.diagnosis import checks
 from mini_gpt.insight.diagnosis.result import most_likely
-from mini_gpt.model import gpt
+from mini_gpt.model import build
 from mini_gpt.training import loop, monitor
 from mini_gpt.training import workdir as workdirs
 from mini_gpt.training.run import Run
@@ -58,7 +58,7 @@ OVERFIT = {
 def _each_definition_compiles_once():
     """Return the same definition for the same config; compiled functions of another one are not reused."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(gpt, "abstract", functools.cache(gpt.abstract))
+        patch.setattr(build, "abstract", functools.cache(build.abstract))
         yield
 
 

@@ -7,16 +7,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from mini_gpt.model.attention.inputs import Context, Heads, Mask, Scoring
+from mini_gpt.model.inputs import Inputs
 
 from mini_gpt.config import loading as configs
 from mini_gpt.data import tasks
 from mini_gpt.data.tokenizers import CharacterTokenizer
 from mini_gpt.insight.attention import attention_statistics
-from mini_gpt.model import MiniGPT, gpt
-from mini_gpt.model.attention.inputs import Context, Heads, Mask, Scoring
+from mini_gpt.model import MiniGPT, build
 from mini_gpt.model.attention.multi_head import MultiHeadAttention, Options, split_heads
 from mini_gpt.model.attention.reference import attend
-from mini_gpt.model.inputs import Inputs
 from mini_gpt.model.layout import PLAIN
 from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.model.positions import Position
@@ -81,7 +81,7 @@ def test_traced_weights_sum_to_one_and_leave_logits_unchanged(fields):
 
 def test_a_scan_keeps_the_maps_of_one_layer_at_a_time():
     fields = {"model.num_layers": 12, "model.scan_layers": True, "context_length": 256, "model.num_heads": 4}
-    definition, shapes = gpt.abstract(configs.load("configs/tiny.py", fields).model, 257)
+    definition, shapes = build.abstract(configs.load("configs/tiny.py", fields).model, 257)
     entropy = lambda trace: jax.scipy.special.entr(trace.attention.weights_BHLS).sum()
     traces = lambda p, tokens: nnx.merge(definition, p).forward(Inputs(tokens), trace=entropy)[2]
     compiled = jax.jit(traces).lower(shapes, jax.ShapeDtypeStruct((8, 256), jnp.int32)).compile()
@@ -142,7 +142,7 @@ def test_attention_statistics_use_visible_pairs_without_padding():
     config = configs.load("configs/tiny.py", {"model.position": "alibi"})
     module, tokens = MiniGPT(config.model, 257, rngs=nnx.Rngs(0)), jnp.arange(24).reshape(2, 12)
     _, _, maps = module.forward(Inputs(tokens), trace=lambda trace: trace.attention)
-    definition, params = gpt.split(module)
+    definition, params = build.split(module)
     model = LoadedModel(params, definition, config, sharding.make_mesh(1, 1, 1), 1024, PLAIN)
     lengths = (9, 12)  # the first row has three tokens of padding
     is_query_BL = np.arange(12) < np.array(lengths)[:, None]

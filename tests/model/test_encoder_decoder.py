@@ -7,11 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from mini_gpt.model.inputs import Inputs
 
 from mini_gpt.config import loading as configs
-from mini_gpt.model import gpt, parameters
+from mini_gpt.model import build, parameters
 from mini_gpt.model.attention import blockwise
-from mini_gpt.model.inputs import Inputs
 from mini_gpt.runtime.errors import UserError
 from tests import oracle
 from tests.conftest import slow
@@ -181,7 +181,7 @@ def test_dropout_and_remat_act_in_all_three_kinds_of_attention(fields):
 
 
 def test_stacked_parameters_are_those_of_separate_layers():
-    one = [gpt.split(gpt.MiniGPT(make(scan_layers=scan)[0], VOCAB, rngs=nnx.Rngs(0)))[1] for scan in (False, True)]
+    one = [build.split(build.make(make(scan_layers=scan)[0], VOCAB, rngs=nnx.Rngs(0)))[1] for scan in (False, True)]
     jax.tree.map(np.testing.assert_array_equal, parameters.with_layers(one[0], stacked=True), one[1])
     jax.tree.map(np.testing.assert_array_equal, parameters.with_layers(one[1], stacked=False), one[0])
 

@@ -8,11 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from mini_gpt.model.inputs import Inputs
 
 from mini_gpt.config import loading as configs
-from mini_gpt.model import MiniGPT, gpt, parameters, positions
+from mini_gpt.model import MiniGPT, build, parameters, positions
 from mini_gpt.model import loss as losses
-from mini_gpt.model.inputs import Inputs
 from mini_gpt.model.layers import ACTIVATIONS
 from mini_gpt.runtime import sharding
 from mini_gpt.runtime.errors import UserError
@@ -30,7 +30,7 @@ def make_model(seed=0, **overrides):
     if overrides.get("encoder_layers"):
         base |= {"data.corpus": "task:copy", "data.tokenizer": "characters"}
     config = configs.load("configs/default.py", base | {f"model.{name}": value for name, value in overrides.items()})
-    definition, params = gpt.split(MiniGPT(config.model, VOCAB, rngs=nnx.Rngs(seed)))
+    definition, params = build.split(build.make(config.model, VOCAB, rngs=nnx.Rngs(seed)))
     keys = iter(jax.random.split(jax.random.key(seed), len(jax.tree.leaves(params))))
     params = jax.tree.map(lambda leaf: leaf + 0.3 * jax.random.normal(next(keys), leaf.shape), params)
     return config.model, definition, params

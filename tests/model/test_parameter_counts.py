@@ -3,13 +3,13 @@
 import pytest
 
 from mini_gpt.config import loading as configs
-from mini_gpt.model import gpt, parameters
+from mini_gpt.model import build, parameters
 from tests.model.test_gpt import VOCAB, make_model
 
 
 def test_gpt2_has_the_published_parameter_count():
     config = configs.load("configs/presets.py:gpt2_small")
-    _, shapes = gpt.abstract(config.model, 50257)
+    _, shapes = build.abstract(config.model, 50257)
     assert parameters.count(shapes) == 124_439_808
     report = parameters.report(shapes)
     assert report.splitlines()[-1].split() == ["total", "124,439,808"]
@@ -36,7 +36,7 @@ def test_presets_have_the_published_head_counts(preset, heads, width):
 def test_the_largest_presets_have_the_published_size(preset, vocab_size, published, tolerance):
     one, two = (
         parameters.count(
-            gpt.abstract(configs.load(f"configs/presets.py:{preset}", {"model.num_layers": n}).model, vocab_size)[1]
+            build.abstract(configs.load(f"configs/presets.py:{preset}", {"model.num_layers": n}).model, vocab_size)[1]
         )
         for n in (1, 2)
     )
@@ -45,5 +45,5 @@ def test_the_largest_presets_have_the_published_size(preset, vocab_size, publish
 
 
 def test_num_heads_does_not_change_the_parameter_count():
-    counts = {parameters.count(gpt.abstract(make_model(num_heads=heads)[0], VOCAB)[1]) for heads in (1, 2, 4, 8)}
+    counts = {parameters.count(build.abstract(make_model(num_heads=heads)[0], VOCAB)[1]) for heads in (1, 2, 4, 8)}
     assert len(counts) == 1

@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from mini_gpt.model.inputs import Inputs
 
 from mini_gpt.config import loading as configs
-from mini_gpt.model import MiniGPT, gpt, parameters
-from mini_gpt.model.inputs import Inputs
+from mini_gpt.model import MiniGPT, build, parameters
 from tests.model.test_gpt import VOCAB, make_model, run
 
 
@@ -27,8 +27,8 @@ def test_a_scan_over_layers_equals_the_unrolled_model(activation, dtype, toleran
         overrides = {f"model.{name}": value for name, value in (fields | {"scan_layers": scan}).items()}
         config = configs.load("configs/default.py", {"model.d_model": 16, "context_length": 12} | overrides)
         make = lambda model=config.model: MiniGPT(model, VOCAB, rngs=nnx.Rngs(3))
-        definitions.append(gpt.abstract(config.model, VOCAB)[0])
-        first.append(jax.jit(lambda make=make: gpt.split(make())[1])())
+        definitions.append(build.abstract(config.model, VOCAB)[0])
+        first.append(jax.jit(lambda make=make: build.split(make())[1])())
     with_layers = jax.jit(parameters.with_layers, static_argnames="stacked")
     assert first[1]["blocks"]["mlp"]["up"]["kernel"].shape[:2] == (4, 16)
     jax.tree.map(np.testing.assert_array_equal, with_layers(first[1], stacked=False), first[0])
@@ -65,8 +65,8 @@ def test_a_scan_has_a_program_of_one_size_for_any_depth():
     for layers in (4, 24):
         fields = {"model.num_layers": layers, "model.scan_layers": True, "model.position": ("rope", "none")}
         config = configs.load("configs/default.py", fields)
-        definition, shapes = gpt.abstract(config.model, VOCAB)
-        init = lambda config=config: gpt.split(MiniGPT(config.model, VOCAB, rngs=nnx.Rngs(0)))[1]
+        definition, shapes = build.abstract(config.model, VOCAB)
+        init = lambda config=config: build.split(build.make(config.model, VOCAB, rngs=nnx.Rngs(0)))[1]
         gradient = jax.grad(lambda p, d=definition: run(d, p, jnp.zeros((1, 8), int)).sum())
         lowered = jax.jit(init).lower(), jax.jit(gradient).lower(shapes)
         lines.append([len(each.as_text().splitlines()) for each in lowered])

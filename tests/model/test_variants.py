@@ -7,13 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from mini_gpt.model.attention.inputs import Context, Heads, Mask, Scoring
+from mini_gpt.model.inputs import Inputs
 
 from mini_gpt.config import loading as configs
-from mini_gpt.model import MiniGPT, gpt
+from mini_gpt.model import MiniGPT, build
 from mini_gpt.model.attention import reference
-from mini_gpt.model.attention.inputs import Context, Heads, Mask, Scoring
 from mini_gpt.model.attention.variants import Variants
-from mini_gpt.model.inputs import Inputs
 
 TOKENS = jnp.arange(10)[None]
 
@@ -36,7 +36,7 @@ def maps(**fields):
 
 def test_without_variants_there_are_no_parameters():
     assert not jax.tree.leaves(nnx.state(variants()))
-    assert "variants" not in gpt.abstract(make(), 11)[1]["blocks"][0]["attention"]
+    assert "variants" not in build.abstract(make(), 11)[1]["blocks"][0]["attention"]
 
 
 @pytest.mark.parametrize("causal", [True, False])

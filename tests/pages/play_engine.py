@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from mini_gpt.config import loading as configs
-from mini_gpt.model import gpt
+from mini_gpt.model import build
 from mini_gpt.model.layout import Layout
 from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.model.parameters import path_name
@@ -78,7 +78,7 @@ def make(fields=None, *, seed=0, layout=None, **overrides) -> LoadedModel:
     """Return a small model whose parameters are all random. fields: of the model, without `model.` before them."""
     named = {f"model.{name}": value for name, value in (fields or {}).items()}
     config = configs.load("configs/default.py", SIZE | named | overrides)
-    definition, abstract = gpt.abstract(config.model, VOCAB)
+    definition, abstract = build.abstract(config.model, VOCAB)
     rng = np.random.default_rng(seed)
 
     def draw(path, leaf):

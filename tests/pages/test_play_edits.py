@@ -5,12 +5,12 @@ import dataclasses
 import jax
 import numpy as np
 import pytest
+from mini_gpt.model.attention.inputs import Mask
+from mini_gpt.model.inputs import Inputs
 
 from mini_gpt.config import loading as configs
-from mini_gpt.model import gpt
-from mini_gpt.model.attention.inputs import Mask
+from mini_gpt.model import build
 from mini_gpt.model.editing import NONE, Edit, Edits
-from mini_gpt.model.inputs import Inputs
 from mini_gpt.model.layout import Layout
 from mini_gpt.pages.play import limits, pack, page
 from tests import oracle
@@ -198,7 +198,7 @@ def test_all_edits_combine(monkeypatch):
     model = make({"position": "rope"})
     fields = {"scale_width": 4.0, "attention_window": 6, "rope.base": 30.0}  # a temperature of 2, without a scale
     config = configs.override(model.config, {f"model.{name}": value for name, value in fields.items()})
-    definition, _ = gpt.abstract(config.model, play_engine.VOCAB)
+    definition, _ = build.abstract(config.model, play_engine.VOCAB)
     edited = dataclasses.replace(model, config=config, definition=definition)
     edits = {"scale": "off", "temperature": 2, "window": 6, "rope": {"base": 30}, "start": 7, "mask": "causal"}
     edits |= {"heads": {"0.0": "off"}, "feedForwards": [1]}

@@ -6,7 +6,7 @@ import pytest
 from jax.sharding import Mesh
 
 from mini_gpt.config import loading as configs
-from mini_gpt.model import gpt, parameters
+from mini_gpt.model import build, parameters
 from mini_gpt.model.layout import PLAIN, Layout
 from mini_gpt.model.positions import ENCODINGS
 from mini_gpt.runtime import sharding
@@ -214,7 +214,7 @@ def test_every_parameter_has_a_sharding_rule(small):
             {"model__output_bias": True, "model__parallel_residual": "one_norm"},
             {f"model__variants__{name}": VARIANTS[name] for name in VARIANTS if position != "hard_alibi"},
         ):
-            _, shapes = gpt.abstract(small(model__position=position, **extra).model, VOCAB)
+            _, shapes = build.abstract(small(model__position=position, **extra).model, VOCAB)
             for path, _ in jax.tree_util.tree_leaves_with_path(shapes):
                 sharding.rule(parameters.path_name(path))
     with pytest.raises(KeyError, match="blocks/0/mystery"):

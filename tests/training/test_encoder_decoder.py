@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from mini_gpt.model.inputs import Inputs
 
 from mini_gpt.commands import suites
 from mini_gpt.commands.suites.base import SuiteOptions
@@ -13,8 +14,7 @@ from mini_gpt.data import batches, pairs, task_batches, tasks, tokenizers
 from mini_gpt.data.pairs import Pair
 from mini_gpt.generation import decoding
 from mini_gpt.generation.sampling import Sampling
-from mini_gpt.model import gpt
-from mini_gpt.model.inputs import Inputs
+from mini_gpt.model import build
 from mini_gpt.model.layout import layout_of
 from mini_gpt.model.loss import nll
 from mini_gpt.runtime import sharding
@@ -82,7 +82,7 @@ def texts(tokens):
 def test_pairs_in_one_row_do_not_see_each_other(small, position, fields):
     fields = fields | {"model__cross_positions": position in ("rope", "t5")}
     config = small(**PAIRS | {"context_length": 16, "source_length": 18}, **fields, model__position=position)
-    definition, parameters = gpt.split(gpt.MiniGPT(config.model, len(TOKENIZER.token_bytes), rngs=nnx.Rngs(1)))
+    definition, parameters = build.split(build.make(config.model, len(TOKENIZER.token_bytes), rngs=nnx.Rngs(1)))
     model = nnx.merge(definition, jax.tree.map(lambda x: x + 0.1, parameters))
     separator, layout = tokenizers.separator(TOKENIZER), layout_of(config, TOKENIZER)
 

@@ -17,7 +17,7 @@ from mini_gpt.config.schema import Config
 from mini_gpt.evaluation import progress
 from mini_gpt.insight.diagnosis import arrangements
 from mini_gpt.insight.diagnosis.result import REGAINED, SAME, CheckResult
-from mini_gpt.model import gpt
+from mini_gpt.model import build
 from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.model.parameters import Parameters, by_name, with_layers
 from mini_gpt.runtime.errors import UserError
@@ -53,7 +53,7 @@ def others(model: LoadedModel) -> Iterator[tuple[str, LoadedModel]]:
         with contextlib.suppress(UserError):
             unscaled = UNSCALED if field == "model.position" and value != "rope" else {}
             changed = configs.override(model.config, unscaled | {field: value})
-            definition, abstract = gpt.abstract(changed.model, len(model.parameters["embedding"]))
+            definition, abstract = build.abstract(changed.model, len(model.parameters["embedding"]))
             if changed.model != config and by_name(abstract).keys() == by_name(model.parameters).keys():
                 other = dataclasses.replace(model, config=changed, definition=definition)
                 yield f"{field} is {flat[field]}, but {value} fits better", other

@@ -8,158 +8,175 @@ Further letters: N blocks, C queries of a block, M query heads of a group, R = M
 """
 
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from mini_gpt.model.attention.inputs import HIDDEN, Context, Heads, Scoring, decay_bias, scaled
+from mini_gpt.model.attention.context import HIDDEN, Context, Mask, Tokens, scaled
 
 BLOCK = 256  # queries or keys in a block; docs/performance.md has the measurements of block sizes
 UNROLLED = {256: 64, 512: 128}  # {sequence length: block size}; up to these lengths, the loop is unrolled
 
 
-def attend(heads: Heads, context: Context, scoring: Scoring) -> jax.Array:
-    """Return out_BLHK, equal to `reference.attend` up to rounding; positional biases are computed block by block."""
-    (q_BLHK, k_BSGK, v_BSGK, decay_BLH), (mask, position, positions_BL, *_) = heads, context
+class _Plan(NamedTuple):
+    """What is known of a call before its arrays.
+
+    pairs: (i, j) such that a query of block i may see a key of block j. unroll: pairs in a turn of the loop.
+    mods: the definition of (score mods, shared encodings), or None if there are no score mods.
+    """
+
+    pairs: tuple[tuple[int, int], ...]
+    unroll: int
+    mask: Mask
+    mods: nnx.GraphDef | None
+
+
+def attend(core: Any, q_BLHK: jax.Array, k_BSGK: jax.Array, v_BSGK: jax.Array, context: Context) -> jax.Array:
+    """Return out_BLHK, equal to `reference.attend` up to rounding; score mods are applied block by block."""
     B, L, H, K = q_BLHK.shape
     S, G = k_BSGK.shape[1:3]
     unrolled = next((size for longest, size in UNROLLED.items() if longest >= max(L, S)), None)
     size = unrolled or BLOCK
-    count = -(-L // size)
-    pairs = mask.blocks(count, -(-S // size), size)
-
-    def blocks(x: jax.Array) -> jax.Array:
-        """Return x_N…: axis 1 is padded and split into N blocks, and N becomes the first axis."""
-        count = -(-x.shape[1] // size)
-        x = jnp.pad(x, [(0, 0), (0, count * size - x.shape[1])] + [(0, 0)] * (x.ndim - 2))
-        return x.reshape(x.shape[0], count, size, *x.shape[2:]).swapaxes(0, 1)
-
+    mods, of_mods = nnx.split((core.score_mods, dict(context.shared))) if len(core.score_mods) else (None, {})
+    pairs = _pairs(context, -(-L // size), -(-S // size), size)
+    plan = _Plan(pairs, len(pairs) if unrolled else 1, context.mask, mods)
     # Each group's queries are the R rows of one matrix, so that products have two batch axes and two matrix axes.
-    q_NBCGMK = blocks(scaled(scoring.scale, q_BLHK).reshape(B, L, G, H // G, K))
-    q_NBGRK = q_NBCGMK.transpose(0, 1, 3, 4, 2, 5).reshape(count, B, G, -1, K)
-    k_NBGSK, v_NBGSK = (blocks(x_BSGK).swapaxes(2, 3) for x_BSGK in (k_BSGK, v_BSGK))
-    layout = {"positions": blocks(positions_BL)}
-    if context.key_positions_BS is not None:
-        layout["key_positions"] = blocks(context.key_positions_BS)
-    if mask.segments_BL is not None:
-        layout["segments"] = blocks(mask.segments_BL)
-    if mask.key_segments_BS is not None:
-        layout["key_segments"] = blocks(mask.key_segments_BS)
-    biased = context.biased
-    definition: Any
-    definition, of_position = nnx.split(position) if biased else (None, {})
-    decay_NBCH = None if decay_BLH is None else blocks(decay_BLH)
-    parameters = {"bias": {"position": of_position, "decay": decay_NBCH}, "sink": scoring.sink_H}
+    q_NBCGMK = _blocks(scaled(core.scale, q_BLHK).reshape(B, L, G, H // G, K), size)
+    q_NBGRK = q_NBCGMK.transpose(0, 1, 3, 4, 2, 5).reshape(len(q_NBCGMK), B, G, -1, K)
+    k_NBGSK, v_NBGSK = (_blocks(x_BSGK, size).swapaxes(2, 3) for x_BSGK in (k_BSGK, v_BSGK))
+    queries, keys = (_token_blocks(tokens, size) for tokens in (context.queries, context.keys))
+    parameters = {"mods": of_mods, "sink": core.sink_H, "decay": (queries.decay_BLH, keys.decay_BLH)}
+    tokens = queries._replace(decay_BLH=None), keys._replace(decay_BLH=None)
+    out_NBGRK = _attend(plan, q_NBGRK, k_NBGSK, v_NBGSK, parameters, tokens)
+    out_NBGMCK = out_NBGRK.reshape(len(out_NBGRK), B, G, H // G, size, -1)
+    return out_NBGMCK.transpose(1, 0, 4, 2, 3, 5).reshape(B, -1, H, out_NBGRK.shape[-1])[:, :L]
 
-    def bias_BHCS(parameters: dict, i: jax.Array, j: jax.Array, layout: dict) -> jax.Array:
-        terms = []
-        if biased:
-            encoding = nnx.merge(definition, parameters["position"])
-            of_keys = layout.get("key_positions", layout["positions"])
-            terms.append(encoding.bias(layout["positions"][i], of_keys[j]))
-        if decay_NBCH is not None:
-            terms.append(decay_bias(parameters["decay"][i], parameters["decay"][j]))
-        return jnp.broadcast_to(functools.reduce(jnp.add, terms), (B, H, size, size))
 
-    def visible_B1CS(i: jax.Array, j: jax.Array, layout: dict) -> jax.Array:
-        offsets_C = jnp.arange(size)
-        segments = None
-        if "segments" in layout:
-            segments = layout["segments"][i], layout.get("key_segments", layout["segments"])[j]
-        visible_BCS = mask.between(i * size + offsets_C, j * size + offsets_C, segments)
-        return (visible_BCS & (j * size + offsets_C < S))[:, None]
+def _pairs(context: Context, queries: int, keys: int, size: int) -> tuple[tuple[int, int], ...]:
+    """Return sorted pairs of blocks that the mask does not hide; segments are ignored."""
+    if context.queries is not context.keys:  # cross-attention: places of queries and keys are not related
+        return tuple((i, j) for i in range(queries) for j in range(keys))
+    mask = context.mask
+    reach = keys if mask.window is None else (mask.window + size - 2) // size  # blocks to the furthest key
+    last = [i if mask.causal else min(keys - 1, i + reach) for i in range(queries)]
+    return tuple((i, j) for i in range(queries) for j in range(max(0, i - reach), last[i] + 1))
 
-    def sink_GR(parameters: dict) -> jax.Array:
-        return jnp.repeat(parameters["sink"].reshape(G, H // G), size, axis=1)
 
-    def capped_logits(q_BGRK, k_BGSK) -> jax.Array:
-        return scoring.capped(jnp.einsum("bgrk,bgsk->bgrs", q_BGRK, k_BGSK, preferred_element_type=jnp.float32))
+def _blocks(x: jax.Array, size: int, padding: int = 0) -> jax.Array:
+    """Return x_N…: axis 1 is padded and split into N blocks, and N becomes the first axis."""
+    missing = -x.shape[1] % size
+    x = jnp.pad(x, [(0, 0), (0, missing)] + [(0, 0)] * (x.ndim - 2), constant_values=padding)
+    return x.reshape(x.shape[0], -1, size, *x.shape[2:]).swapaxes(0, 1)
 
-    def masked(logits_BGRS, parameters, i, j, layout) -> jax.Array:
-        logits_BHCS = logits_BGRS.reshape(B, H, size, size)
-        if biased or decay_NBCH is not None:
-            logits_BHCS = logits_BHCS + bias_BHCS(parameters["bias"], i, j, layout)
-        return jnp.where(visible_B1CS(i, j, layout), logits_BHCS, HIDDEN).reshape(logits_BGRS.shape)
 
-    def over_pairs(body: Any, carry: Any) -> Any:
-        if unrolled:
-            for i, j in pairs:
-                carry = body(carry, i, j)
-            return carry
-        return jax.lax.scan(lambda carry, pair: (body(carry, *pair), None), carry, jnp.array(pairs, jnp.int32))[0]
+def _token_blocks(tokens: Tokens, size: int) -> Tokens:
+    """Return the tokens in blocks; padding has place -1, so that no query sees it."""
+    blocks = jax.tree.map(lambda x: _blocks(x, size), tokens)
+    return blocks._replace(places_BL=_blocks(tokens.places_BL, size, padding=-1))
 
-    def forward(q_NBGRK, k_NBGSK, v_NBGSK, parameters, layout) -> tuple[jax.Array, jax.Array]:
-        def body(carry, i, j):
-            sum_NBGRK, max_NBGR, total_NBGR = carry
-            logits_BGRS = masked(capped_logits(q_NBGRK[i], k_NBGSK[j]), parameters, i, j, layout)
-            max_BGR = jnp.maximum(max_NBGR[i], jnp.max(logits_BGRS, axis=-1))
-            weights_BGRS = jnp.exp(logits_BGRS - max_BGR[..., None])
-            rescale_BGR = jnp.exp(max_NBGR[i] - max_BGR)
-            values_BGRK = _product("bgrs,bgsk->bgrk", weights_BGRS, v_NBGSK[j])
-            return (
-                sum_NBGRK.at[i].set(rescale_BGR[..., None] * sum_NBGRK[i] + values_BGRK),
-                max_NBGR.at[i].set(max_BGR),
-                total_NBGR.at[i].set(rescale_BGR * total_NBGR[i] + jnp.sum(weights_BGRS, axis=-1)),
-            )
 
-        rows = q_NBGRK.shape[:-1]
-        start = jnp.zeros((*rows, v_NBGSK.shape[-1]), jnp.float32), jnp.full(rows, HIDDEN), jnp.zeros(rows, jnp.float32)
-        if scoring.sink_H is not None:  # as if the sink were the first key, with a value of 0
-            start = start[0], jnp.broadcast_to(sink_GR(parameters), rows), jnp.ones(rows, jnp.float32)
-        sum_NBGRK, max_NBGR, total_NBGR = over_pairs(body, start)
-        any_visible_NBGR = max_NBGR > HIDDEN
-        out_NBGRK = jnp.where(any_visible_NBGR[..., None], sum_NBGRK / jnp.maximum(total_NBGR, 1)[..., None], 0)
-        # A row without a visible key gets log-sum-exp 0, so that its weights in `backward` are exp(HIDDEN - 0) = 0.
-        return out_NBGRK.astype(q_NBGRK.dtype), jnp.where(any_visible_NBGR, max_NBGR + jnp.log(total_NBGR), 0)
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _attend(plan: _Plan, q_NBGRK, k_NBGSK, v_NBGSK, parameters: dict, tokens: tuple[Tokens, Tokens]) -> jax.Array:
+    return _forward(plan, q_NBGRK, k_NBGSK, v_NBGSK, parameters, tokens)[0]
 
-    def backward(saved, dout_NBGRK):
-        q_NBGRK, k_NBGSK, v_NBGSK, parameters, layout, out_NBGRK, logsumexp_NBGR = saved
-        inner_NBGR = jnp.sum(dout_NBGRK.astype(jnp.float32) * out_NBGRK, axis=-1)
 
-        # Transpose left operands once, because XLA on CPUs is slow with large transposed operands.
-        q_NBGKR, dout_NBGKR = q_NBGRK.swapaxes(-1, -2), dout_NBGRK.swapaxes(-1, -2)
+def _forward(plan: _Plan, q_NBGRK, k_NBGSK, v_NBGSK, parameters, tokens) -> tuple[jax.Array, tuple]:
+    """Return out_NBGRK, and what the backward pass needs."""
 
-        def body(carry, i, j):
-            dq_NBGRK, dk_NBGKS, dv_NBGKS, dparameters = carry
-            capped_BGRS = capped_logits(q_NBGRK[i], k_NBGSK[j])
-            logits_BGRS = masked(capped_BGRS, parameters, i, j, layout)
-            weights_BGRS = jnp.exp(logits_BGRS - logsumexp_NBGR[i][..., None])
-            dweights_BGRS = jnp.einsum("bgrk,bgsk->bgrs", dout_NBGRK[i], v_NBGSK[j], preferred_element_type=jnp.float32)
-            dlogits_BGRS = weights_BGRS * (dweights_BGRS - inner_NBGR[i][..., None])
-            if jax.tree.leaves(parameters["bias"]):
-                _, pullback = jax.vjp(lambda state: bias_BHCS(state, i, j, layout), parameters["bias"])
-                dbias = pullback(dlogits_BGRS.reshape(B, H, size, size))[0]
-                dparameters = dparameters | {"bias": jax.tree.map(jnp.add, dparameters["bias"], dbias)}
-            if scoring.soft_cap is not None:  # the derivative of c · tanh(x / c)
-                dlogits_BGRS = dlogits_BGRS * (1 - (capped_BGRS / scoring.soft_cap) ** 2)
-            return (
-                dq_NBGRK.at[i].add(_product("bgrs,bgsk->bgrk", dlogits_BGRS, k_NBGSK[j])),
-                dk_NBGKS.at[j].add(_product("bgkr,bgrs->bgks", q_NBGKR[i], dlogits_BGRS)),
-                dv_NBGKS.at[j].add(_product("bgkr,bgrs->bgks", dout_NBGKR[i], weights_BGRS)),
-                dparameters,
-            )
+    def add(sums: tuple, pair: tuple) -> tuple[tuple, None]:
+        """Add a pair of blocks to the sums of the queries' block."""
+        (sum_NBGRK, max_NBGR, total_NBGR), (i, j) = sums, pair
+        logits_BGRS = _changed(plan, _products(q_NBGRK[i], k_NBGSK[j]), parameters, tokens, pair)
+        max_BGR = jnp.maximum(max_NBGR[i], jnp.max(logits_BGRS, axis=-1))
+        weights_BGRS = jnp.exp(logits_BGRS - max_BGR[..., None])
+        rescale_BGR = jnp.exp(max_NBGR[i] - max_BGR)
+        values_BGRK = _product("bgrs,bgsk->bgrk", weights_BGRS, v_NBGSK[j])
+        sum_NBGRK = sum_NBGRK.at[i].set(rescale_BGR[..., None] * sum_NBGRK[i] + values_BGRK)
+        total_NBGR = total_NBGR.at[i].set(rescale_BGR * total_NBGR[i] + jnp.sum(weights_BGRS, axis=-1))
+        return (sum_NBGRK, max_NBGR.at[i].set(max_BGR), total_NBGR), None
 
-        start = q_NBGRK, k_NBGSK.swapaxes(-1, -2), v_NBGSK.swapaxes(-1, -2), parameters
-        start = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), start)
-        dq_NBGRK, dk_NBGKS, dv_NBGKS, dparameters = over_pairs(body, start)
-        if scoring.sink_H is not None:
-            weights_NBGR = jnp.exp(sink_GR(parameters) - logsumexp_NBGR)
-            dsink_GR = -jnp.sum(weights_NBGR * inner_NBGR, axis=(0, 1))
-            dparameters = dparameters | {"sink": dsink_GR.reshape(H, size).sum(axis=1)}
-        sums = dq_NBGRK, dk_NBGKS.swapaxes(-1, -2), dv_NBGKS.swapaxes(-1, -2), dparameters
-        return *jax.tree.map(lambda d, x: d.astype(x.dtype), sums, (q_NBGRK, k_NBGSK, v_NBGSK, parameters)), None
+    rows = q_NBGRK.shape[:-1]
+    zeros = jnp.zeros((*rows, v_NBGSK.shape[-1]), jnp.float32)
+    sums = zeros, jnp.full(rows, HIDDEN), jnp.zeros(rows, jnp.float32)
+    if parameters["sink"] is not None:  # as if the sink were the first key, with a value of 0
+        sums = zeros, jnp.broadcast_to(_sink_rows(parameters["sink"], rows), rows), jnp.ones(rows, jnp.float32)
+    (sum_NBGRK, max_NBGR, total_NBGR), _ = jax.lax.scan(add, sums, jnp.array(plan.pairs), unroll=plan.unroll)
+    any_visible_NBGR = max_NBGR > HIDDEN
+    out_NBGRK = jnp.where(any_visible_NBGR[..., None], sum_NBGRK / jnp.maximum(total_NBGR, 1)[..., None], 0)
+    out_NBGRK = out_NBGRK.astype(q_NBGRK.dtype)
+    # A row without a visible key gets log-sum-exp 0, so that its weights in `_backward` are exp(HIDDEN - 0) = 0.
+    logsumexp_NBGR = jnp.where(any_visible_NBGR, max_NBGR + jnp.log(total_NBGR), 0)
+    return out_NBGRK, (q_NBGRK, k_NBGSK, v_NBGSK, parameters, tokens, out_NBGRK, logsumexp_NBGR)
 
-    def core_forward(*arguments):
-        out_NBGRK, logsumexp_NBGR = forward(*arguments)
-        return out_NBGRK, (*arguments, out_NBGRK, logsumexp_NBGR)
 
-    core = jax.custom_vjp(lambda *arguments: forward(*arguments)[0])
-    core.defvjp(core_forward, backward)
-    out_NBGRK = core(q_NBGRK, k_NBGSK, v_NBGSK, parameters, layout)
-    out_NBGMCK = out_NBGRK.reshape(count, B, G, H // G, size, -1)
-    return out_NBGMCK.transpose(1, 0, 4, 2, 3, 5).reshape(B, count * size, H, -1)[:, :L]
+def _backward(plan: _Plan, saved: tuple, dout_NBGRK: jax.Array) -> tuple:
+    q_NBGRK, k_NBGSK, v_NBGSK, parameters, tokens, out_NBGRK, logsumexp_NBGR = saved
+    inner_NBGR = jnp.sum(dout_NBGRK.astype(jnp.float32) * out_NBGRK, axis=-1)
+    # Transpose left operands once, because XLA on CPUs is slow with large transposed operands.
+    q_NBGKR, dout_NBGKR = q_NBGRK.swapaxes(-1, -2), dout_NBGRK.swapaxes(-1, -2)
+
+    def add(sums: tuple, pair: tuple) -> tuple[tuple, None]:
+        """Add the gradients that a pair of blocks contributes."""
+        (dq_NBGRK, dk_NBGKS, dv_NBGKS, dparameters), (i, j) = sums, pair
+        products_BGRS = _products(q_NBGRK[i], k_NBGSK[j])
+        if plan.mods is not None:
+            changed = lambda products, parameters: _changed(plan, products, parameters, tokens, pair)
+            logits_BGRS, pullback = jax.vjp(changed, products_BGRS, parameters)
+        else:
+            logits_BGRS, pullback = _changed(plan, products_BGRS, parameters, tokens, pair), None
+        weights_BGRS = jnp.exp(logits_BGRS - logsumexp_NBGR[i][..., None])
+        dweights_BGRS = jnp.einsum("bgrk,bgsk->bgrs", dout_NBGRK[i], v_NBGSK[j], preferred_element_type=jnp.float32)
+        dlogits_BGRS = weights_BGRS * (dweights_BGRS - inner_NBGR[i][..., None])
+        if pullback is not None:
+            dlogits_BGRS, dchanged = pullback(dlogits_BGRS)
+            dparameters = jax.tree.map(jnp.add, dparameters, dchanged)
+        dq_NBGRK = dq_NBGRK.at[i].add(_product("bgrs,bgsk->bgrk", dlogits_BGRS, k_NBGSK[j]))
+        dk_NBGKS = dk_NBGKS.at[j].add(_product("bgkr,bgrs->bgks", q_NBGKR[i], dlogits_BGRS))
+        dv_NBGKS = dv_NBGKS.at[j].add(_product("bgkr,bgrs->bgks", dout_NBGKR[i], weights_BGRS))
+        return (dq_NBGRK, dk_NBGKS, dv_NBGKS, dparameters), None
+
+    sums = q_NBGRK, k_NBGSK.swapaxes(-1, -2), v_NBGSK.swapaxes(-1, -2), parameters
+    sums = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), sums)
+    (dq_NBGRK, dk_NBGKS, dv_NBGKS, dparameters), _ = jax.lax.scan(
+        add, sums, jnp.array(plan.pairs), unroll=plan.unroll
+    )
+    if parameters["sink"] is not None:
+        weights_NBGR = jnp.exp(_sink_rows(parameters["sink"], q_NBGRK.shape[:-1]) - logsumexp_NBGR)
+        dsink_GR = -jnp.sum(weights_NBGR * inner_NBGR, axis=(0, 1))
+        dparameters = dparameters | {"sink": dsink_GR.reshape(len(parameters["sink"]), -1).sum(axis=1)}
+    gradients = dq_NBGRK, dk_NBGKS.swapaxes(-1, -2), dv_NBGKS.swapaxes(-1, -2), dparameters
+    inputs = q_NBGRK, k_NBGSK, v_NBGSK, parameters
+    return *jax.tree.map(lambda d, x: d.astype(x.dtype), gradients, inputs), None
+
+
+_attend.defvjp(_forward, _backward)
+
+
+def _changed(plan: _Plan, products_BGRS, parameters: dict, tokens: tuple[Tokens, Tokens], pair: tuple) -> jax.Array:
+    """Return the logits_BGRS of a pair of blocks: the products after score mods and mask."""
+    queries, keys = (jax.tree.map(lambda x, at=at: x[at], of) for of, at in zip(tokens, pair, strict=True))
+    shape = products_BGRS.shape
+    logits_BHCS = products_BGRS.reshape(shape[0], -1, queries.places_BL.shape[1], shape[-1])
+    if plan.mods is not None:
+        mods, shared = nnx.merge(plan.mods, parameters["mods"])
+        decays = (None if decay is None else decay[at] for decay, at in zip(parameters["decay"], pair, strict=True))
+        with_decay = (of._replace(decay_BLH=decay) for of, decay in zip((queries, keys), decays, strict=True))
+        of_mods = Context(*with_decay, plan.mask, shared)
+        for mod in mods:
+            logits_BHCS = mod(logits_BHCS, of_mods)
+    return jnp.where(plan.mask.visible(queries, keys)[:, None], logits_BHCS, HIDDEN).reshape(shape)
+
+
+def _products(q_BGRK: jax.Array, k_BGSK: jax.Array) -> jax.Array:
+    return jnp.einsum("bgrk,bgsk->bgrs", q_BGRK, k_BGSK, preferred_element_type=jnp.float32)
+
+
+def _sink_rows(sink_H: jax.Array, rows_NBGR: tuple[int, ...]) -> jax.Array:
+    """Return sink_GR, the sink of the head of each row."""
+    groups, rows = rows_NBGR[2:]
+    return jnp.repeat(sink_H.reshape(groups, -1), rows * groups // len(sink_H), axis=1)
 
 
 def _product(subscripts: str, x: jax.Array, y: jax.Array) -> jax.Array:

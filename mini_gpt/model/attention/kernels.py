@@ -8,35 +8,42 @@ from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_ke
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as splash_mask
 from jax.sharding import PartitionSpec
 
-from mini_gpt.model.attention.inputs import Context, Heads, Mask, Scoring, scaled
+from mini_gpt.model.attention.context import Context, Mask, scaled
 
 
-def cudnn(heads: Heads, context: Context, scoring: Scoring) -> jax.Array:
+def cudnn(core: Any, q_BLHK: jax.Array, k_BSGK: jax.Array, v_BSGK: jax.Array, context: Context) -> jax.Array:
     """Return out_BLHK in q's dtype, computed by cuDNN's kernel for NVIDIA GPUs."""
     mask = context.mask
     window = None if mask.window is None else (mask.window - 1, 0)
-    return jax.nn.dot_product_attention(
-        *heads[:3], scale=scoring.scale, is_causal=mask.causal, local_window_size=window, implementation="cudnn"
-    )
+    options: Any = {"scale": core.scale, "is_causal": mask.causal, "local_window_size": window}
+    return jax.nn.dot_product_attention(q_BLHK, k_BSGK, v_BSGK, **options, implementation="cudnn")
 
 
-def splash(heads: Heads, context: Context, scoring: Scoring, *, interpret: bool = False) -> jax.Array:
+def splash(
+    core: Any,
+    q_BLHK: jax.Array,
+    k_BSGK: jax.Array,
+    v_BSGK: jax.Array,
+    context: Context,
+    *,
+    interpret: bool = False,
+) -> jax.Array:
     """Return out_BLHK in q's dtype, computed by JAX's Pallas kernel for TPUs. interpret: run on any device, to test."""
-    batch, groups, mesh = len(heads.q_BLHK), heads.k_BSGK.shape[2], jax.typeof(heads.q_BLHK).sharding.mesh
-    mask = context.mask._replace(segments_BL=None)
-    local = functools.partial(_splash, mask=mask, scale=scoring.scale, interpret=interpret)
+    batch, groups, mesh = len(q_BLHK), k_BSGK.shape[2], jax.typeof(q_BLHK).sharding.mesh
+    local = functools.partial(_splash, mask=context.mask, scale=core.scale, interpret=interpret)
+    heads, segments_BL = (q_BLHK, k_BSGK, v_BSGK), context.queries.segments_BL
     if mesh.size <= 1:
-        return local(heads, context.mask.segments_BL)
+        return local(heads, segments_BL)
     # XLA cannot partition a Pallas kernel, so each device runs the kernel on its own rows and heads.
     rows = ("data", "fsdp") if batch % (mesh.shape["data"] * mesh.shape["fsdp"]) == 0 else None
     heads_spec: Any = PartitionSpec(rows, None, "tensor" if groups % mesh.shape["tensor"] == 0 else None)
-    specs = (Heads(heads_spec, heads_spec, heads_spec), PartitionSpec(rows))
+    specs = ((heads_spec,) * 3, PartitionSpec(rows))
     divided = jax.shard_map(local, mesh=mesh, in_specs=specs, out_specs=heads_spec, check_vma=False)
-    return divided(heads, context.mask.segments_BL)
+    return divided(heads, segments_BL)
 
 
-def _splash(heads: Heads, segments_BL: jax.Array | None, *, mask: Mask, scale: float, interpret: bool) -> jax.Array:
-    q_BLHK, k_BLGK, v_BLGK, _ = heads
+def _splash(heads: tuple, segments_BL: jax.Array | None, *, mask: Mask, scale: float, interpret: bool) -> jax.Array:
+    q_BLHK, k_BLGK, v_BLGK = heads
     B, L, H, K = q_BLHK.shape
     G = k_BLGK.shape[2]
     mask_of_head: Any = splash_mask.CausalMask((L, L)) if mask.causal else splash_mask.FullMask((L, L))

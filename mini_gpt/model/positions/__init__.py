@@ -1,41 +1,68 @@
-"""Positional encodings: one class each, which overrides some of the hooks of `base.Position`.
+"""Positional encodings: one class each, of one of the kinds in `base`.
 
-Hooks accept any positions, so that packing, offsets and the KV cache share code. Angles and biases are in float32.
+They accept any positions, so that packing, offsets and the KV cache share code. Angles and biases are in float32.
 """
 
 import dataclasses
+from typing import Any
 
 from flax import nnx
 
-from mini_gpt.config.attention import LayerKind
+from mini_gpt.config.attention import PER_LAYER, LayerKind
 from mini_gpt.config.model import ModelConfig
 from mini_gpt.model.positions.absolute import Learned, Sinusoidal
-from mini_gpt.model.positions.base import Position
+from mini_gpt.model.positions.base import Encoding, InputEncoding, Shared
 from mini_gpt.model.positions.biases import T5, Alibi, Fire, HardAlibi, Kerple
-from mini_gpt.model.positions.contextual import Cope, Fox
+from mini_gpt.model.positions.contextual import Cope, DecayBias, Fox
 from mini_gpt.model.positions.rotary import Pope, Rope
 
-CLASSES = (Position, Learned, Sinusoidal, Rope, Pope, Alibi, HardAlibi, T5, Kerple, Fire, Fox, Cope)
+CLASSES: tuple[Any, ...]
+CLASSES = (Encoding, Learned, Sinusoidal, Rope, Pope, Alibi, HardAlibi, T5, Kerple, Fire, Fox, Cope)
 ENCODINGS = {encoding.name: encoding for encoding in CLASSES}
 
 
-def make(config: ModelConfig, *, rngs: nnx.Rngs) -> tuple[Position, ...]:
-    """Make the encoding of each layer. Layers with the same encoding share one module, unless it is `per_layer`."""
-    made = shared(config, rngs=rngs)
-    return tuple(made.get(key(kind)) or ENCODINGS[kind.position](config, rngs=rngs) for kind in config.layer_kinds)
+def make(config: ModelConfig, *, rngs: nnx.Rngs) -> tuple[Encoding, ...]:
+    """Return the encoding of each layer. Layers share one object, unless each has parameters of its own."""
+    made: dict[tuple, Encoding] = {}
+    encodings = []
+    for layer, (position, _, *rope) in enumerate(config.layer_kinds):
+        key = position, *rope, layer if position in PER_LAYER else None
+        if key not in made:
+            made[key] = of_layer(config, config.layer_kinds[layer], rngs=rngs)
+        encodings.append(made[key])
+    return tuple(encodings)
 
 
-def shared(config: ModelConfig, *, rngs: nnx.Rngs) -> dict[str, Position]:
-    """Make the encodings that layers share, by `key`."""
-    made: dict[str, Position] = {}
-    for kind in config.layer_kinds:
-        encoding = ENCODINGS[kind.position]
-        if not encoding.per_layer and key(kind) not in made:
-            rope = config.rope.of_layer(kind.rope_base, kind.rope_factor)
-            made[key(kind)] = encoding(dataclasses.replace(config, rope=rope), rngs=rngs)
-    return made
+def shared(config: ModelConfig, *, rngs: nnx.Rngs) -> dict[str, Encoding]:
+    """Return the encodings that the model holds for all layers, by name."""
+    kinds = {kind.position: kind for kind in config.layer_kinds if ENCODINGS[kind.position].shared}
+    return {name: of_layer(config, kind, rngs=rngs) for name, kind in kinds.items()}
 
 
-def key(kind: LayerKind) -> str:
-    """Return the name of a layer's shared encoding: the encoding's own, for RoPE with the base and the factor."""
-    return f"rope_{kind.rope_base!r}_{kind.rope_factor!r}" if kind.position == "rope" else kind.position
+def of_layer(config: ModelConfig, kind: LayerKind, *, rngs: nnx.Rngs) -> Encoding:
+    """Return the encoding of one layer, with the base and the factor of its kind."""
+    rope = config.rope.of_layer(kind.rope_base, kind.rope_factor)
+    return ENCODINGS[kind.position](dataclasses.replace(config, rope=rope), rngs=rngs)
+
+
+def parts(config: ModelConfig, kind: LayerKind, *, cross: bool, rngs: nnx.Rngs) -> list[Any]:
+    """Return the modules of one layer's encoding that change its attention; see `attention.parts`.
+
+    cross: of cross-attention, which has positions with `model.cross_positions` only.
+    """
+    if cross and not config.cross_positions:
+        return []
+    config = config.encoder if cross else config
+    encoding = ENCODINGS[kind.position]
+    if encoding is Encoding or issubclass(encoding, InputEncoding):
+        return []
+    if encoding.shared:
+        return [Shared(kind.position, encoding.stage)]
+    made = of_layer(config, kind, rngs=rngs)
+    return [made, DecayBias()] if isinstance(made, Fox) else [made]
+
+
+def input_encoding(config: ModelConfig) -> str | None:
+    """Return the name of the encoding that acts on the embeddings, or None."""
+    name = config.position_pattern[0]
+    return name if issubclass(ENCODINGS[name], InputEncoding) else None

@@ -6,11 +6,11 @@ from flax import nnx
 
 from mini_gpt.config.model import ModelConfig
 from mini_gpt.model.layers import INIT_STD
-from mini_gpt.model.positions.base import Position
+from mini_gpt.model.positions.base import InputEncoding
 from mini_gpt.model.positions.waves import angles, geometric_frequencies
 
 
-class Learned(Position):
+class Learned(InputEncoding):
     """A trained vector for each position (Gehring et al. 2017), initialized like token embeddings."""
 
     name = "learned"
@@ -23,7 +23,7 @@ class Learned(Position):
         return x_BLD + self.embedding[positions_BL]
 
 
-class Sinusoidal(Position):
+class Sinusoidal(InputEncoding):
     """Sines and cosines; wavelengths grow geometrically from 2π to nearly 2π·base (Vaswani et al. 2017, 3.5).
 
     Dimension 2i is sin(p / base^(2i/D)), dimension 2i+1 the cosine. `model.sinusoidal.amplitude` is

@@ -8,11 +8,11 @@ import numpy as np
 from flax import nnx
 
 from mini_gpt.config.model import ModelConfig
-from mini_gpt.model.attention.inputs import HIDDEN_FROM_HEAD
-from mini_gpt.model.positions.base import Position
+from mini_gpt.model.attention.context import HIDDEN_FROM_HEAD
+from mini_gpt.model.positions.base import Bias
 
 
-class Alibi(Position):
+class Alibi(Bias):
     """A penalty linear in distance, with a slope for each head (Press et al. 2022, 3); symmetric if not causal."""
 
     name = "alibi"
@@ -24,7 +24,7 @@ class Alibi(Position):
         return -jnp.array(self.slopes, jnp.float32)[:, None, None] * _distances(query_positions_BL, key_positions_BS)
 
 
-class HardAlibi(Position):
+class HardAlibi(Bias):
     """The first heads see 1, 2, 3, … tokens, their own included; the others have no encoding (Jelassi et al. 2024)."""
 
     name = "hard_alibi"
@@ -39,13 +39,14 @@ class HardAlibi(Position):
         return jnp.where(_distances(query_positions_BL, key_positions_BS) <= reach_H11, 0.0, HIDDEN_FROM_HEAD)
 
 
-class T5(Position):
+class T5(Bias):
     """A trained bias for each head and bucket of distances, shared by all layers (Raffel et al. 2020, 2.1).
 
     By default, unlike in T5, logits are scaled by 1/sqrt(K).
     """
 
     name = "t5"
+    shared = True
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
         self.causal = config.causal
@@ -59,11 +60,10 @@ class T5(Position):
         return jnp.moveaxis(self.bias_table[t5_bucket(offset_BLS, causal=self.causal, **sizes)], -1, 1)
 
 
-class Kerple(Position):
+class Kerple(Bias):
     """A trained penalty p · ln(1 + a · distance) for each head and layer (Chi et al. 2022, logarithmic variant)."""
 
     name = "kerple"
-    per_layer = True
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
         # Stored before a softplus, which keeps both positive without the released code's clamp after each step.
@@ -77,7 +77,7 @@ class Kerple(Position):
         return -p_H11 * jnp.log1p(a_H11 * _distances(query_positions_BL, key_positions_BS))
 
 
-class Fire(Position):
+class Fire(Bias):
     """A trained function, in each layer, of the distance relative to the query's position (Li et al. 2024).
 
     The bias is MLP(ψ(i - j) / ψ(max(L, i))) with ψ(x) = ln(|c·x| + 1), for query i and key j. c and L are trained. The
@@ -86,7 +86,6 @@ class Fire(Position):
     """
 
     name = "fire"
-    per_layer = True
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
         width, heads = config.fire.width, config.num_heads

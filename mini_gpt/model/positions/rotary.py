@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from mini_gpt.config.model import ModelConfig
-from mini_gpt.model.positions.base import Position
+from mini_gpt.model.positions.base import Rotation
 from mini_gpt.model.positions.waves import (
     angles,
     dynamic_frequencies,
@@ -17,7 +17,7 @@ from mini_gpt.model.positions.waves import (
 )
 
 
-class Rope(Position):
+class Rope(Rotation):
     """Queries and keys rotated by position, so that <R(m)q, R(n)k> = qᵀR(n-m)k (Su et al. 2021, 3.2).
 
     The layout is half-split (GPT-NeoX, Llama): dimension i is paired with i + width/2. Checkpoints with interleaved
@@ -52,7 +52,7 @@ class Rope(Position):
         return jnp.concatenate([part.astype(dtype) for part in parts], axis=-1)
 
 
-class Pope(Position):
+class Pope(Rotation):
     """Polar positions: logits are Σ_c softplus(q_c) softplus(k_c) cos((j - i) θ_c + δ_c) (Gopalakrishnan et al. 2025).
 
     Each of the K dimensions has a frequency, so queries and keys become 2K wide. δ is trained for each key-value head
@@ -60,6 +60,7 @@ class Pope(Position):
     """
 
     name = "pope"
+    shared = True
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
         del rngs

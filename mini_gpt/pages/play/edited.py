@@ -14,7 +14,7 @@ from jax.tree_util import DictKey
 
 from mini_gpt.config.attention import RopeConfig
 from mini_gpt.config.model import ModelConfig
-from mini_gpt.model import gpt, positions
+from mini_gpt.model import build, positions
 from mini_gpt.model.attention.inputs import HIDDEN_FROM_HEAD
 from mini_gpt.model.editing import Edit, Edits
 from mini_gpt.model.loaded import LoadedModel
@@ -155,7 +155,7 @@ def _definition(
     config: ModelConfig, vocabulary: int, is_causal: bool, has_window: bool, dynamic: frozenset[str]
 ) -> nnx.GraphDef:
     """Return the definition of a model whose `CONSTANTS` are parameters. dynamic: names of RoPEs with this scaling."""
-    module = nnx.eval_shape(lambda: gpt.MiniGPT(config, vocabulary, rngs=nnx.Rngs(0)))
+    module = nnx.eval_shape(lambda: build.make(config, vocabulary, rngs=nnx.Rngs(0)))
     if not is_causal:
         module.config = copy.copy(config)  # of the mask only, not of T5's buckets
         object.__setattr__(module.config, "causal", False)  # without the check: canon stays causal, as in the engine
@@ -167,7 +167,7 @@ def _definition(
             setattr(position, constant, placeholder())
         if isinstance(position, Rope):  # yarn multiplies by `temperature`, which is 1 for the other scalings
             position.config = dataclasses.replace(position.config, scaling="dynamic" if name in dynamic else "yarn")
-    return gpt.split(module)[0]
+    return build.split(module)[0]
 
 
 def _ropes(config: ModelConfig, edits: JsonEdits) -> dict[str, RopeConfig]:

@@ -11,7 +11,7 @@ from mini_gpt.commands import suites
 from mini_gpt.commands.suites.base import SuiteOptions
 from mini_gpt.data.tokenizers import CharacterTokenizer
 from mini_gpt.insight.mechanisms import lens
-from mini_gpt.model import MiniGPT, gpt
+from mini_gpt.model import build
 from mini_gpt.training.run import Run
 from tests.evaluation.models import random_model
 
@@ -22,7 +22,7 @@ SIZE = {"model__num_layers": 3, "model__num_heads": 2, "model__d_model": 8, "con
 def cut(model, small, fields, depth):
     """Return the model with its first `depth` blocks only."""
     config = small(**SIZE | fields | {"model__num_layers": depth})
-    definition, _ = gpt.split(MiniGPT(config.model, len(model.parameters["embedding"]), rngs=nnx.Rngs(0)))
+    definition, _ = build.split(build.make(config.model, len(model.parameters["embedding"]), rngs=nnx.Rngs(0)))
     parameters = {**model.parameters, "blocks": {n: model.parameters["blocks"][n] for n in range(depth)}}
     return dataclasses.replace(model, parameters=parameters, definition=definition, config=config)
 

@@ -1,0 +1,177 @@
+"""Attention with a KV cache: these objects take the place of parts of a model's attention while it generates.
+
+The model itself knows nothing of caches. During the prefill, a `Recorder` keeps the keys and values of the prompt. While
+tokens are decoded, `CachedCore` attends to the keys and values of earlier tokens. Each object keeps its new arrays in
+attributes, which are read after the pass.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from mini_gpt.model.attention import reference
+from mini_gpt.model.attention.context import Context, Mask, Tokens
+from mini_gpt.model.attention.core import Core
+from mini_gpt.model.attention.multi_head import MultiHeadAttention
+from mini_gpt.model.attention.variants import CANON_TAPS, Canon, LengthScale
+from mini_gpt.model.positions.contextual import Fox
+
+
+class KeyValues(NamedTuple):
+    """What one attention layer keeps of a sequence. Axis X is B and G merged: with separate axes, XLA copies the cache.
+
+    decay_BSH: the decays of forgetting attention, or None. recent_BTD: the inputs of a canon layer, or None.
+    """
+
+    keys_XSK: jax.Array
+    values_XSK: jax.Array
+    decay_BSH: jax.Array | None = None
+    recent_BTD: jax.Array | None = None
+
+
+class Recorder:
+    """Takes the place of an attention's core, and keeps the keys and values of the pass."""
+
+    def __init__(self, core: Core):
+        self.core = core
+
+    def choose(self, q_BLHK, k_BSGK, v_BSGK, context: Context, dropout_key: None) -> Any:
+        self.kept = KeyValues(reference.grouped(k_BSGK), reference.grouped(v_BSGK), context.keys.decay_BLH)
+        return self.core.choose(q_BLHK, k_BSGK, v_BSGK, context, dropout_key)
+
+
+class InputRecorder:
+    """Takes the place of a canon layer, and keeps its input."""
+
+    def __init__(self, canon: Canon):
+        self.canon = canon
+
+    def __call__(self, x_BLD: jax.Array, context: Context) -> tuple[jax.Array, Context]:
+        self.recent_BLD = x_BLD
+        return self.canon(x_BLD, context)
+
+
+def record(attention: MultiHeadAttention) -> None:
+    """Let an attention layer keep what `recorded` returns after the pass."""
+    attention.core = Recorder(attention.core)  # type: ignore[assignment]
+    for number, change in enumerate(attention.on_input):
+        if isinstance(change, Canon):
+            attention.on_input[number] = InputRecorder(change)
+
+
+def recorded(attention: Any) -> KeyValues:
+    """Return the keys and values of the pass, and what else the cache needs."""
+    recent = next((change.recent_BLD for change in attention.on_input if isinstance(change, InputRecorder)), None)
+    return attention.core.kept._replace(recent_BTD=recent)
+
+
+class Step(NamedTuple):
+    """One new token of each row. slots: {S: the tokens in S slots, the new one included}.
+
+    steps: the length of the longest row; the new token's slot is `steps` % S.
+    """
+
+    token: Tokens
+    slots: dict[int, Tokens]
+    steps: jax.Array
+
+
+class CachedCore:
+    """Takes the place of an attention's core: one new token per row attends to the slots of the cache, and itself."""
+
+    def __init__(self, core: Core, kept: KeyValues, step: Step):
+        self.core, self.kept, self.step = core, kept, step
+
+    def choose(self, q_B1HK, k_B1GK, v_B1GK, context: Context, dropout_key: None) -> Any:
+        """Write the new token's key and value to its slot, in place; return the function that attends to all slots."""
+        as_rows = lambda x_B1GK: x_B1GK.reshape(-1, 1, x_B1GK.shape[-1])
+        keys, values = (write(old, as_rows(x), self.step.steps) for old, x in zip(self.kept, (k_B1GK, v_B1GK)))
+        decay = self.kept.decay_BSH
+        decay = None if decay is None else write(decay, context.keys.decay_BLH, self.step.steps)
+        self.kept = self.kept._replace(keys_XSK=keys, values_XSK=values, decay_BSH=decay)
+        return self.attend
+
+    def attend(self, q_B1HK, k_B1GK, v_B1GK, context: Context) -> jax.Array:
+        token = self.step.token._replace(decay_BLH=context.queries.decay_BLH)
+        keys = self.step.slots[self.kept.keys_XSK.shape[1]]._replace(decay_BLH=self.kept.decay_BSH)
+        context = context._replace(queries=token, keys=keys)
+        return reference.attend(self.core, q_B1HK, self.kept.keys_XSK, self.kept.values_XSK, context)
+
+
+class CachedSource:
+    """Takes the place of the core of cross-attention. The new token's key and value are not used; XLA leaves them out."""
+
+    def __init__(self, core: Core, kept: KeyValues):
+        self.core, self.kept = core, kept
+
+    def choose(self, q_B1HK, k_BSGK, v_BSGK, context: Context, dropout_key: None) -> Any:
+        return lambda q_B1HK, k_BSGK, v_BSGK, context: reference.attend(self.core, q_B1HK, *self.kept[:2], context)
+
+
+class CachedCanon:
+    """Takes the place of a canon layer: the convolution of the layer's last inputs."""
+
+    def __init__(self, canon: Canon, recent_BTD: jax.Array, step: Step):
+        self.canon, self.recent_BTD, self.step = canon, recent_BTD, step
+
+    def __call__(self, x_B1D: jax.Array, context: Context) -> tuple[jax.Array, Context]:
+        self.recent_BTD = write(self.recent_BTD, x_B1D, self.step.steps)
+        ages_T = (self.step.steps - jnp.arange(CANON_TAPS)) % CANON_TAPS  # of the slots; 0 is the new token's
+        visible_BT = Mask(causal=True).visible(self.step.token, self.step.slots[CANON_TAPS])[:, 0]
+        weighted_BTD = visible_BT[..., None] * self.canon.taps[...][ages_T] * self.recent_BTD
+        return x_B1D + weighted_BTD.sum(axis=1, keepdims=True).astype(x_B1D.dtype), context
+
+
+class CachedFox:
+    """Takes the place of forgetting attention's gates: adds the new token's log gates to the last token's sums."""
+
+    def __init__(self, fox: Fox, decay_BSH: jax.Array, step: Step):
+        self.fox = fox
+        slot = (step.steps - 1) % decay_BSH.shape[1]
+        self.last_B1H = jax.lax.dynamic_slice_in_dim(decay_BSH, slot, 1, axis=1)
+
+    def __call__(self, x_B1D: jax.Array, context: Context) -> tuple[jax.Array, Context]:
+        token = context.queries._replace(decay_BLH=self.last_B1H + self.fox.log_gates(x_B1D))
+        return x_B1D, context._replace(queries=token, keys=token)
+
+
+class CachedScale:
+    """Takes the place of SSMax's factor, which counts the keys that a query sees."""
+
+    def __init__(self, scale: LengthScale, size: int, step: Step):
+        self.scale, self.slots, self.token = scale, step.slots[size], step.token
+
+    def __call__(self, q_B1HK, k_B1GK, context: Context) -> tuple[jax.Array, jax.Array]:
+        return self.scale(q_B1HK, k_B1GK, context._replace(queries=self.token, keys=self.slots))
+
+
+def slots(attention: MultiHeadAttention, capacity: int) -> int:
+    """Return the number of slots of a layer: its window is enough, unless a part needs the keys in the order of time."""
+    needs_order = attention.core.stick_breaking or any(mod.whole_rows for mod in attention.core.score_mods)
+    return capacity if needs_order else min(capacity, attention.mask.window or capacity)
+
+
+def attach(attention: Any, kept: KeyValues, step: Step) -> None:
+    """Let an attention layer read and extend its cache; `attached` returns the new one after the pass."""
+    for number, change in enumerate(attention.on_input):
+        if isinstance(change, Canon):
+            attention.on_input[number] = CachedCanon(change, kept.recent_BTD, step)
+        elif isinstance(change, Fox):
+            attention.on_input[number] = CachedFox(change, kept.decay_BSH, step)
+    for number, change in enumerate(attention.on_heads):
+        if isinstance(change, LengthScale):
+            attention.on_heads[number] = CachedScale(change, kept.keys_XSK.shape[1], step)
+    attention.core = CachedCore(attention.core, kept, step)
+
+
+def attached(attention: Any) -> KeyValues:
+    """Return the cache with the new token."""
+    recent = next((change.recent_BTD for change in attention.on_input if isinstance(change, CachedCanon)), None)
+    return attention.core.kept._replace(recent_BTD=recent)
+
+
+def write(slots_XSK: jax.Array, new_X1K: jax.Array, steps: jax.Array) -> jax.Array:
+    """Return the slots with the new value in slot `steps` % S; XLA updates them in place."""
+    start = (0, steps % slots_XSK.shape[1]) + (0,) * (slots_XSK.ndim - 2)
+    return jax.lax.dynamic_update_slice(slots_XSK, new_X1K, start)

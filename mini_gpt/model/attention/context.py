@@ -1,0 +1,103 @@
+"""What attention knows besides its input: the tokens that are queries and keys, and the mask between them."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+HIDDEN = float(jnp.finfo(jnp.float32).min)  # the logit of a masked key; finite, because -inf - (-inf) is NaN
+HIDDEN_FROM_HEAD = -1e30  # a bias that hides a key from a head; added to a logit, so it must not overflow
+
+
+class Tokens(NamedTuple):
+    """The tokens that are queries, or those that are keys. The first axis may be 1 instead of B.
+
+    places_BL: the index of each token in its row; below 0 for padding and empty slots, which no query sees.
+    positions_BL: the positions for the positional encoding.
+    segments_BL: attention stays within a segment; None: each row is one segment.
+    decay_BLH: the sums of log gates of forgetting attention; None in other models.
+    """
+
+    places_BL: jax.Array
+    positions_BL: jax.Array
+    segments_BL: jax.Array | None = None
+    decay_BLH: jax.Array | None = None
+
+
+def in_row(length: int, positions_BL: jax.Array | None = None, segments_BL: jax.Array | None = None) -> Tokens:
+    """Return the tokens of rows of this length, by default with positions 0..length - 1 and one segment."""
+    places_BL = jnp.arange(length)[None]
+    return Tokens(places_BL, places_BL if positions_BL is None else positions_BL, segments_BL)
+
+
+class Mask(NamedTuple):
+    """Which keys a query sees: all keys of its segment, or if causal those up to its own place.
+
+    window: query i sees only keys j with |i - j| < window, where i and j are places in the row, not positions. A
+    causal query sees `window` keys, its own included (Jiang et al. 2023); other queries also see the next window - 1.
+    """
+
+    causal: bool
+    window: int | None = None
+
+    def visible(self, queries: Tokens, keys: Tokens) -> jax.Array:
+        """Return visible_BLS, boolean; B is 1 if all rows are alike."""
+        offset_BLS = keys.places_BL[:, None, :] - queries.places_BL[:, :, None]
+        visible_BLS = (queries.places_BL[:, :, None] >= 0) & (keys.places_BL[:, None, :] >= 0)
+        if self.causal:
+            visible_BLS &= offset_BLS <= 0
+        if self.window is not None:
+            visible_BLS &= jnp.abs(offset_BLS) < self.window
+        if queries.segments_BL is not None and keys.segments_BL is not None:
+            visible_BLS &= queries.segments_BL[:, :, None] == keys.segments_BL[:, None, :]
+        return visible_BLS
+
+    def visible_counts(self, tokens: Tokens) -> jax.Array:
+        """Return the number of keys that each query sees in self-attention, counts_BL; segments are contiguous."""
+        length = tokens.places_BL.shape[1]
+        places_BL = jnp.arange(length)[None]
+        first_BL, last_BL = jnp.zeros_like(places_BL), jnp.full_like(places_BL, length - 1)
+        if tokens.segments_BL is not None:
+            is_new_BL = jnp.pad(jnp.diff(tokens.segments_BL) != 0, ((0, 0), (1, 0)), constant_values=True)
+            is_last_BL = jnp.roll(is_new_BL, -1, axis=1)
+            first_BL = jax.lax.cummax(jnp.where(is_new_BL, places_BL, 0), axis=1)
+            last_BL = jax.lax.cummin(jnp.where(is_last_BL, places_BL, length - 1), axis=1, reverse=True)
+        if self.causal:
+            last_BL = places_BL
+        if self.window is not None:
+            first_BL = jnp.maximum(first_BL, places_BL - self.window + 1)
+            last_BL = jnp.minimum(last_BL, places_BL + self.window - 1)
+        return last_BL - first_BL + 1
+
+
+class Context(NamedTuple):
+    """The inputs of attention besides the hidden states.
+
+    mask: set by each layer. shared: {name: a positional encoding whose parameters all layers share}.
+    source_BSD: in cross-attention, the hidden states of the encoder, from which keys and values are computed.
+    q_BLHK: the queries, for score mods that need them.
+    """
+
+    queries: Tokens
+    keys: Tokens
+    mask: Mask = Mask(causal=False)
+    shared: Mapping[str, Any] = MappingProxyType({})
+    source_BSD: jax.Array | None = None
+    q_BLHK: jax.Array | None = None
+
+    def visible(self) -> jax.Array:
+        """Return visible_BLS, whether each query sees each key."""
+        return self.mask.visible(self.queries, self.keys)
+
+    def visible_counts(self) -> jax.Array:
+        """Return the number of keys that each query sees, counts_BL."""
+        if self.queries is self.keys:
+            return self.mask.visible_counts(self.queries)  # without an array of all pairs
+        return self.visible().sum(axis=-1)
+
+
+def scaled(factor: float | jax.Array, x: jax.Array) -> jax.Array:
+    """Return factor · x in x's dtype, computed in float32: a factor rounded to bfloat16 is off by up to 0.4%."""
+    return (factor * x.astype(jnp.float32)).astype(x.dtype)

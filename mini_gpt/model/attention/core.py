@@ -1,0 +1,122 @@
+"""Step 3 of attention: its settings, and the choice of an implementation for a call and a device."""
+
+import functools
+import logging
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from mini_gpt.config.model import ModelConfig
+from mini_gpt.model.attention import blockwise, kernels, reference
+from mini_gpt.model.attention.context import Context
+from mini_gpt.runtime import devices
+from mini_gpt.runtime.errors import UserError
+
+IMPLEMENTATIONS = {
+    "reference": reference.attend,
+    "blockwise": blockwise.attend,
+    "cudnn": kernels.cudnn,
+    "splash": kernels.splash,
+}
+FUSED = {"cuda": "cudnn", "tpu": "splash"}  # the other implementations run on any device
+DEVICES = {"cuda": "NVIDIA GPUs", "rocm": "AMD GPUs", "tpu": "TPUs", "cpu": "CPUs"}
+BLOCKWISE_FROM = {"cpu": 128}  # shortest sequence in tokens; docs/performance.md has the measurement
+BLOCKWISE_FROM_ELSEWHERE = 4096  # not measured
+
+log_once = functools.cache(logging.getLogger(__name__).info)
+
+
+class Core(nnx.Module):
+    """Weights from queries and keys, and the weighted sums of the values.
+
+    weights = softmax(mods(scale · qkᵀ)), with zero for masked keys.
+    score_mods: modules that change the logits before the mask, called in order as mod(logits_BHLS, context).
+    implementation: a name in IMPLEMENTATIONS, or auto.
+    sink: "none", "zero" or "trained": a logit of each head that takes part in the softmax and has no value (Agarwal et
+    al. 2025); zero is "softmax off by one". stick_breaking: takes the place of the softmax.
+    """
+
+    def __init__(self, config: ModelConfig, score_mods: Sequence[Any] = ()):
+        self.scale = 1 / math.sqrt(config.scale_width) if config.scale_attention else 1.0
+        self.score_mods = nnx.List(score_mods)
+        self.implementation = config.attention
+        self.dropout_rate = config.attention_dropout
+        self.stick_breaking = config.variants.normaliser == "stick_breaking"
+        self.num_heads, self.sink_kind = config.num_heads, config.variants.sink
+        if self.sink_kind == "trained":
+            self.sink = nnx.Param(jnp.zeros(config.num_heads, jnp.float32))
+
+    @property
+    def sink_H(self) -> jax.Array | None:
+        """The sink of each head, float32, or None."""
+        if self.sink_kind == "none":
+            return None
+        return self.sink[...] if self.sink_kind == "trained" else jnp.zeros(self.num_heads)
+
+    def choose(self, q_BLHK, k_BSGK, v_BSGK, context: Context, dropout_key: jax.Array | None) -> Callable[..., jax.Array]:
+        """Return attend(q_BLHK, k_BSGK, v_BSGK, context) -> out_BLHK, the fastest that supports the call.
+
+        If the requested or fastest implementation does not support the call, log why once. A run that was trained with
+        the implementation of another kind of device is read with one that works here.
+        """
+        platform = devices.platform(jax.devices()[0])
+        longest = max(q_BLHK.shape[1], k_BSGK.shape[1])
+        is_long = longest >= BLOCKWISE_FROM.get(platform, BLOCKWISE_FROM_ELSEWHERE)
+        unfused = "blockwise" if is_long else "reference"
+        wanted = FUSED.get(platform, unfused) if self.implementation == "auto" else self.implementation
+        dropped = dropout_key is not None and self.dropout_rate > 0
+        reasons = []
+        for name in dict.fromkeys([wanted, unfused, "reference"]):
+            if name == "reference":
+                break
+            reason = self._obstacle(name, platform, (q_BLHK, k_BSGK, v_BSGK), context, dropped)
+            if reason is None:
+                break
+            reasons.append(f"{name} does not support {reason}")
+        if reasons:
+            memory = ", whose memory grows with the square of the length" if name == "reference" else ""
+            log_once(f"model.attention: {', and '.join(reasons)}; using {name}{memory}")
+        options = {"dropout_key": dropout_key} if dropped else {}
+        return functools.partial(IMPLEMENTATIONS[name], self, **options)
+
+    def _obstacle(self, name: str, platform: str, heads: tuple, context: Context, dropped: bool) -> str | None:
+        """Return the first property of the call that the implementation does not support, or None."""
+        q_BLHK, k_BSGK, v_BSGK = heads
+        length, width, dtype = q_BLHK.shape[1], q_BLHK.shape[3], q_BLHK.dtype.name
+        fused, all_but_reference = ("cudnn", "splash"), ("blockwise", "cudnn", "splash")
+        mask, has_segments = context.mask, context.queries.segments_BL is not None
+        whole_rows = next((mod.whole_rows for mod in self.score_mods if mod.whole_rows), None)
+        obstacles = [
+            (fused, FUSED.get(platform) != name, DEVICES.get(platform, platform)),
+            (fused, context.queries is not context.keys, "cross-attention"),
+            (all_but_reference, dropped, "dropout of attention weights"),
+            (all_but_reference, whole_rows is not None, whole_rows),
+            (all_but_reference, self.stick_breaking, "stick-breaking"),
+            (fused, len(self.score_mods) > 0, "changes of the logits, such as alibi or a soft cap"),
+            (fused, self.sink_kind != "none", "an attention sink"),
+            (fused, width != v_BSGK.shape[3], "keys that are wider than values"),
+            (("cudnn",), dtype != "bfloat16", f"products in {dtype}"),
+            (("cudnn",), has_segments, "isolated documents or padding"),
+            (("cudnn",), mask.window is not None and not mask.causal, "two-sided windows"),
+            (("cudnn",), length % 2, f"length {length}, only even lengths"),
+            (("cudnn",), width % 8 or width > 128, f"heads of width {width}, only multiples of 8 up to 128"),
+            (("splash",), length % 128, f"length {length}, only multiples of 128"),
+            (("splash",), width % 64, f"heads of width {width}, only multiples of 64"),
+        ]
+        return next((reason for names, found, reason in obstacles if name in names and found), None)
+
+
+def check(requested: str) -> None:
+    """Raise UserError if `model.attention` of a new run names an implementation for another kind of device."""
+    here = devices.platform(jax.devices()[0])
+    needed = next((platform for platform, name in FUSED.items() if name == requested), here)
+    if needed != here:
+        possible = ", ".join(name for name in ("reference", "blockwise", FUSED.get(here)) if name)
+        raise UserError(
+            f"model.attention: found {requested!r}, which needs {DEVICES[needed]}; the devices here are "
+            f"{DEVICES.get(here, here)}; must be {possible} or auto"
+        )

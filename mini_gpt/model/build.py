@@ -1,0 +1,24 @@
+"""The model of a config, and its split into a definition and parameters."""
+
+from flax import nnx
+
+from mini_gpt.config.model import ModelConfig
+from mini_gpt.model.encoder_decoder import EncoderDecoder
+from mini_gpt.model.gpt import MiniGPT
+from mini_gpt.model.parameters import Parameters
+
+
+def make(config: ModelConfig, vocab_size: int, *, rngs: nnx.Rngs) -> MiniGPT:
+    """Return a new model: MiniGPT, or with `model.encoder_layers` an EncoderDecoder."""
+    return (EncoderDecoder if config.encoder_layers else MiniGPT)(config, vocab_size, rngs=rngs)
+
+
+def split(model: MiniGPT) -> tuple[nnx.GraphDef, Parameters]:
+    """Split a model into its definition and its parameters; `nnx.merge` reverses this."""
+    definition, state = nnx.split(model, nnx.Param)
+    return definition, nnx.to_pure_dict(state)
+
+
+def abstract(config: ModelConfig, vocab_size: int) -> tuple[nnx.GraphDef, Parameters]:
+    """Return a model's definition and its parameters' shapes and dtypes, without allocating arrays."""
+    return split(nnx.eval_shape(lambda: make(config, vocab_size, rngs=nnx.Rngs(0))))

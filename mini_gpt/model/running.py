@@ -1,0 +1,115 @@
+"""Other ways to run the blocks: a scan over stacked layers, and activations that are recomputed in the backward pass."""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from mini_gpt.config.model import ModelConfig
+from mini_gpt.model.layers import PRODUCT
+
+# {model.remat: what a block saves for its backward pass}. dots: the matrix products, which are slow to recompute.
+SAVED = {
+    "block": jax.checkpoint_policies.nothing_saveable,
+    "dots": jax.checkpoint_policies.save_only_these_names(PRODUCT),
+}
+
+
+def make_blocks(config: ModelConfig, block: type, *, rngs: nnx.Rngs) -> Any:
+    """Return a list of the blocks, or for a scan one block with the stacked parameters of all layers."""
+    if config.scan_layers:
+        return _stacked(lambda rngs: block(config, config.layer_kinds[0], rngs=rngs), config.num_layers, rngs)
+    return nnx.List([block(config, kind, rngs=rngs) for kind in config.layer_kinds])
+
+
+@functools.cache
+def runner(config: ModelConfig) -> Callable[..., jax.Array] | None:
+    """Return run(blocks, x_BLD, context, keys) -> x_BLD, or None if a loop over the blocks is enough.
+
+    keys: a dropout key for each layer, or None for each layer. The same config gives the same function, so that its
+    models have equal definitions.
+    """
+    if config.scan_layers:
+        return functools.partial(_scan, config)
+    return None if config.remat == "none" else functools.partial(_in_order, config)
+
+
+def run(stack: Any, x_BLD: jax.Array, context: Any, keys: Sequence[Any]) -> jax.Array:
+    """Return x_BLD after all blocks of a stack, which has `blocks` and their `runner` as `run_blocks`."""
+    if stack.run_blocks is not None:
+        return stack.run_blocks(stack.blocks, x_BLD, context, keys)
+    for block, key in zip(stack.blocks, keys, strict=True):
+        x_BLD = block(x_BLD, context, key)
+    return x_BLD
+
+
+def unrolled(model: Any) -> Any:
+    """Return a model, or an encoder, after its blocks have become a list that a loop runs; the model is changed."""
+    if model.config.scan_layers:
+        definitions, (_, state) = _definitions(model.config, type(model.blocks)), nnx.split(model.blocks)
+        layers = range(model.config.num_layers)
+        blocks = [nnx.merge(definitions[layer % len(definitions)], at(state, layer)) for layer in layers]
+        model.blocks = nnx.List(blocks)
+    model.run_blocks = None
+    return model
+
+
+def at(tree: Any, index: int) -> Any:
+    """Return the arrays of one layer."""
+    return jax.tree.map(lambda leaf: leaf[index], tree)
+
+
+@functools.cache
+def _definitions(config: ModelConfig, block: type) -> tuple[nnx.GraphDef, ...]:
+    """Return the definitions of the blocks of one period of the patterns over the layers."""
+    kinds = config.layer_kinds[: config.period]
+    make = lambda kind: nnx.eval_shape(lambda: block(config, kind, rngs=nnx.Rngs(0)))
+    return tuple(nnx.split(make(kind))[0] for kind in kinds)
+
+
+def _in_order(config: ModelConfig, blocks: Sequence[Any], x_BLD: jax.Array, context: Any, keys: Sequence[Any]):
+    """Run the blocks, and recompute their activations in the backward pass if `model.remat` says so."""
+    for block, key in zip(blocks, keys, strict=True):
+        layer = functools.partial(_run_block, block, context=context, dropout_key=key)
+        if config.remat != "none":
+            layer = jax.checkpoint(layer, policy=SAVED[config.remat], prevent_cse=not config.scan_layers)
+        x_BLD = layer(x_BLD)
+    return x_BLD
+
+
+def _run_block(block: Any, x_BLD: jax.Array, *, context: Any, dropout_key: jax.Array | None) -> jax.Array:
+    return block(x_BLD, context, dropout_key)
+
+
+def _scan(config: ModelConfig, stacked: Any, x_BLD: jax.Array, context: Any, keys: Sequence[Any]):
+    """Run all layers in a scan; each step runs one period of the patterns over the layers."""
+    definitions, (_, state) = _definitions(config, type(stacked)), nnx.split(stacked)
+    keys_N = None if keys[0] is None else jnp.stack(keys)
+
+    def period(x_BLD: jax.Array, part: tuple) -> tuple[jax.Array, None]:
+        state, keys_P = part
+        blocks = [nnx.merge(definition, at(state, layer)) for layer, definition in enumerate(definitions)]
+        return _in_order(config, blocks, x_BLD, context, [None] * len(blocks) if keys_P is None else keys_P), None
+
+    in_periods = lambda leaf: leaf.reshape(-1, len(definitions), *leaf.shape[1:])
+    return jax.lax.scan(period, x_BLD, jax.tree.map(in_periods, (state, keys_N)))[0]
+
+
+def _stacked(make_block: Callable[[nnx.Rngs], Any], layers: int, rngs: nnx.Rngs) -> Any:
+    """Return a block with the stacked parameters of all layers, equal to those of separately made blocks."""
+    start = rngs.params.count[...]
+    block = make_block(rngs)
+    counts_N = start + (rngs.params.count[...] - start) * jnp.arange(layers + 1, dtype=start.dtype)
+    key = rngs.params.key[...]
+
+    def parameters_from(count: jax.Array) -> nnx.State:
+        rngs = nnx.Rngs(params=key)
+        rngs.params.count[...] = count
+        return nnx.state(make_block(rngs))
+
+    nnx.update(block, jax.vmap(parameters_from)(counts_N[:-1]))
+    rngs.params.count[...] = counts_N[-1]
+    return block
