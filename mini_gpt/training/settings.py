@@ -44,7 +44,7 @@ def long_intervals(config: Config) -> list[str]:
         "train.log_every": (config.train.log_every, "only step 1, evaluations and checkpoints are logged"),
     }
     return [
-        f"{name}: found {every}, above train.steps={steps}: {effect}"
+        f"{name}={every} is above train.steps={steps}: {effect}"
         for name, (every, effect) in intervals.items()
         if every > steps
     ]

@@ -127,9 +127,9 @@ def test_an_interval_above_the_steps_is_no_warning(small):
     config = small(eval__every=9, checkpoint__every=10, train__log_every=11)
     assert settings.without_effect(config, None) == []
     assert settings.long_intervals(config) == [
-        "eval.every: found 9, above train.steps=8: the only evaluation is at the end",
-        "checkpoint.every: found 10, above train.steps=8: the run is saved only at the end, or when it is stopped",
-        "train.log_every: found 11, above train.steps=8: only step 1, evaluations and checkpoints are logged",
+        "eval.every=9 is above train.steps=8: the only evaluation is at the end",
+        "checkpoint.every=10 is above train.steps=8: the run is saved only at the end, or when it is stopped",
+        "train.log_every=11 is above train.steps=8: only step 1, evaluations and checkpoints are logged",
     ]
     (found,) = settings.long_intervals(small(checkpoint__every=10))
     assert found.endswith("or when it is stopped, and after an evaluation with the best loss")
