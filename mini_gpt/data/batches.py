@@ -13,7 +13,13 @@ PADDING = -1  # in sources
 
 
 class Batches(Protocol):
-    """Training batches; `self[step]` is the batch of a step, counted from 0."""
+    """Training batches; `self[step]` is the batch of a step, counted from 0.
+
+    rows_per_epoch: the number of different rows, each of which an epoch uses once; None: the rows are endless.
+    """
+
+    @property
+    def rows_per_epoch(self) -> int | None: ...
 
     def __getitem__(self, step: int) -> Batch: ...
 

@@ -129,7 +129,8 @@ class PairBatches:
             log.warning(f"{left_out}: their source or target is longer than {self.limits} tokens")
         self.order = np.random.default_rng(config.data.seed).permutation(fitting)
         self.starts = _row_starts(pairs.sizes_P2[self.order], self.limits)
-        self.epochs = grain.MapDataset.range(len(self.starts) - 1).shuffle(config.data.seed).repeat()
+        self.rows_per_epoch = len(self.starts) - 1
+        self.epochs = grain.MapDataset.range(self.rows_per_epoch).shuffle(config.data.seed).repeat()
 
     def __getitem__(self, step: int) -> Batch:
         numbers = [int(self.epochs[step * self.config.train.batch_size + row]) for row in self.rows]

@@ -23,6 +23,8 @@ class TaskBatches:
     `check_fits`. rows: the rows of the global batch on this host; None: all.
     """
 
+    rows_per_epoch = None
+
     def __init__(self, config: Config, tokenizer: Tokenizer, *, rows: Sequence[int] | None = None):
         check_fits(config)
         check_alphabet(config, tokenizer)

@@ -36,9 +36,9 @@ class TextBatches:
             remedy = f"{name}={getattr(config, name)} needs at least {length + 1}"
             raise UserError(f"data.corpus: the train split has {len(tokens)} tokens; {remedy}")
         # Keep at least one window. Keep further windows only if the slack, the largest offset, is at least length - 1.
-        self.windows = max(1, (targets - (length - 1)) // length)
-        self.slack = targets - self.windows * length
-        self.order = grain.MapDataset.range(self.windows).shuffle(config.data.seed).repeat()
+        self.rows_per_epoch = max(1, (targets - (length - 1)) // length)
+        self.slack = targets - self.rows_per_epoch * length
+        self.order = grain.MapDataset.range(self.rows_per_epoch).shuffle(config.data.seed).repeat()
         self.tokens = np.asarray(tokens)  # still memory-mapped, but indexing is faster than with np.memmap
         self._offset = functools.lru_cache(maxsize=2)(self._draw_offset)  # a draw is slower than cutting a window
 
@@ -53,7 +53,7 @@ class TextBatches:
         return _corrupted(windows_BM[:, :-1], config, self.vocab_size, seeds)
 
     def _start(self, index: int) -> int:
-        return self._offset(index // self.windows) + int(self.order[index]) * self.length
+        return self._offset(index // self.rows_per_epoch) + int(self.order[index]) * self.length
 
     def _draw_offset(self, epoch: int) -> int:
         return int(np.random.default_rng((self.config.data.seed, epoch)).integers(self.slack + 1))

@@ -4,6 +4,7 @@ import dataclasses
 import difflib
 import functools
 import json
+import logging
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,8 +23,9 @@ from mini_gpt.evaluation import extrapolation
 from mini_gpt.runtime import files
 from mini_gpt.runtime.errors import UserError, require, shown
 from mini_gpt.study import statistics
-from mini_gpt.training import assembly
+from mini_gpt.training import assembly, settings
 
+log = logging.getLogger("mini_gpt.study")
 CLAIMS = ("lower", "higher")
 SEED_FIELDS = ("seed", "data.seed")
 # Fields of config.data that decide which text is measured.
@@ -264,24 +266,34 @@ def fingerprints(plan: Plan) -> dict[str, str]:
 
 
 def check_new_runs(plan: Plan, workdir: Path) -> None:
-    """Raise UserError if a run that has not started cannot be trained or measured. Opens and tokenizes the corpora."""
+    """Raise UserError if a run that has not started cannot be trained or measured. Opens and tokenizes the corpora.
+
+    Log once each setting that cannot take effect in such runs: the runs' own logs are in files.
+    """
     open_corpus = functools.cache(corpora.open_corpus)  # most conditions share a corpus
     new = {run.condition for run in plan.runs if not (workdir / run.name / "config.json").exists()}
+    found: dict[str, list[str]] = {}
     for condition, config in plan.configs.items():
         if config.data.is_task:
             task_batches.check_fits(config)
         if condition in new:
-            _check_new(config, plan.study.suites, open_corpus)
+            for warning in _check_new(config, plan.study.suites, open_corpus):
+                found.setdefault(warning, []).append(condition)
+    for warning, conditions in found.items():
+        more = f" and {len(conditions) - 3} more" if len(conditions) > 3 else ""
+        log.warning(f"{warning} (conditions: {', '.join(conditions[:3])}{more})")
 
 
-def _check_new(config: Config, suites: Mapping[str, SuiteOptions], open_corpus: Callable[..., Corpus]) -> None:
+def _check_new(config: Config, suites: Mapping[str, SuiteOptions], open_corpus: Callable[..., Corpus]) -> list[str]:
+    """Raise the errors of `check_new_runs`, and return the warnings of a condition."""
     mesh, corpus = assembly.make_mesh(config), open_corpus(config.data)
     tokenizer = token_store.fit_tokenizer(corpus, config.data)
-    assembly.assemble(config, mesh, corpus, tokenizer)
+    train_batches = assembly.assemble(config, mesh, corpus, tokenizer).train_batches
     for suite, options in suites.items():
         if SUITES[suite].needs_text:
             tokens = token_store.open_store(corpus, config.data, tokenizer).tokens(options.split)
             SUITES[suite].check_split(config, options, len(tokens))
+    return settings.without_effect(config, train_batches.rows_per_epoch)
 
 
 def _check_fields(study: Study) -> None:

@@ -21,7 +21,7 @@ from mini_gpt.model import parameters as model_parameters
 from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.runtime import devices, files, processes, sharding
 from mini_gpt.runtime.errors import UserError
-from mini_gpt.training import assembly, monitor, stopping, trainable
+from mini_gpt.training import assembly, monitor, settings, stopping, trainable
 from mini_gpt.training import workdir as workdirs
 from mini_gpt.training.assembly import Assembly
 from mini_gpt.training.checkpoint import Checkpoints, Record
@@ -73,6 +73,8 @@ def train(config: Config, workdir: Path, *, init_from: Path | None = None, concl
                 log.info(f"train.trainable={config.train.trainable!r}: training changes {count:,} of these\n")
             if config.model.encoder_layers:
                 log.info("padding in the first batch: %s\n", pairs.padding(run.train_batches[0]))
+        if processes.is_main_process():
+            settings.report(config, run.train_batches.rows_per_epoch, new=is_new)
         with workdirs.clear_errors_of_loss(workdir), files.clear_write_errors(workdir), devices.clear_memory_errors():
             state, stop = _start_or_resume(run, workdir, first_state)
             if conclude and stop.signal is None:

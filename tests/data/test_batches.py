@@ -55,7 +55,7 @@ def test_rows_of_all_hosts_make_up_the_global_batch(small, hosts):
 def test_epochs_differ_in_order_and_offset(small):
     config = small(context_length=10, train__batch_size=3)
     train_batches = TextBatches(numbered(10 * 30 + 10), config, vocab_size=VOCAB)
-    assert train_batches.windows == 30
+    assert train_batches.rows_per_epoch == 30
     offsets, orders = set(), []
     for epoch in range(6):
         starts = rows_of(train_batches, range(epoch * 10, (epoch + 1) * 10))[:, 0]

@@ -137,7 +137,7 @@ def test_each_epoch_has_each_pair_once_in_rows_that_no_further_pair_fits(stored)
         parts = np.split(tokens, np.flatnonzero(tokens == separator))[1:]
         return [tokenizer.decode(part[1:][part[1:] >= 0]) for part in parts]
 
-    rows_of_an_epoch, seen, orders = len(batches.starts) - 1, [], []
+    rows_of_an_epoch, seen, orders = batches.rows_per_epoch, [], []
     for epoch in (0, 1):
         pairs_seen = []
         for number in range(epoch * rows_of_an_epoch, (epoch + 1) * rows_of_an_epoch):

@@ -51,6 +51,22 @@ def test_the_order_of_the_data_can_vary_alone(study, overrides):
     assert [(run.config.seed, run.config.data.seed) for run in runs[::2]] == [(0, 5), (1, 5), (2, 5)]
 
 
+def test_a_warning_of_many_conditions_is_one_line(study, overrides, tmp_path, caplog):
+    widths = {f"width {width}": {"model.d_ff": width} for width in (64, 68, 72, 76, 80)}
+    fields = overrides | {"optimizer.warmup_steps": 9}
+    plan = Plan("s", dataclasses.replace(study, conditions=widths, contrasts=[], overrides=fields))
+    definition.check_new_runs(plan, tmp_path)
+    (one,) = caplog.messages
+    assert one.startswith("optimizer.warmup_steps: found 9, above train.steps=4; ")
+    assert one.endswith("; lower it, or raise train.steps (conditions: width 64, width 68, width 72 and 2 more)")
+    caplog.clear()
+    for run in plan.runs:
+        (tmp_path / run.name).mkdir()
+        (tmp_path / run.name / "config.json").touch()
+    definition.check_new_runs(plan, tmp_path)
+    assert caplog.messages == [], "runs that have started are not checked again"
+
+
 def test_a_contrast_without_lengths_compares_all(study):
     one = dataclasses.replace(study, contrasts=[Contrast("wide", "lower", "narrow", smallest_effect=0.1, **BLOCKS)])
     assert [(found.length, found.smallest_effect) for found in Plan("s", one).comparisons] == [(32, 0.1), (64, 0.1)]

@@ -85,6 +85,14 @@ def test_a_sweep_trains_missing_runs_and_tabulates_them(monkeypatch, flags, real
     assert before == {name: (folder / name / "checkpoints" / "4").stat().st_mtime_ns for name in expected}
 
 
+def test_a_setting_without_effect_is_named_once(monkeypatch, flags, fake, caplog):
+    rest = without(flags, "optimizer.warmup_steps")
+    assert type_in(monkeypatch, *rest, "--vary=optimizer.warmup_steps=1,9", "--seeds=2") is None
+    (one,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert one.startswith("optimizer.warmup_steps: found 9, above train.steps=4; the learning rate reaches 0.0004444")
+    assert one.endswith(" (conditions: optimizer.warmup_steps=9)") and len(fake) == 4
+
+
 def test_a_damaged_result_is_measured_again(monkeypatch, flags, fake, tmp_path, caplog):
     arguments = [*flags, "--vary=model.d_ff=64,96"]
     assert type_in(monkeypatch, *arguments) is None

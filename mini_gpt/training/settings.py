@@ -1,0 +1,120 @@
+"""Settings that cannot take effect in a run, and the passes of a run over its data."""
+
+import logging
+
+from mini_gpt.config.schema import Config
+from mini_gpt.data import tasks, text_batches
+from mini_gpt.training.optimizer import schedules
+
+log = logging.getLogger(__name__)
+
+
+def report(config: Config, rows: int | None, *, new: bool) -> None:
+    """Log settings without effect and long intervals; for a new run, also its passes over the data.
+
+    rows: as `Batches.rows_per_epoch`.
+    """
+    for warning in without_effect(config, rows):
+        log.warning(warning)
+    for line in long_intervals(config):
+        log.info(line)
+    if new and rows is not None:
+        log.info(passes(config, rows))
+
+
+def without_effect(config: Config, rows: int | None) -> list[str]:
+    """Return a line for each setting that cannot take effect: the field, what was found and reached, what to change.
+
+    rows: as `Batches.rows_per_epoch`; None also if it is not known.
+    """
+    of_batch = _of_problems(config) if config.data.is_task else _of_rows(config, rows)
+    return [*_of_schedule(config), *of_batch, *_of_positions(config)]
+
+
+def long_intervals(config: Config) -> list[str]:
+    """Return a line for each interval above `train.steps`.
+
+    These are no warnings: nothing is lost, and many short runs are meant to be evaluated and saved only at the end.
+    """
+    steps = config.train.steps
+    best = ", and after an evaluation with the best loss" if config.eval.every < steps else ""
+    intervals = {
+        "eval.every": (config.eval.every, "the only evaluation is at the end"),
+        "checkpoint.every": (config.checkpoint.every, f"the run is saved only at the end, or when it is stopped{best}"),
+        "train.log_every": (config.train.log_every, "only step 1, evaluations and checkpoints are logged"),
+    }
+    return [
+        f"{name}={every} is above train.steps={steps}: {effect}"
+        for name, (every, effect) in intervals.items()
+        if every > steps
+    ]
+
+
+def passes(config: Config, rows: int) -> str:
+    """Return how often a run uses each of its training rows, as a line of the log. rows: of an epoch."""
+    steps, size = config.train.steps, config.train.batch_size
+    unit = "rows of pairs" if config.data.has_pairs else f"× {text_batches.text_length(config)} tokens"
+    count = steps * size / rows
+    shown = "1 pass" if count == 1 else f"{count:.3g} passes" if count < 100 else f"{count:,.0f} passes"
+    return f"{steps:,} steps of {size} {unit}: {shown} over the training data"
+
+
+def _of_schedule(config: Config) -> list[str]:
+    """Return a line if the learning rate does not reach its peak, or does not decay as long as the fields say."""
+    o, steps = config.optimizer, config.train.steps
+    schedule = schedules(config)["learning_rate"]
+    rate = lambda step: f"{float(schedule(step - 1)):.4g}"
+    left = steps - o.warmup_steps
+    if left < 0:
+        reached = f"the learning rate reaches {rate(steps)} of {o.learning_rate:.4g}, at step {steps}"
+        found = f"optimizer.warmup_steps: found {o.warmup_steps}, above train.steps={steps}"
+        return [f"{found}; {reached}; lower it, or raise train.steps"]
+    decays = o.schedule == "inverse_sqrt" or (o.schedule in ("cosine", "wsd") and o.final_fraction < 1)
+    if left == 0 and decays:
+        reached = f"the learning rate is {rate(steps)} at the last step, and its decay ({o.schedule}) never begins"
+        found = f"optimizer.warmup_steps: found {o.warmup_steps}, as many as train.steps"
+        return [f"{found}; {reached}; lower it, raise train.steps, or set optimizer.schedule=constant"]
+    # With a decay_fraction of 1, all steps after the warm-up decay, as meant.
+    if o.schedule != "wsd" or not decays or o.decay_fraction == 1:
+        return []
+    found, asked = f"optimizer.decay_fraction: found {o.decay_fraction:g}", round(steps * o.decay_fraction)
+    if asked == 0 and steps > 1:
+        reached = f"the learning rate is {rate(steps - 1)} up to step {steps - 1}, and {rate(steps)} at the last step"
+        return [f"{found}, less than one of {steps} steps; {reached}; raise it, or set optimizer.schedule=constant"]
+    if asked > left:
+        reached = f"the decay takes only {left}, from {rate(o.warmup_steps)} to {rate(steps)}"
+        remedy = f"lower it or optimizer.warmup_steps={o.warmup_steps}, or raise train.steps"
+        return [f"{found}, {asked} of {steps} steps; {reached}; {remedy}"]
+    return []
+
+
+def _of_rows(config: Config, rows: int | None) -> list[str]:
+    """Return a line if a batch is larger than the data."""
+    size = config.train.batch_size
+    if rows is None or rows >= size:
+        return []
+    reached = f"the training data have {rows} rows, so each is about {size / rows:.3g} times in a step"
+    remedy = "lower it, shorten the rows (context_length), or use more data"
+    return [f"train.batch_size: found {size}; {reached}; {remedy}"]
+
+
+def _of_problems(config: Config) -> list[str]:
+    """Return a line if a task has fewer training problems than a batch."""
+    size, data = config.train.batch_size, config.data
+    different = len(tasks.different(data.corpus, "train", size, **tasks.trained_lengths(data)))
+    if different == size:
+        return []
+    reached = f"{4 * size} training problems had only {different} different ones, so a step has some several times"
+    return [f"train.batch_size: found {size}; {reached}; lower it, or raise data.task_length={data.task_length}"]
+
+
+def _of_positions(config: Config) -> list[str]:
+    """Return a line for random positions of which there is only one choice."""
+    length, found = config.context_length, {"model.random_positions": config.model.random_positions}
+    if not config.data.isolate_documents and config.data.position_ids == "sequence":  # else positions are lower
+        found["train.random_offsets"] = config.train.random_offsets
+    return [
+        f"{name}: found {most}, as much as context_length; all rows have the positions 0 to {length - 1}; raise it"
+        for name, most in found.items()
+        if most == length
+    ]

@@ -1,0 +1,207 @@
+"""Settings that cannot take effect are named, with the value that is reached; the project's own configs have none."""
+
+import collections
+import itertools
+import logging
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from configs import presets
+from mini_gpt.config import loading as configs
+from mini_gpt.data import tasks
+from mini_gpt.data.task_batches import TaskBatches
+from mini_gpt.data.text_batches import TextBatches
+from mini_gpt.study import definition
+from mini_gpt.training import loop, settings
+from mini_gpt.training.optimizer import make_schedule
+from tests.conftest import REPOSITORY
+
+PEAK, STEPS = 2e-3, 200
+TASK = {"data__corpus": "task:parity", "data__tokenizer": "characters", "data__task_length": 4}
+
+
+def scheduled(small, schedule, **fields):
+    """Return the config of a schedule over 200 steps, and its learning rate in each step, in float64."""
+    given = {"schedule": schedule, "learning_rate": PEAK} | fields
+    config = small(train__steps=STEPS, **{f"optimizer__{name}": value for name, value in given.items()})
+    return config, np.asarray(make_schedule(config.optimizer, STEPS)(jnp.arange(STEPS)), np.float64)
+
+
+def falling(rates):
+    """Return the steps, from 1, whose rate is lower than that of the step before, by more than rounding."""
+    return (np.diff(rates) < -1e-5 * PEAK).nonzero()[0] + 2
+
+
+@pytest.mark.parametrize("schedule", ["inverse_sqrt", "cosine", "wsd", "constant"])
+@pytest.mark.parametrize("warmup", [STEPS + 1, 5 * STEPS])
+def test_a_warmup_above_the_steps_names_the_rate_reached(small, schedule, warmup):
+    config, rates = scheduled(small, schedule, warmup_steps=warmup)
+    assert rates.max() == pytest.approx(PEAK * STEPS / warmup, rel=1e-6)
+    assert settings.without_effect(config, None) == [
+        f"optimizer.warmup_steps: found {warmup}, above train.steps=200; the learning rate reaches "
+        f"{rates.max():.4g} of 0.002, at step 200; lower it, or raise train.steps"
+    ]
+
+
+@pytest.mark.parametrize("schedule", ["inverse_sqrt", "cosine", "wsd"])
+def test_a_decay_that_never_begins_is_named(small, schedule):
+    config, rates = scheduled(small, schedule, warmup_steps=STEPS)
+    assert np.all(np.diff(rates) > 0), "no step has a lower rate than the step before"
+    (found,) = settings.without_effect(config, None)
+    assert found.startswith("optimizer.warmup_steps: found 200, as many as train.steps; the learning rate is 0.002 at")
+    assert f"its decay ({schedule}) never begins" in found and "\n" not in found
+
+
+@pytest.mark.parametrize("warmup", [20, 150, 199])
+def test_a_shortened_decay_names_its_steps(small, warmup):
+    config, rates = scheduled(small, "wsd", warmup_steps=warmup, decay_fraction=0.95)
+    falls = len(falling(rates))
+    assert falls < 190
+    (found,) = settings.without_effect(config, None)
+    assert found == (
+        f"optimizer.decay_fraction: found 0.95, 190 of 200 steps; the decay takes only {falls}, from "
+        f"{rates.max():.4g} to {rates[-1]:.4g}; lower it or optimizer.warmup_steps={warmup}, or raise train.steps"
+    )
+
+
+@pytest.mark.parametrize("fraction", [0.0, 0.001])
+def test_a_decay_of_no_step_names_the_fall_at_the_end(small, fraction):
+    config, rates = scheduled(small, "wsd", warmup_steps=50, decay_fraction=fraction)
+    assert falling(rates).tolist() == [200]
+    (found,) = settings.without_effect(config, None)
+    assert f"decay_fraction: found {fraction:g}, less than one of 200 steps" in found
+    assert f"the learning rate is {rates[-2]:.4g} up to step 199, and {rates[-1]:.4g} at the last step" in found
+
+
+@pytest.mark.parametrize(
+    "schedule, fields",
+    [
+        ("constant", {"warmup_steps": STEPS}),
+        ("inverse_sqrt", {"warmup_steps": STEPS - 1}),
+        ("cosine", {"warmup_steps": STEPS - 1}),
+        ("cosine", {"warmup_steps": 0}),
+        ("wsd", {"warmup_steps": 20, "decay_fraction": 0.9}),  # no stable phase, but both are complete
+        ("wsd", {"warmup_steps": 20, "decay_fraction": 1.0}),  # all steps after the warm-up
+        ("wsd", {"warmup_steps": 20, "decay_fraction": 0.005}),  # one step
+        ("wsd", {"warmup_steps": 20, "decay_fraction": 0.0, "final_fraction": 1.0}),  # no decay, as set
+    ],
+)
+def test_a_schedule_that_fits_is_silent(small, schedule, fields):
+    assert settings.without_effect(scheduled(small, schedule, **fields)[0], None) == []
+
+
+def test_a_batch_larger_than_the_text_is_named(small):
+    config = small(context_length=10, train__batch_size=64)
+    train_batches = TextBatches(np.arange(10 * 20 + 10), config, vocab_size=256)
+    places = train_batches[0]["inputs"][:, 0] // 10
+    uses = len(places) / len(set(places.tolist()))
+    (found,) = settings.without_effect(config, train_batches.rows_per_epoch)
+    assert found.startswith(
+        f"train.batch_size: found 64; the training data have 20 rows, so each is about {uses:.3g} times in a step"
+    )
+    assert settings.without_effect(config, 64) == settings.without_effect(config, None) == []
+
+
+def test_a_batch_larger_than_a_task_is_named(small):
+    questions = ["".join(bits) for bits in itertools.product("01", repeat=4)]
+    count = sum(tasks.split_of(question) == "train" for question in questions)
+    (found,) = settings.without_effect(small(train__batch_size=64, **TASK), None)
+    assert found.startswith(f"train.batch_size: found 64; 256 training problems had only {count} different ones")
+    assert settings.without_effect(small(train__batch_size=8, **TASK), None) == []
+
+
+@pytest.mark.parametrize("name", ["train__random_offsets", "model__random_positions"])
+def test_random_positions_without_a_choice_are_named(small, name):
+    (found,) = settings.without_effect(small(**{name: 32}), None)
+    assert found.startswith(f"{name.replace('__', '.')}: found 32, as much as context_length; all rows have the")
+    assert settings.without_effect(small(**{name: 33}), None) == []
+
+
+def test_offsets_of_documents_have_a_choice(small):
+    assert settings.without_effect(small(train__random_offsets=32, data__isolate_documents=True), None) == []
+
+
+def test_an_interval_above_the_steps_is_no_warning(small):
+    config = small(eval__every=9, checkpoint__every=10, train__log_every=11)
+    assert settings.without_effect(config, None) == []
+    assert settings.long_intervals(config) == [
+        "eval.every=9 is above train.steps=8: the only evaluation is at the end",
+        "checkpoint.every=10 is above train.steps=8: the run is saved only at the end, or when it is stopped",
+        "train.log_every=11 is above train.steps=8: only step 1, evaluations and checkpoints are logged",
+    ]
+    (found,) = settings.long_intervals(small(checkpoint__every=10))
+    assert found.endswith("or when it is stopped, and after an evaluation with the best loss")
+    assert settings.long_intervals(small(eval__every=8, checkpoint__every=8, train__log_every=8)) == []
+
+
+def test_the_passes_are_the_uses_of_each_window(small):
+    config = small(context_length=10, train__batch_size=6, train__steps=15)
+    train_batches = TextBatches(np.arange(10 * 30 + 10), config, vocab_size=256)
+    starts = np.concatenate([train_batches[step]["inputs"][:, 0] for step in range(15)])
+    uses = [collections.Counter((starts[epoch : epoch + 30] // 10).tolist()) for epoch in (0, 30, 60)]
+    assert all(set(used.values()) == {1} and len(used) == 30 for used in uses)
+    assert settings.passes(config, train_batches.rows_per_epoch) == (
+        "15 steps of 6 × 10 tokens: 3 passes over the training data"
+    )
+
+
+def test_the_passes_of_span_corruption_count_its_text(small):
+    fields = {"model__encoder_layers": 1, "train__objective": "span_corruption", "source_length": 32}
+    config = small(train__steps=100, **fields)
+    train_batches = TextBatches(np.arange(5000), config, vocab_size=256)
+    (said, unit), rows = settings.passes(config, train_batches.rows_per_epoch).split(" × "), train_batches.length
+    assert unit.startswith(f"{rows} tokens: {100 * 8 / train_batches.rows_per_epoch:.3g} passes") and said[-1] == "8"
+    assert rows > 32
+
+
+def test_the_passes_of_pairs_count_rows(small):
+    fields = {"model__encoder_layers": 1, "data__corpus": "pairs", "data__path": "unread.tsv"}
+    said = settings.passes(small(train__steps=1000, **fields), 250)
+    assert said == "1,000 steps of 8 rows of pairs: 32 passes over the training data"
+
+
+def test_few_and_many_passes_keep_their_digits(small):
+    said = [settings.passes(small(), rows).split(": ")[1] for rows in (64, 64 * 300, 2, 1)]
+    found = [text.removesuffix(" over the training data") for text in said]
+    assert found == ["1 pass", "0.00333 passes", "32 passes", "64 passes"]
+    assert "tokens: 12,800 passes over" in settings.passes(small(train__steps=1600), 1)
+
+
+def test_a_task_has_no_passes(small, caplog):
+    caplog.set_level(logging.INFO, "mini_gpt")
+    config = small(**TASK)
+    settings.report(config, TaskBatches.rows_per_epoch, new=True)
+    assert caplog.messages == []
+
+
+def test_a_run_says_its_passes_once_and_its_warnings_each_time(small, tmp_path, caplog):
+    caplog.set_level(logging.INFO, "mini_gpt")
+    config = small(train__steps=2, optimizer__warmup_steps=10, eval__every=2, checkpoint__every=2)
+    for new in (True, False):
+        caplog.clear()
+        loop.train(config, tmp_path, conclude=False)
+        said = [record.getMessage() for record in caplog.records if record.name == settings.log.name]
+        warned = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+        assert len(warned) == 1 and "reaches 0.0002 of 0.001, at step 2" in warned[0] and warned[0] in said
+        assert ["2 steps of 8 × 32 tokens" in line for line in said] == [False, True][: 1 + new]
+
+
+def shipped():
+    """Return all configs by name: a file that takes an argument, once for each of its values."""
+    arguments = {"tasks": [name.removeprefix("task:") for name in tasks.TASKS], "presets": presets.SHAPES}
+    arguments["positions"] = ["full", "quick"]
+    files = sorted(path.stem for path in (REPOSITORY / "configs").glob("*.py") if path.stem != "__init__")
+    plain = [f"configs/{name}.py" for name in files if name not in arguments]
+    names = plain + [f"configs/{name}.py:{argument}" for name in arguments for argument in arguments[name]]
+    return {name: configs.load(name) for name in names}
+
+
+def test_the_projects_own_configs_have_no_warning():
+    loaded = shipped()
+    for path in sorted((REPOSITORY / "configs" / "studies").glob("*.py")):
+        plan = definition.load(str(path), {})
+        loaded |= {f"{path.name}: {condition}": config for condition, config in plan.configs.items()}
+    assert len(loaded) > 100
+    assert {name: found for name, config in loaded.items() if (found := settings.without_effect(config, None))} == {}
