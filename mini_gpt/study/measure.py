@@ -15,12 +15,12 @@ import jax
 import numpy as np
 
 from mini_gpt.commands import command_line
-from mini_gpt.commands.suites import SUITES
-from mini_gpt.commands.suites.base import SuiteOptions
 from mini_gpt.config import loading as configs
 from mini_gpt.config.schema import Config
 from mini_gpt.data import batches, corpora, token_store
 from mini_gpt.runtime import sharding
+from mini_gpt.suites import SUITES
+from mini_gpt.suites.base import SuiteOptions
 from mini_gpt.training import assembly
 from mini_gpt.training.assembly import Assembly
 

@@ -11,9 +11,10 @@ import signal
 import sys
 from pathlib import Path
 
-from mini_gpt.commands import command_line, suites
-from mini_gpt.commands.suites.base import SuiteOptions
+from mini_gpt import suites
+from mini_gpt.commands import command_line
 from mini_gpt.config import loading as configs
+from mini_gpt.suites.base import SuiteOptions
 from mini_gpt.training import loop
 from mini_gpt.training.run import Run
 

@@ -6,14 +6,14 @@ import re
 
 import pytest
 
-from mini_gpt.commands.suites import SUITES
-from mini_gpt.commands.suites.base import SuiteOptions
 from mini_gpt.config import loading as configs
 from mini_gpt.runtime import files
 from mini_gpt.runtime.errors import UserError
 from mini_gpt.study import definition
 from mini_gpt.study.definition import Comparison, Contrast, Fit, Plan, Study
 from mini_gpt.study.statistics import seeds_needed
+from mini_gpt.suites import SUITES
+from mini_gpt.suites.base import SuiteOptions
 from tests.commands.test_command_line import type_in
 from tests.conftest import REPOSITORY
 

@@ -6,10 +6,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from mini_gpt.commands.suites.base import SuiteOptions
 from mini_gpt.runtime.errors import UserError
 from mini_gpt.study import ledger
 from mini_gpt.study.definition import Contrast, Plan, Study
+from mini_gpt.suites.base import SuiteOptions
 from tests.commands.test_command_line import type_in
 
 TEXT = {"wide": "a" * 64, "narrow": "a" * 64}
@@ -125,7 +125,7 @@ def test_a_damaged_study_is_one_line(study, tmp_path, content):
 
 
 FILE = """
-from mini_gpt.commands.suites.base import SuiteOptions
+from mini_gpt.suites.base import SuiteOptions
 from mini_gpt.study.definition import Contrast, Study
 
 def get_study():

@@ -16,7 +16,7 @@ from tests.study import slurm_cluster
 from tests.study.slurm_cluster import wait
 
 STUDY = """
-from mini_gpt.commands.suites.base import SuiteOptions
+from mini_gpt.suites.base import SuiteOptions
 from mini_gpt.study.definition import Study
 
 def get_study():

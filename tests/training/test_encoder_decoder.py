@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from mini_gpt.commands import suites
-from mini_gpt.commands.suites.base import SuiteOptions
+from mini_gpt import suites
 from mini_gpt.config import loading as configs
 from mini_gpt.data import batches, pairs, task_batches, tasks, tokenizers
 from mini_gpt.data.pairs import Pair
@@ -19,6 +18,7 @@ from mini_gpt.model.layout import layout_of
 from mini_gpt.model.loss import nll
 from mini_gpt.runtime import sharding
 from mini_gpt.runtime.errors import UserError
+from mini_gpt.suites.base import SuiteOptions
 from mini_gpt.training import loop
 from mini_gpt.training import state as states
 from mini_gpt.training.run import Run

@@ -13,11 +13,11 @@ from tensorboard.plugins.hparams import metadata
 from tensorboardX import event_file_writer
 from tqdm import tqdm
 
-from mini_gpt.commands import suites
-from mini_gpt.commands.suites.base import SuiteOptions
+from mini_gpt import suites
 from mini_gpt.config import loading as configs
 from mini_gpt.evaluation import items
 from mini_gpt.runtime import files
+from mini_gpt.suites.base import SuiteOptions
 from mini_gpt.training import assembly, loop, monitor
 from mini_gpt.training.run import Run
 from tests.training.interruption import rows
