@@ -7,8 +7,8 @@ from matplotlib.figure import Figure
 
 from mini_gpt.config.schema import Config
 from mini_gpt.data import task_batches, tokenizers
-from mini_gpt.evaluation import progress
 from mini_gpt.insight.heads import figure, inputs, report
+from mini_gpt.runtime import progress
 from mini_gpt.suites import base, results
 from mini_gpt.suites.base import Result, Row, Suite, SuiteOptions
 from mini_gpt.training.run import Run

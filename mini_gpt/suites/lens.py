@@ -6,8 +6,8 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from mini_gpt.data import batches, spans
-from mini_gpt.evaluation import progress
 from mini_gpt.insight.mechanisms import lens
+from mini_gpt.runtime import progress
 from mini_gpt.runtime.errors import require
 from mini_gpt.suites import base
 from mini_gpt.suites.base import Result, Suite, SuiteOptions

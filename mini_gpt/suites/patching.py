@@ -7,9 +7,9 @@ from matplotlib.figure import Figure
 
 from mini_gpt.config.schema import Config
 from mini_gpt.data import spans
-from mini_gpt.evaluation import progress
 from mini_gpt.insight.curves import token_label
 from mini_gpt.insight.mechanisms import attribution, patching
+from mini_gpt.runtime import progress
 from mini_gpt.runtime.errors import UserError, require
 from mini_gpt.suites import base, results
 from mini_gpt.suites.base import Result, Row, Suite, SuiteOptions
