@@ -19,8 +19,8 @@ PACKAGES = (
     "hugging_face",
     "pages",
     "suites",
-    "commands",
     "study",
+    "commands",
 )
 # Thin modules beside the packages, for `python -m`.
 ENTRY_POINTS = ("__init__.py", "bench.py", "lab.py", "play.py", "sweep.py")

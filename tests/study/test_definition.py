@@ -203,7 +203,7 @@ def test_compared_rows_are_those_that_a_suite_returns(small):
 )
 def test_a_broken_study_file_is_one_line(monkeypatch, tmp_path, text, message):
     (tmp_path / "broken.py").write_text(text)
-    assert re.match(message, type_in(monkeypatch, "mini_gpt.study.command", "plan", str(tmp_path / "broken.py")))
+    assert re.match(message, type_in(monkeypatch, "mini_gpt.commands.study", "plan", str(tmp_path / "broken.py")))
 
 
 @pytest.mark.parametrize(
@@ -231,4 +231,4 @@ def test_a_broken_study_file_is_one_line(monkeypatch, tmp_path, text, message):
     ],
 )
 def test_a_mistake_in_the_command_is_one_line(monkeypatch, arguments, message):
-    assert re.match(message, type_in(monkeypatch, "mini_gpt.study.command", "plan", *arguments))
+    assert re.match(message, type_in(monkeypatch, "mini_gpt.commands.study", "plan", *arguments))

@@ -139,7 +139,7 @@ def get_study():
 def test_a_plan_that_changed_after_results_needs_consent(monkeypatch, fake, overrides, tmp_path, capsys):
     path, workdir = tmp_path / "sizes.py", tmp_path / "study"
     run = lambda action, *more: type_in(
-        monkeypatch, "mini_gpt.study.command", action, str(path), f"--workdir={workdir}", *more
+        monkeypatch, "mini_gpt.commands.study", action, str(path), f"--workdir={workdir}", *more
     )
     path.write_text(FILE.format(seeds=1, overrides=overrides))
     assert run("freeze") is None
@@ -164,7 +164,7 @@ def test_a_plan_that_changed_after_results_needs_consent(monkeypatch, fake, over
     assert run("freeze").startswith(f"error: freeze: {workdir} was run on")
     other = tmp_path / "other.py"
     other.write_text(path.read_text())
-    said = type_in(monkeypatch, "mini_gpt.study.command", "run", str(other), f"--workdir={workdir}")
+    said = type_in(monkeypatch, "mini_gpt.commands.study", "run", str(other), f"--workdir={workdir}")
     assert said.startswith(f"error: --workdir: {workdir} holds the study sizes; name a new directory for other")
     with (workdir / "ledger.jsonl").open() as file:
         assert all(json.loads(line)["commit"] for line in file)
