@@ -16,10 +16,11 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from mini_gpt.commands import command_line, suites
-from mini_gpt.commands.suites.base import SuiteOptions
+from mini_gpt import suites
+from mini_gpt.commands import command_line
 from mini_gpt.runtime import files
 from mini_gpt.runtime.errors import UserError
+from mini_gpt.suites.base import SuiteOptions
 from mini_gpt.training import loop, orbax_files
 from mini_gpt.training.checkpoint import Checkpoints, Record
 from mini_gpt.training.orbax_files import missing_arrays

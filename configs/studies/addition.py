@@ -6,8 +6,8 @@
 data.position_ids. Results: docs/results/encodings.md.
 """
 
-from mini_gpt.commands.suites.base import SuiteOptions
 from mini_gpt.study.definition import Contrast, Fit, Study
+from mini_gpt.suites.base import SuiteOptions
 
 NAMES = ("none", "rope", "alibi", "t5", "fire", "kerple", "fox")
 

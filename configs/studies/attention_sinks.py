@@ -8,8 +8,8 @@ weight of all heads on the first token (--suite=heads). Results: docs/results/en
 
 import functools
 
-from mini_gpt.commands.suites.base import SuiteOptions
 from mini_gpt.study.definition import Contrast, Fit, Study
+from mini_gpt.suites.base import SuiteOptions
 
 
 def get_study() -> Study:

@@ -8,9 +8,9 @@ unique_sort and binary_majority, `nope` on unique_sort and binary_majority, and 
 docs/results/encodings.md.
 """
 
-from mini_gpt.commands.suites.base import SuiteOptions
 from mini_gpt.data import tasks
 from mini_gpt.study.definition import Contrast, Fit, Study
+from mini_gpt.suites.base import SuiteOptions
 
 NAMES = ("unique_copy", "unique_sort", "binary_majority", "repeat_copy")
 LENGTH = 15

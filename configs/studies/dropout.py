@@ -6,8 +6,8 @@
 steps.
 """
 
-from mini_gpt.commands.suites.base import SuiteOptions
 from mini_gpt.study.definition import Contrast, Fit, Study
+from mini_gpt.suites.base import SuiteOptions
 
 TEXTS = {"much-text": (0.98, 0.01, 0.01), "little-text": (0.002, 0.01, 0.988)}
 RATES = (0.0, 0.1, 0.2)

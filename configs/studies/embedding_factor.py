@@ -6,8 +6,8 @@
 a standard deviation of 0.02, and the sinusoids an amplitude of 0.02. `factor`: 1 and 1. `large-sinusoids`: 0.02 and 1.
 """
 
-from mini_gpt.commands.suites.base import SuiteOptions
 from mini_gpt.study.definition import Contrast, Fit, Study
+from mini_gpt.suites.base import SuiteOptions
 
 BOTH_SMALL, FACTOR, LARGE_SINUSOIDS = "both-small", "factor", "large-sinusoids"
 

@@ -6,8 +6,8 @@
 Results: docs/results/encoder_decoder.md.
 """
 
-from mini_gpt.commands.suites.base import SuiteOptions
 from mini_gpt.study.definition import Contrast, Fit, Study
+from mini_gpt.suites.base import SuiteOptions
 
 
 def get_study() -> Study:

@@ -5,8 +5,8 @@
 18 runs of configs/seq2seq.py that reverse up to three words. Results: docs/results/encoder_decoder.md.
 """
 
-from mini_gpt.commands.suites.base import SuiteOptions
 from mini_gpt.study.definition import Contrast, Fit, Study
+from mini_gpt.suites.base import SuiteOptions
 
 ENCODINGS = ("none", "learned", "sinusoidal", "rope", "alibi", "t5")
 

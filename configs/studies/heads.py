@@ -6,8 +6,8 @@
 parameters.
 """
 
-from mini_gpt.commands.suites.base import SuiteOptions
 from mini_gpt.study.definition import Contrast, Fit, Study
+from mini_gpt.suites.base import SuiteOptions
 
 CLAIMS = [
     ("heads=2", "lower", "heads=1"),

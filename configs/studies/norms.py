@@ -6,8 +6,8 @@
 the first step has the peak learning rate.
 """
 
-from mini_gpt.commands.suites.base import SuiteOptions
 from mini_gpt.study.definition import Contrast, Fit, Study
+from mini_gpt.suites.base import SuiteOptions
 
 WIDTHS = (16, 64)
 WARMUPS = {"warm-up": 50, "at-once": 0}

@@ -7,8 +7,8 @@ with all frequencies (`model.rope.fraction`). `p-rope` turns a share of the pair
 (`model.rope.turning`, Barbero et al. 2025). Results: docs/results/encodings.md.
 """
 
-from mini_gpt.commands.suites.base import SuiteOptions
 from mini_gpt.study.definition import Contrast, Fit, Study
+from mini_gpt.suites.base import SuiteOptions
 
 CLAIMS = (("partial=0.25", "rope"), ("p-rope=0.25", "rope"), ("p-rope=0.25", "partial=0.25"))
 

@@ -7,8 +7,8 @@
 --config.data.path=FILE. Times and results: docs/extrapolation.md.
 """
 
-from mini_gpt.commands.suites.base import SuiteOptions
 from mini_gpt.study.definition import Contrast, Fit, Study
+from mini_gpt.suites.base import SuiteOptions
 
 ENCODINGS = ("none", "learned", "sinusoidal", "rope", "alibi", "t5")
 

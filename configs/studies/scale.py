@@ -5,8 +5,8 @@
 48 runs of configs/small.py, with heads of width 4, 16 and 64. Each width is tested; differences between widths are not.
 """
 
-from mini_gpt.commands.suites.base import SuiteOptions
 from mini_gpt.study.definition import Contrast, Fit, Study
+from mini_gpt.suites.base import SuiteOptions
 
 HEADS_BY_WIDTH = {4: 16, 16: 4, 64: 1}
 

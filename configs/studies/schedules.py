@@ -5,8 +5,8 @@
 32 runs of configs/small.py. The peak is the same for all schedules.
 """
 
-from mini_gpt.commands.suites.base import SuiteOptions
 from mini_gpt.study.definition import Contrast, Fit, Study
+from mini_gpt.suites.base import SuiteOptions
 
 CLAIMS = [
     ("wsd", "lower", "inverse_sqrt"),

@@ -5,8 +5,8 @@
 24 runs of configs/small.py. The loss that is compared is not smoothed.
 """
 
-from mini_gpt.commands.suites.base import SuiteOptions
 from mini_gpt.study.definition import Contrast, Fit, Study
+from mini_gpt.suites.base import SuiteOptions
 
 CLAIMS = [
     ("smoothing=0.1", "lower", "smoothing=0.0"),

@@ -7,8 +7,8 @@
 docs/results/encodings.md.
 """
 
-from mini_gpt.commands.suites.base import SuiteOptions
 from mini_gpt.study.definition import Contrast, Fit, Study
+from mini_gpt.suites.base import SuiteOptions
 
 OLDER = ("none", "learned", "sinusoidal", "rope", "alibi", "t5")
 NEWER = ("hard_alibi", "kerple", "fire", "pope", "fox", "cope")

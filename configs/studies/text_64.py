@@ -6,8 +6,8 @@
 has RoPE with a window in three layers of four, and no encoding in the fourth. Results: docs/results/encodings.md.
 """
 
-from mini_gpt.commands.suites.base import SuiteOptions
 from mini_gpt.study.definition import Contrast, Fit, Study
+from mini_gpt.suites.base import SuiteOptions
 
 NEWER = ("hard_alibi", "kerple", "fire", "pope", "fox", "cope")
 

@@ -11,12 +11,13 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from mini_gpt.commands import command_line, results
+from mini_gpt.commands import command_line
 from mini_gpt.data import tasks
 from mini_gpt.insight import alignment, curves, examples, maps
 from mini_gpt.insight.curves import Curve
 from mini_gpt.insight.maps import Panel
 from mini_gpt.runtime import files
+from mini_gpt.suites import results
 from mini_gpt.training.run import Run, SavedRun
 
 PROBLEMS = 128  # of the validation split

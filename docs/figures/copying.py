@@ -18,13 +18,14 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 
-from mini_gpt.commands import command_line, results
+from mini_gpt.commands import command_line
 from mini_gpt.data import tasks
 from mini_gpt.insight import colours, curves
 from mini_gpt.insight.attention import attention_maps
 from mini_gpt.insight.curves import Curve
 from mini_gpt.insight.mechanisms import patching
 from mini_gpt.runtime import files
+from mini_gpt.suites import results
 from mini_gpt.training.run import Run
 
 WORDS = 40  # of each length, of the validation split

@@ -25,8 +25,8 @@ import shutil
 import statistics
 from pathlib import Path
 
-from mini_gpt.commands.results import csv_text, markdown_table
 from mini_gpt.runtime import files
+from mini_gpt.suites.results import csv_text, markdown_table
 
 DOCS = Path(__file__).parents[1]
 BY_POSITION, SEEDS = "by_position", "seeds"

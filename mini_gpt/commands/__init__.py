@@ -1,1 +1,1 @@
-"""One file for each command and each suite. Imports all other packages."""
+"""One file for each command. Imports all other packages."""

@@ -1,7 +1,6 @@
-"""Code that all commands share: flags, config overrides, and the set-up of the process before JAX starts."""
+"""Code that all commands share: flags, config overrides, and the connection to other processes."""
 
 import argparse
-import ctypes
 import difflib
 import functools
 import logging
@@ -13,19 +12,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-import jax
-from tqdm import tqdm
-
 from mini_gpt.config import loading as configs
 from mini_gpt.data.splits import SPLITS
-from mini_gpt.runtime import errors, files, processes
+from mini_gpt.runtime import errors, files, processes, startup
 from mini_gpt.runtime.errors import UserError, shown
 
-log = logging.getLogger(__name__)
 RESERVED_PATH = 600  # bytes of a path that are left for the files of a run
-LOOP_CLOSED = "Event loop is closed"  # if a write fails, Orbax closes the loop before other writes end
-LOST_PATH = "NOT_FOUND|No such file"  # the error of a task that writes into a removed directory
-M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # from malloc.h
 
 
 def command(main: Callable[[], None]) -> Callable[[], None]:
@@ -147,19 +139,12 @@ def run_name(config_path: str, overrides: dict[str, str], *varied: str) -> str:
 
 
 def set_up(cache_dir: str | None = None, flags: argparse.Namespace | None = None) -> None:
-    """Set up logging, the compilation cache, memory allocation and, with `flags`, the connection to other processes.
+    """Set up the process by `startup.set_up`, and with `flags` connect to other processes.
 
-    Call it before any use of a device. cache_dir: as data.cache_dir. flags: those of `add_process_flags`; then only
-    process 0 logs and prints. Raise UserError if the other processes do not start in time.
+    Call it before any use of a device. flags: those of `add_process_flags`; then only process 0 logs and prints. Raise
+    UserError if the other processes do not start in time.
     """
-    handler = _TqdmHandler()
-    handler.addFilter(_is_shown)
-    logging.basicConfig(format="%(message)s", level=logging.WARNING, handlers=[handler], force=True)
-    logging.getLogger("mini_gpt").setLevel(logging.INFO)
-    sys.unraisablehook = lambda raised: None if str(raised.exc_value) == LOOP_CLOSED else sys.__unraisablehook__(raised)
-    jax.config.update("jax_compilation_cache_dir", str(files.cache_directory(cache_dir) / "compiled"))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
-    _keep_freed_memory()
+    startup.set_up(cache_dir)
     if flags is None:
         return
     rank = processes.start(flags.coordinator, flags.num_processes, flags.process_id, flags.start_timeout)
@@ -167,43 +152,3 @@ def set_up(cache_dir: str | None = None, flags: argparse.Namespace | None = None
         for name in ("mini_gpt", None):
             logging.getLogger(name).setLevel(logging.ERROR)
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115  open until the process ends
-
-
-class _TqdmHandler(logging.Handler):
-    """Write log lines above the progress bar."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        tqdm.write(errors.printable(self.format(record)), file=sys.stderr)
-
-
-def _is_shown(record: logging.LogRecord) -> bool:
-    """Return False for library records that repeat an error.
-
-    Orbax logs the errors of its threads, and raises them in the main thread later. If the disk is full, several threads
-    fail, and one warning is logged for all.
-    """
-    if record.name.partition(".")[0] == "mini_gpt":
-        return True
-    message = record.getMessage()
-    error = record.exc_info[1] if record.exc_info else None
-    reason = files.cant_write(error or Exception(message))
-    if reason is not None:
-        _warn_once(reason)
-    is_lost_path = record.name == "asyncio" and re.search(LOST_PATH, str(error)) is not None
-    is_raised_later = reason is not None or is_lost_path or (error is not None and "orbax" in record.pathname)
-    return not (is_raised_later or str(error or message) == LOOP_CLOSED)
-
-
-@functools.cache
-def _warn_once(reason: str) -> None:
-    log.warning(f"a background thread can't write ({reason}); the run ends when it waits for that thread")
-
-
-def _keep_freed_memory() -> None:
-    """Make glibc keep freed memory. Otherwise page faults take a tenth to a third of a step (docs/performance.md)."""
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
-    if mallopt is not None:
-        mallopt(M_MMAP_MAX, 0)
-        mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
-        # Run steps in the main thread, since only its arena keeps more than 64 MB.
-        jax.config.update("jax_cpu_enable_async_dispatch", False)

@@ -3,9 +3,10 @@
 python eval.py --workdir=runs/tiny [--suite=perplexity,extrapolation] [--override=FIELD=VALUE ...]
 """
 
-from mini_gpt.commands import command_line, suites
-from mini_gpt.commands.suites.base import SuiteOptions
+from mini_gpt import suites
+from mini_gpt.commands import command_line
 from mini_gpt.config import loading as configs
+from mini_gpt.suites.base import SuiteOptions
 from mini_gpt.training.run import Run
 
 

@@ -12,9 +12,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from mini_gpt.commands import command_line, results
-from mini_gpt.commands.suites import base
-from mini_gpt.commands.suites.base import SuiteOptions
+from mini_gpt.commands import command_line
 from mini_gpt.config import loading as configs
 from mini_gpt.data import spans
 from mini_gpt.insight import figures
@@ -22,6 +20,8 @@ from mini_gpt.insight import maps as attention_maps
 from mini_gpt.insight.examples import Example
 from mini_gpt.insight.maps import Panel
 from mini_gpt.runtime.errors import UserError, require
+from mini_gpt.suites import base, results
+from mini_gpt.suites.base import SuiteOptions
 from mini_gpt.training.run import Run
 
 PLOTS = (figures.sinusoids, figures.similarity, figures.rope, figures.biases)

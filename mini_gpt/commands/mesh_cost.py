@@ -23,11 +23,11 @@ import numpy as np
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 from mini_gpt.commands import command_line, count_parameters
-from mini_gpt.commands.results import markdown_table
 from mini_gpt.config.schema import Config, MeshConfig
 from mini_gpt.model.parameters import by_name, count
 from mini_gpt.runtime import sharding
 from mini_gpt.runtime.errors import UserError
+from mini_gpt.suites.results import markdown_table
 from mini_gpt.training import state as states
 from mini_gpt.training.state import TrainState
 

@@ -8,13 +8,13 @@ import socket
 import uvicorn
 
 from mini_gpt.commands import command_line
-from mini_gpt.commands.suites.base import SuiteOptions
-from mini_gpt.commands.suites.play import Play, runs_of, text_of, title_of
 from mini_gpt.config import loading as configs
 from mini_gpt.pages.play import page
 from mini_gpt.pages.play.answers import Answers
 from mini_gpt.pages.play.server import ADDRESS, Server
 from mini_gpt.runtime.errors import UserError
+from mini_gpt.suites.base import SuiteOptions
+from mini_gpt.suites.play import Play, runs_of, text_of, title_of
 from mini_gpt.training.run import Run
 
 PORT = 8008

@@ -6,8 +6,9 @@ from fractions import Fraction
 
 import numpy as np
 
-from mini_gpt.evaluation import items, perplexity, progress, scoring
+from mini_gpt.evaluation import items, perplexity, scoring
 from mini_gpt.model.loaded import LoadedModel
+from mini_gpt.runtime import progress
 from mini_gpt.runtime.errors import UserError, require
 
 LENGTHS = "1x,2x,4x,8x,16x"  # x: times the trained length

@@ -9,8 +9,8 @@ import numpy as np
 from mini_gpt.data.batches import in_full_batches
 from mini_gpt.evaluation import items
 from mini_gpt.evaluation.items import Items
-from mini_gpt.evaluation.progress import Advance, silent
 from mini_gpt.runtime import token_ids
+from mini_gpt.runtime.progress import Advance, silent
 from mini_gpt.runtime.threads import in_order
 
 NllFn = Callable[[np.ndarray, np.ndarray], np.ndarray]

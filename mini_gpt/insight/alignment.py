@@ -13,10 +13,10 @@ from mini_gpt.data.pairs import batch_of
 from mini_gpt.data.tasks.base import Link, Problem
 from mini_gpt.data.tokenizers import Tokenizer
 from mini_gpt.evaluation import pair_accuracy
-from mini_gpt.evaluation.progress import Advance, silent
 from mini_gpt.model.gpt import Trace
 from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.runtime import sharding
+from mini_gpt.runtime.progress import Advance, silent
 
 
 class Queries(NamedTuple):

@@ -15,8 +15,6 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from mini_gpt.data.batches import Batch
-from mini_gpt.evaluation import progress
-from mini_gpt.evaluation.progress import Advance
 from mini_gpt.insight import colours
 from mini_gpt.insight.attention import each_layer
 from mini_gpt.insight.curves import Curve, finish, label_heads, new_figure, plot_curve
@@ -26,7 +24,8 @@ from mini_gpt.model.editing import Edit
 from mini_gpt.model.gpt import Trace
 from mini_gpt.model.layout import keys_of
 from mini_gpt.model.loaded import LoadedModel
-from mini_gpt.runtime import sharding
+from mini_gpt.runtime import progress, sharding
+from mini_gpt.runtime.progress import Advance
 
 IMPORTANCE_TOKENS = 65_536  # of the training split
 SCORED_TOKENS = 32_768  # of the split whose loss is measured

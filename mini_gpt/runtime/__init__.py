@@ -1,1 +1,1 @@
-"""Errors, files, devices, processes and sharding. Imports no other package of mini_gpt."""
+"""Errors, files, start-up, progress, devices, processes and sharding. Imports no other package of mini_gpt."""

@@ -1,1 +1,1 @@
-"""A question in; runs, paired statistics and a report out. Imports from all other packages."""
+"""A question in; runs, paired statistics and a report out. Imports all packages but commands."""

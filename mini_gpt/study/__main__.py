@@ -1,6 +1,6 @@
-"""Run `python -m mini_gpt.study`; see mini_gpt/study/command.py."""
+"""Run `python -m mini_gpt.study`; see mini_gpt/commands/study.py."""
 
-from mini_gpt.study.command import main
+from mini_gpt.commands.study import main
 
 if __name__ == "__main__":
     main()

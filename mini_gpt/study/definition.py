@@ -12,9 +12,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from mini_gpt.commands.suites import SUITES
-from mini_gpt.commands.suites import check as check_suites
-from mini_gpt.commands.suites.base import SuiteOptions
 from mini_gpt.config import loading as configs
 from mini_gpt.config.schema import Config
 from mini_gpt.data import corpora, task_batches, token_store
@@ -23,6 +20,9 @@ from mini_gpt.evaluation import extrapolation
 from mini_gpt.runtime import files
 from mini_gpt.runtime.errors import UserError, require, shown
 from mini_gpt.study import statistics
+from mini_gpt.suites import SUITES
+from mini_gpt.suites import check as check_suites
+from mini_gpt.suites.base import SuiteOptions
 from mini_gpt.training import assembly, settings
 
 log = logging.getLogger("mini_gpt.study")

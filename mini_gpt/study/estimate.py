@@ -7,7 +7,6 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-from mini_gpt.commands import results as result_files
 from mini_gpt.config import loading as configs
 from mini_gpt.runtime.errors import UserError
 from mini_gpt.study import processes, statistics
@@ -16,6 +15,7 @@ from mini_gpt.study.machine import Slot
 from mini_gpt.study.measure import Cost
 from mini_gpt.study.progress import clock
 from mini_gpt.study.results import Results
+from mini_gpt.suites import results as result_files
 
 MODULE = "mini_gpt.study.measure"
 MIB = 2**20

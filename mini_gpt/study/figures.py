@@ -5,10 +5,10 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from matplotlib.figure import Figure
 
-from mini_gpt.commands.suites.base import Row, Suite
 from mini_gpt.insight import curves
 from mini_gpt.insight.curves import Curve
 from mini_gpt.study import tables
+from mini_gpt.suites.base import Row, Suite
 
 COLOURS = {"shown": "C2", "opposite shown": "C3", "equivalent": "C0"}  # of verdicts; others are grey
 

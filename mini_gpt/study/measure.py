@@ -14,13 +14,12 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from mini_gpt.commands import command_line
-from mini_gpt.commands.suites import SUITES
-from mini_gpt.commands.suites.base import SuiteOptions
 from mini_gpt.config import loading as configs
 from mini_gpt.config.schema import Config
 from mini_gpt.data import batches, corpora, token_store
-from mini_gpt.runtime import sharding
+from mini_gpt.runtime import errors, sharding, startup
+from mini_gpt.suites import SUITES
+from mini_gpt.suites.base import SuiteOptions
 from mini_gpt.training import assembly
 from mini_gpt.training.assembly import Assembly
 
@@ -43,12 +42,11 @@ class Cost(NamedTuple):
         return self.start_seconds + steps * self.step_seconds + self.evaluation_seconds
 
 
-@command_line.command
 def main() -> None:
     job = json.load(sys.stdin)
     suites = {name: SuiteOptions(**options) for name, options in job["suites"].items()}
     loaded = [configs.from_dict(values) for values in job["configs"]]
-    command_line.set_up(loaded[0].data.cache_dir)
+    startup.set_up(loaded[0].data.cache_dir)
     print(json.dumps([_cost(config, suites) for config in loaded]))
 
 
@@ -93,4 +91,4 @@ def _forward_seconds(run: Assembly, state) -> float:
 
 
 if __name__ == "__main__":
-    main()
+    errors.run(main)

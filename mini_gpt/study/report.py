@@ -8,16 +8,16 @@ from typing import Any
 
 import markdown as markdown_library
 
-from mini_gpt.commands import results as result_files
-from mini_gpt.commands import suites
-from mini_gpt.commands.results import Contents
-from mini_gpt.commands.suites import SUITES
-from mini_gpt.commands.suites.base import Row
+from mini_gpt import suites
 from mini_gpt.study import analysis, figures, ledger, statistics, tables
 from mini_gpt.study.analysis import Outcome
 from mini_gpt.study.definition import PlannedRun
 from mini_gpt.study.progress import Job, last_error
 from mini_gpt.study.results import Results
+from mini_gpt.suites import SUITES
+from mini_gpt.suites import results as result_files
+from mini_gpt.suites.base import Row
+from mini_gpt.suites.results import Contents
 
 MOST_LISTED = 20  # names of runs
 TRAINING_PARTS = 25  # points of a training curve

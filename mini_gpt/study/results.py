@@ -10,14 +10,14 @@ from pathlib import Path
 
 import numpy as np
 
-from mini_gpt.commands import suites
-from mini_gpt.commands.suites import SUITES
-from mini_gpt.commands.suites.base import Result, Row
+from mini_gpt import suites
 from mini_gpt.data import corpora
 from mini_gpt.evaluation import items
 from mini_gpt.runtime import files
 from mini_gpt.runtime.errors import shown
 from mini_gpt.study.definition import Comparison, Plan, PlannedRun
+from mini_gpt.suites import SUITES
+from mini_gpt.suites.base import Result, Row
 from mini_gpt.training import workdir as workdirs
 
 log = logging.getLogger("mini_gpt.study")

@@ -3,10 +3,10 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mini_gpt.commands import results as result_files
-from mini_gpt.commands.suites.base import Row, Suite
 from mini_gpt.study import statistics
 from mini_gpt.study.statistics import Spread
+from mini_gpt.suites import results as result_files
+from mini_gpt.suites.base import Row, Suite
 
 
 def gather(suite: Suite, rows: Mapping[str, list[Row]], conditions: Mapping[str, Mapping[str, Any]]) -> list[Row]:

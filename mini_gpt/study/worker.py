@@ -11,22 +11,23 @@ import signal
 import sys
 from pathlib import Path
 
-from mini_gpt.commands import command_line, suites
-from mini_gpt.commands.suites.base import SuiteOptions
+from mini_gpt import suites
 from mini_gpt.config import loading as configs
+from mini_gpt.insight import training_curves
+from mini_gpt.runtime import errors, startup
+from mini_gpt.suites.base import SuiteOptions
 from mini_gpt.training import loop
 from mini_gpt.training.run import Run
 
 PR_SET_PDEATHSIG = 1  # from linux/prctl.h
 
 
-@command_line.command
 def main() -> None:
     job = json.load(sys.stdin)
     _stop_with_parent(job["parent"])
     config, workdir = configs.from_dict(job["config"]), Path(job["workdir"])
-    command_line.set_up(config.data.cache_dir)
-    loop.train(config, workdir, conclude=False)
+    startup.set_up(config.data.cache_dir)
+    loop.train(config, workdir, conclude=False, probe=training_curves.attention_metrics)
     run = Run(workdir)
     for suite, options in job["suites"].items():
         suites.evaluate(run, suite, SuiteOptions(**options))
@@ -41,4 +42,4 @@ def _stop_with_parent(parent: int) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    errors.run(main)

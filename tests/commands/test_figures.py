@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 
-from mini_gpt.commands import figures, suites
-from mini_gpt.commands.suites.base import SuiteOptions
+from mini_gpt import suites
+from mini_gpt.commands import figures
 from mini_gpt.runtime.errors import UserError
+from mini_gpt.suites.base import SuiteOptions
 from mini_gpt.training import loop
 from mini_gpt.training.run import Run
 from tests.commands.test_command_line import type_in

@@ -6,13 +6,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from mini_gpt.commands import suites
-from mini_gpt.commands.suites.base import SuiteOptions
-from mini_gpt.commands.suites.grammar import Grammar
+from mini_gpt import suites
 from mini_gpt.data import english, tokenizers
 from mini_gpt.evaluation import grammar
 from mini_gpt.runtime import sharding
 from mini_gpt.runtime.errors import UserError
+from mini_gpt.suites.base import SuiteOptions
+from mini_gpt.suites.grammar import Grammar
 from mini_gpt.training import loop
 from mini_gpt.training.run import Run
 

@@ -6,10 +6,10 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from mini_gpt.commands.suites.base import SuiteOptions
-from mini_gpt.commands.suites.needles import Needles
 from mini_gpt.data import tokenizers
 from mini_gpt.evaluation import needles
+from mini_gpt.suites.base import SuiteOptions
+from mini_gpt.suites.needles import Needles
 from tests.evaluation.models import random_model
 
 TOKENIZER = tokenizers.ByteTokenizer()

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from mini_gpt.data import tasks, tokenizers
-from mini_gpt.evaluation import extrapolation, perplexity, progress, task_accuracy
+from mini_gpt.evaluation import extrapolation, perplexity, task_accuracy
+from mini_gpt.runtime import progress
 from tests.evaluation.models import random_model
 
 TOKEN_BYTES = np.array([1] * 256 + [0])

@@ -120,7 +120,7 @@ def test_the_tables_of_a_sweep_are_printed_if_the_disk_is_full(trained, corpus_f
     nll = json.loads((run / "eval" / "perplexity.json").read_text())["nll"]
     fields = SMALL | {"data.path": corpus_files, "train.steps": 4}
     flags = ["--config=configs/default.py", *(f"--config.{name}={value}" for name, value in fields.items())]
-    study = ["mini_gpt.study.command", "report", *flags, "--vary=model.position=rope", f"--workdir={disk}/sweep"]
+    study = ["mini_gpt.commands.study", "report", *flags, "--vary=model.position=rope", f"--workdir={disk}/sweep"]
     capsys.readouterr()
     fill(disk, 0)
     said = type_in(monkeypatch, *study)

@@ -10,11 +10,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import train
-from mini_gpt.commands import command_line, suites
-from mini_gpt.commands.suites.base import SuiteOptions
+from mini_gpt import suites
+from mini_gpt.commands import command_line
 from mini_gpt.config import loading as configs
 from mini_gpt.data import corpora, token_store, tokenizers
 from mini_gpt.runtime.errors import UserError
+from mini_gpt.suites.base import SuiteOptions
 from mini_gpt.training import loop
 from mini_gpt.training.run import Run
 from tests.conftest import REPOSITORY

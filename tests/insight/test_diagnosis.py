@@ -7,14 +7,14 @@ import os
 import jax
 import numpy as np
 import pytest
+from mini_gpt.model.attention.inputs import Mask
 
-from mini_gpt.commands import suites
-from mini_gpt.commands.suites.base import SuiteOptions
+from mini_gpt import suites
 from mini_gpt.data import corpora, token_store, tokenizers
 from mini_gpt.insight.diagnosis import alternatives, blocks, checks, losses, probe, weights
 from mini_gpt.insight.diagnosis.result import most_likely
-from mini_gpt.model.attention.inputs import Mask
 from mini_gpt.runtime import sharding
+from mini_gpt.suites.base import SuiteOptions
 from mini_gpt.training import loop
 from mini_gpt.training.run import Run
 from tests.conftest import slow

@@ -6,18 +6,18 @@ import functools
 import jax
 import numpy as np
 import pytest
+from mini_gpt.model.inputs import Inputs
 
-from mini_gpt.commands import suites
-from mini_gpt.commands.suites import base
-from mini_gpt.commands.suites.base import SuiteOptions
+from mini_gpt import suites
 from mini_gpt.config import loading as configs
 from mini_gpt.data import task_batches, tasks
 from mini_gpt.data.tokenizers import CharacterTokenizer
 from mini_gpt.insight import examples
 from mini_gpt.insight.diagnosis import losses, masks, pairs
 from mini_gpt.insight.diagnosis.result import most_likely
-from mini_gpt.model.inputs import Inputs
 from mini_gpt.runtime import sharding
+from mini_gpt.suites import base
+from mini_gpt.suites.base import SuiteOptions
 from mini_gpt.training import loop, monitor
 from mini_gpt.training import workdir as workdirs
 from mini_gpt.training.run import Run

@@ -4,11 +4,11 @@ import functools
 
 import pytest
 
-from mini_gpt.commands import suites
-from mini_gpt.commands.suites.base import SuiteOptions
+from mini_gpt import suites
 from mini_gpt.insight.diagnosis import checks
 from mini_gpt.insight.diagnosis.result import most_likely
 from mini_gpt.model import build
+from mini_gpt.suites.base import SuiteOptions
 from mini_gpt.training import loop, monitor
 from mini_gpt.training import workdir as workdirs
 from mini_gpt.training.run import Run

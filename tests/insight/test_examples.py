@@ -8,9 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mini_gpt.commands import suites
-from mini_gpt.commands.suites import base
-from mini_gpt.commands.suites.base import SuiteOptions
+from mini_gpt import suites
 from mini_gpt.config import loading as configs
 from mini_gpt.data import spans, tokenizers
 from mini_gpt.data.tokenizers import ByteTokenizer
@@ -19,6 +17,8 @@ from mini_gpt.insight import examples, pruning, samples
 from mini_gpt.insight.heads import inputs
 from mini_gpt.model import editing
 from mini_gpt.runtime.errors import UserError
+from mini_gpt.suites import base
+from mini_gpt.suites.base import SuiteOptions
 from mini_gpt.training import loop
 from mini_gpt.training.run import Run
 from tests.commands.test_command_line import type_in

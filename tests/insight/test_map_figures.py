@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 from matplotlib.patches import Rectangle
 
-from mini_gpt.commands import suites
-from mini_gpt.commands.suites import base
-from mini_gpt.commands.suites.base import SuiteOptions
+from mini_gpt import suites
 from mini_gpt.data import tasks
 from mini_gpt.data.tokenizers import CharacterTokenizer
 from mini_gpt.insight import attention, examples, maps
 from mini_gpt.insight.maps import Panel
 from mini_gpt.runtime.errors import UserError
+from mini_gpt.suites import base
+from mini_gpt.suites.base import SuiteOptions
 from mini_gpt.training import loop
 from mini_gpt.training.run import Run
 from tests.commands.test_command_line import type_in

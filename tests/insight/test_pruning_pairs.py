@@ -5,13 +5,13 @@ import dataclasses
 import numpy as np
 import pytest
 
-from mini_gpt.commands import suites
-from mini_gpt.commands.suites.base import SuiteOptions
+from mini_gpt import suites
 from mini_gpt.data import tasks
 from mini_gpt.data.tokenizers import CharacterTokenizer
 from mini_gpt.evaluation import task_accuracy
 from mini_gpt.insight import examples, pruning, samples
 from mini_gpt.model import editing
+from mini_gpt.suites.base import SuiteOptions
 from mini_gpt.training import loop
 from mini_gpt.training.run import Run
 from tests.evaluation.models import random_model

@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from mini_gpt.commands.suites.base import SuiteOptions
-from mini_gpt.commands.suites.explorer import Explorer
-from mini_gpt.commands.suites.heads import Heads
 from mini_gpt.insight import attention
 from mini_gpt.insight.diagnosis import alternatives, blocks, probe
 from mini_gpt.runtime.errors import UserError
+from mini_gpt.suites.base import SuiteOptions
+from mini_gpt.suites.explorer import Explorer
+from mini_gpt.suites.heads import Heads
 from tests.evaluation.models import random_model
 
 TOKEN_BYTES = np.array([1] * 256 + [0])

@@ -10,10 +10,8 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from mini_gpt import suites
 from mini_gpt.commands import eval as eval_command
-from mini_gpt.commands import suites
-from mini_gpt.commands.suites import explorer as explorer_suite
-from mini_gpt.commands.suites.base import SuiteOptions
 from mini_gpt.data import tokenizers
 from mini_gpt.insight.attention import attention_maps
 from mini_gpt.insight.heads import english_stories, python_source, templates
@@ -24,6 +22,8 @@ from mini_gpt.pages import document
 from mini_gpt.pages.explorer import largest
 from mini_gpt.pages.explorer import page as explorer
 from mini_gpt.runtime.errors import UserError
+from mini_gpt.suites import explorer as explorer_suite
+from mini_gpt.suites.base import SuiteOptions
 from mini_gpt.training import loop
 from mini_gpt.training.run import Run
 from tests.conftest import slow

@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 from selenium.webdriver.support.ui import WebDriverWait
 
-from mini_gpt.commands import suites
-from mini_gpt.commands.suites import base
-from mini_gpt.commands.suites.base import SuiteOptions
+from mini_gpt import suites
 from mini_gpt.data import tasks
 from mini_gpt.data.tokenizers import CharacterTokenizer
 from mini_gpt.insight import attention, examples
 from mini_gpt.insight.heads import inputs
 from mini_gpt.pages.explorer import page
 from mini_gpt.runtime.errors import UserError
+from mini_gpt.suites import base
+from mini_gpt.suites.base import SuiteOptions
 from mini_gpt.training import loop
 from mini_gpt.training.run import Run
 from tests.evaluation.models import random_model

@@ -5,14 +5,14 @@ import re
 
 import pytest
 
-from mini_gpt.commands import suites
-from mini_gpt.commands.suites.base import SuiteOptions
+from mini_gpt import suites
 from mini_gpt.config import loading
 from mini_gpt.data.tokenizers import ByteTokenizer, CharacterTokenizer
 from mini_gpt.pages.play import pack
 from mini_gpt.pages.play import page as playground
 from mini_gpt.pages.play.page import Shown
 from mini_gpt.runtime.errors import UserError
+from mini_gpt.suites.base import SuiteOptions
 from mini_gpt.training.run import Run
 from tests.conftest import SMALL
 from tests.evaluation.models import random_model

@@ -5,12 +5,12 @@ import dataclasses
 import numpy as np
 import pytest
 
-from mini_gpt.commands.suites.base import SuiteOptions
 from mini_gpt.evaluation import items
 from mini_gpt.evaluation.items import Items
 from mini_gpt.study import analysis, report, statistics
 from mini_gpt.study.definition import Comparison, Contrast, Fit, Plan, Study
 from mini_gpt.study.results import Results
+from mini_gpt.suites.base import SuiteOptions
 
 SEEDS, PARTS = 10, 20
 

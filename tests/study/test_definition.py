@@ -6,14 +6,14 @@ import re
 
 import pytest
 
-from mini_gpt.commands.suites import SUITES
-from mini_gpt.commands.suites.base import SuiteOptions
 from mini_gpt.config import loading as configs
 from mini_gpt.runtime import files
 from mini_gpt.runtime.errors import UserError
 from mini_gpt.study import definition
 from mini_gpt.study.definition import Comparison, Contrast, Fit, Plan, Study
 from mini_gpt.study.statistics import seeds_needed
+from mini_gpt.suites import SUITES
+from mini_gpt.suites.base import SuiteOptions
 from tests.commands.test_command_line import type_in
 from tests.conftest import REPOSITORY
 
@@ -219,7 +219,7 @@ def test_compared_rows_are_those_that_a_suite_returns(small):
 )
 def test_a_broken_study_file_is_one_line(monkeypatch, tmp_path, text, message):
     (tmp_path / "broken.py").write_text(text)
-    assert re.match(message, type_in(monkeypatch, "mini_gpt.study.command", "plan", str(tmp_path / "broken.py")))
+    assert re.match(message, type_in(monkeypatch, "mini_gpt.commands.study", "plan", str(tmp_path / "broken.py")))
 
 
 @pytest.mark.parametrize(
@@ -247,4 +247,4 @@ def test_a_broken_study_file_is_one_line(monkeypatch, tmp_path, text, message):
     ],
 )
 def test_a_mistake_in_the_command_is_one_line(monkeypatch, arguments, message):
-    assert re.match(message, type_in(monkeypatch, "mini_gpt.study.command", "plan", *arguments))
+    assert re.match(message, type_in(monkeypatch, "mini_gpt.commands.study", "plan", *arguments))

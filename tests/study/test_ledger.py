@@ -6,10 +6,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from mini_gpt.commands.suites.base import SuiteOptions
 from mini_gpt.runtime.errors import UserError
 from mini_gpt.study import ledger
 from mini_gpt.study.definition import Contrast, Plan, Study
+from mini_gpt.suites.base import SuiteOptions
 from tests.commands.test_command_line import type_in
 
 TEXT = {"wide": "a" * 64, "narrow": "a" * 64}
@@ -125,7 +125,7 @@ def test_a_damaged_study_is_one_line(study, tmp_path, content):
 
 
 FILE = """
-from mini_gpt.commands.suites.base import SuiteOptions
+from mini_gpt.suites.base import SuiteOptions
 from mini_gpt.study.definition import Contrast, Study
 
 def get_study():
@@ -139,7 +139,7 @@ def get_study():
 def test_a_plan_that_changed_after_results_needs_consent(monkeypatch, fake, overrides, tmp_path, capsys):
     path, workdir = tmp_path / "sizes.py", tmp_path / "study"
     run = lambda action, *more: type_in(
-        monkeypatch, "mini_gpt.study.command", action, str(path), f"--workdir={workdir}", *more
+        monkeypatch, "mini_gpt.commands.study", action, str(path), f"--workdir={workdir}", *more
     )
     path.write_text(FILE.format(seeds=1, overrides=overrides))
     assert run("freeze") is None
@@ -164,7 +164,7 @@ def test_a_plan_that_changed_after_results_needs_consent(monkeypatch, fake, over
     assert run("freeze").startswith(f"error: freeze: {workdir} was run on")
     other = tmp_path / "other.py"
     other.write_text(path.read_text())
-    said = type_in(monkeypatch, "mini_gpt.study.command", "run", str(other), f"--workdir={workdir}")
+    said = type_in(monkeypatch, "mini_gpt.commands.study", "run", str(other), f"--workdir={workdir}")
     assert said.startswith(f"error: --workdir: {workdir} holds the study sizes; name a new directory for other")
     with (workdir / "ledger.jsonl").open() as file:
         assert all(json.loads(line)["commit"] for line in file)

@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from mini_gpt.runtime import errors
-from mini_gpt.study import command, machine, runner
+from mini_gpt.study import machine, runner
 from tests.study.conftest import sweep
 from tests.study.fake_worker import WAITS
 
@@ -96,10 +96,8 @@ def test_runs_wait_for_memory(monkeypatch, flags, fake):
     """With little memory, one run at a time is started, but one always is."""
     monkeypatch.setattr(machine, "memory_left", lambda: 2**20)
     most = []
-    finish = command.runner.Runner._finish
-    monkeypatch.setattr(
-        command.runner.Runner, "_finish", lambda self: (most.append(len(self.running)), finish(self))[1]
-    )
+    finish = runner.Runner._finish
+    monkeypatch.setattr(runner.Runner, "_finish", lambda self: (most.append(len(self.running)), finish(self))[1])
     assert sweep(monkeypatch, flags, "64,96", "--seeds=2") is None
     assert len(fake) == 4 and max(most) == 1
 

@@ -5,9 +5,6 @@ import re
 
 import numpy as np
 
-from mini_gpt.commands import results as result_files
-from mini_gpt.commands.suites import SUITES
-from mini_gpt.commands.suites.base import SuiteOptions
 from mini_gpt.config import loading as configs
 from mini_gpt.data import corpora
 from mini_gpt.evaluation import items
@@ -16,6 +13,9 @@ from mini_gpt.runtime import files
 from mini_gpt.study import figures, tables
 from mini_gpt.study.definition import Plan, Study
 from mini_gpt.study.results import Results
+from mini_gpt.suites import SUITES
+from mini_gpt.suites import results as result_files
+from mini_gpt.suites.base import SuiteOptions
 from tests.faults.test_commands import DAMAGED
 
 ROW = {"length": 32, "stride": 32, "protocol": "blocks", "status": "ok", "reason": None, "nll": 1.0}

@@ -14,8 +14,9 @@ import time
 
 import pytest
 
+from mini_gpt.commands import study
 from mini_gpt.runtime import errors
-from mini_gpt.study import command, progress, runner
+from mini_gpt.study import progress, runner
 from tests.commands.test_command_line import type_in
 from tests.conftest import REPOSITORY
 from tests.study.conftest import sweep
@@ -92,7 +93,7 @@ def test_a_signal_stops_all_runs_and_the_same_command_goes_on(monkeypatch, flags
     monkeypatch.setattr(sys, "argv", arguments)
     monkeypatch.setattr("mini_gpt.commands.command_line.set_up", lambda *_: None)
     with pytest.raises(SystemExit) as left:
-        errors.run(command.sweep)
+        errors.run(study.sweep)
     thread.join()
     assert left.value.code == 128 + number and "stopped; the same command resumes the study" in caplog.text
     assert (waiting.parent / "stopped").read_text() == "saved" and not (
@@ -216,7 +217,7 @@ def test_a_run_that_another_process_has_completed_is_not_done_again(monkeypatch,
     """The results are read again under the lock."""
     assert sweep(monkeypatch, flags, "64,96") is None
     fake.clear()
-    monkeypatch.setattr(command.Results, "missing", lambda self, run: ["perplexity"])
-    monkeypatch.setattr(command.Results, "missing_now", lambda self, run: [])
+    monkeypatch.setattr(study.Results, "missing", lambda self, run: ["perplexity"])
+    monkeypatch.setattr(study.Results, "missing_now", lambda self, run: [])
     sweep(monkeypatch, flags, "64,96")
     assert fake == []

@@ -16,7 +16,7 @@ from tests.study import slurm_cluster
 from tests.study.slurm_cluster import wait
 
 STUDY = """
-from mini_gpt.commands.suites.base import SuiteOptions
+from mini_gpt.suites.base import SuiteOptions
 from mini_gpt.study.definition import Study
 
 def get_study():
@@ -57,7 +57,7 @@ def script(monkeypatch, write_study, study_flags, tmp_path, capsys):
         with monkeypatch.context() as patch:
             patch.setattr(sys, "executable", str(program))
             typed = ["slurm", str(study), *study_flags, *arguments]
-            assert type_in(patch, "mini_gpt.study.command", *typed) is None
+            assert type_in(patch, "mini_gpt.commands.study", *typed) is None
         path = tmp_path / "job.sh"
         path.write_text(capsys.readouterr().out)
         return path
@@ -98,7 +98,7 @@ def test_by_default_each_run_has_a_task_and_a_core(script):
 def test_the_action_may_follow_flags(monkeypatch, write_study, study_flags, tmp_path, capsys, first):
     flags = [first, str(tmp_path / "runs") if first == "--workdir" else "1"]
     study = str(write_study("tiny.py", **SMALL))
-    assert type_in(monkeypatch, "mini_gpt.study.command", *flags, "slurm", study, *study_flags) is None
+    assert type_in(monkeypatch, "mini_gpt.commands.study", *flags, "slurm", study, *study_flags) is None
     (line,) = [line for line in capsys.readouterr().out.splitlines() if "-m mini_gpt.study" in line]
     kept = flags if first == "--workdir" else []
     assert shlex.split(line)[4:-3] == [*kept, study, *study_flags]
@@ -107,7 +107,7 @@ def test_the_action_may_follow_flags(monkeypatch, write_study, study_flags, tmp_
 @pytest.mark.parametrize("flag", ["--shards=0", "--shards=5", "--shards=-1", "--jobs=0"])
 def test_numbers_out_of_range_are_refused(monkeypatch, write_study, study_flags, flag):
     study = str(write_study("tiny.py", **SMALL))
-    said = type_in(monkeypatch, "mini_gpt.study.command", "slurm", study, *study_flags, flag)
+    said = type_in(monkeypatch, "mini_gpt.commands.study", "slurm", study, *study_flags, flag)
     name, number = flag.split("=")
     assert said.startswith(f"error: {name}: found {number}; must be ")
 

@@ -10,9 +10,9 @@ import sys
 
 import pytest
 
+from mini_gpt.commands import quick_look, study
 from mini_gpt.data import corpora
 from mini_gpt.runtime.errors import UserError
-from mini_gpt.study import command, quick_look
 from tests.commands import test_command_line as test_commands
 from tests.conftest import REPOSITORY
 
@@ -241,7 +241,7 @@ def test_values_may_hold_commas_in_brackets():
 
 def test_the_default_directory_is_named_after_the_flags(monkeypatch):
     seen = []
-    monkeypatch.setitem(command.ACTIONS, "run", lambda plan, workdir, flags: seen.append(str(workdir)))
+    monkeypatch.setitem(study.ACTIONS, "run", lambda plan, workdir, flags: seen.append(str(workdir)))
     plain = ["--config=configs/positions.py", "--vary=model.position=none,rope", "--vary=model.num_layers=1,2"]
     type_in(monkeypatch, *plain)
     type_in(monkeypatch, *plain, "--config.train.steps=5")

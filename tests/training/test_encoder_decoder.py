@@ -7,20 +7,20 @@ import pytest
 from flax import nnx
 from mini_gpt.model.inputs import Inputs
 
-from mini_gpt.commands import suites
-from mini_gpt.commands.suites.base import SuiteOptions
+from mini_gpt import suites
 from mini_gpt.config import loading as configs
 from mini_gpt.data import batches, pairs, task_batches, tasks, tokenizers
 from mini_gpt.data.pairs import Pair
 from mini_gpt.generation import decoding
 from mini_gpt.generation.sampling import Sampling
 from mini_gpt.model import build
-from mini_gpt.model.layout import layout_of
 from mini_gpt.model.loss import nll
 from mini_gpt.runtime import sharding
 from mini_gpt.runtime.errors import UserError
+from mini_gpt.suites.base import SuiteOptions
 from mini_gpt.training import loop
 from mini_gpt.training import state as states
+from mini_gpt.training.layouts import layout_of
 from mini_gpt.training.run import Run
 from mini_gpt.training.step import make_train_step
 from tests.conftest import slow

@@ -14,12 +14,12 @@ from mini_gpt.config.attention import ROPE_FREQUENCIES
 from mini_gpt.config.fields import specs
 from mini_gpt.config.model import ModelConfig
 from mini_gpt.config.schema import Config
-from mini_gpt.evaluation import progress
 from mini_gpt.insight.diagnosis import arrangements
 from mini_gpt.insight.diagnosis.result import REGAINED, SAME, CheckResult
 from mini_gpt.model import build
 from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.model.parameters import Parameters, by_name, with_layers
+from mini_gpt.runtime import progress
 from mini_gpt.runtime.errors import UserError
 
 EXPLAINED = 0.9  # share of the difference from the recorded loss, after which single layers are not tried

@@ -9,12 +9,12 @@ import math
 import numpy as np
 
 from mini_gpt.evaluation import perplexity
-from mini_gpt.evaluation.progress import Advance, silent
 from mini_gpt.insight import pruning, samples
 from mini_gpt.insight.diagnosis import alternatives, blocks, losses, probe, weights
 from mini_gpt.insight.diagnosis.losses import History, Losses
 from mini_gpt.insight.diagnosis.result import CheckResult
 from mini_gpt.model.loaded import LoadedModel
+from mini_gpt.runtime.progress import Advance, silent
 
 # Limits. A check finds a problem if its value is past the limit. For NaN, the check "finite" names the cause.
 DEAD_HEAD = 0.01  # importance / mean importance

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from mini_gpt.evaluation import perplexity
-from mini_gpt.evaluation.progress import Advance, silent
 from mini_gpt.insight.diagnosis.result import REGAINED, SAME, CheckResult
 from mini_gpt.model.loaded import LoadedModel
+from mini_gpt.runtime.progress import Advance, silent
 
 History = Sequence[Mapping[str, float]]  # rows of metrics.jsonl
 

@@ -9,13 +9,13 @@ import numpy as np
 
 from mini_gpt.data import batches
 from mini_gpt.data.batches import in_full_batches
-from mini_gpt.evaluation.progress import Advance, silent
 from mini_gpt.insight import attention
 from mini_gpt.insight.diagnosis.blocks import Layer
 from mini_gpt.model import memory
 from mini_gpt.model.gpt import Trace
 from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.runtime import sharding
+from mini_gpt.runtime.progress import Advance, silent
 
 WINDOWS, FEWER_WINDOWS, WINDOW_TOKENS = 64, 16, 20_000
 PLACES = 8  # positions of a window, in `sampled_predictions`

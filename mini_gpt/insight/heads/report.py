@@ -9,8 +9,6 @@ import numpy as np
 from mini_gpt.data import spans, tokenizers
 from mini_gpt.data.batches import Batch, in_full_batches
 from mini_gpt.data.tokenizers import Tokenizer
-from mini_gpt.evaluation import progress
-from mini_gpt.evaluation.progress import Advance
 from mini_gpt.insight import attention
 from mini_gpt.insight.examples import Example, batch_of
 from mini_gpt.insight.heads import cross
@@ -21,6 +19,8 @@ from mini_gpt.insight.heads.inputs import Inputs
 from mini_gpt.insight.heads.scores import NOT_MEASURED, HeadSums, StrongestPairs, layer_of
 from mini_gpt.insight.heads.templates import OF_SOURCE, PLACES, Templates, Vocabulary
 from mini_gpt.model.loaded import LoadedModel
+from mini_gpt.runtime import progress
+from mini_gpt.runtime.progress import Advance
 
 INDUCTION_ROWS = 32
 SHORTEST_REPEATED = 6  # tokens of a row for induction; in shorter rows, all periods would be two tokens

@@ -14,12 +14,11 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from mini_gpt.data.batches import Batch
-from mini_gpt.evaluation import progress
-from mini_gpt.evaluation.progress import Advance
 from mini_gpt.insight import colours
 from mini_gpt.insight.curves import finish, new_figure, token_label
 from mini_gpt.model.loaded import LoadedModel
-from mini_gpt.runtime import sharding
+from mini_gpt.runtime import progress, sharding
+from mini_gpt.runtime.progress import Advance
 
 
 class Depths(NamedTuple):

@@ -18,15 +18,14 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from mini_gpt.data.batches import in_full_batches
-from mini_gpt.evaluation import progress
-from mini_gpt.evaluation.progress import Advance
 from mini_gpt.insight import colours
 from mini_gpt.insight.curves import label_heads, new_figure
 from mini_gpt.model import editing
 from mini_gpt.model.editing import Edit
 from mini_gpt.model.loaded import LoadedModel
-from mini_gpt.runtime import sharding
+from mini_gpt.runtime import progress, sharding
 from mini_gpt.runtime.errors import UserError
+from mini_gpt.runtime.progress import Advance
 
 BY_PLACE = ("stream", "attention", "feed_forward")  # sites that are patched by layer and place; the names of `Edits`
 MOST_PATCHES = 4096  # of single heads at single places; with more, heads are only patched at all places

@@ -7,14 +7,14 @@ import jax
 import numpy as np
 import pytest
 
-from mini_gpt.commands import suites
-from mini_gpt.commands.suites.base import SuiteOptions
+from mini_gpt import suites
 from mini_gpt.data import tasks
 from mini_gpt.data.tokenizers import CharacterTokenizer
 from mini_gpt.insight import attention, examples
 from mini_gpt.insight.heads import cross, inputs, report, scores
 from mini_gpt.model.attention.reference import AttentionMaps
 from mini_gpt.model.gpt import Trace
+from mini_gpt.suites.base import SuiteOptions
 from mini_gpt.training import loop
 from mini_gpt.training.run import Run
 from tests.evaluation.models import random_model

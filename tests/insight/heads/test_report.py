@@ -7,19 +7,19 @@ import json
 import jax
 import numpy as np
 import pytest
+from mini_gpt.model.inputs import Inputs
 
-from mini_gpt.commands import suites
-from mini_gpt.commands.suites.base import SuiteOptions
+from mini_gpt import suites
 from mini_gpt.data import tokenizers
 from mini_gpt.data.tokenizers import CharacterTokenizer
 from mini_gpt.insight.attention import attention_maps
 from mini_gpt.insight.heads import inputs as head_inputs
 from mini_gpt.insight.heads import report as head_report
 from mini_gpt.insight.heads import templates as head_templates
-from mini_gpt.model.inputs import Inputs
 from mini_gpt.model.layout import PLAIN
 from mini_gpt.runtime import files
 from mini_gpt.runtime.errors import UserError
+from mini_gpt.suites.base import SuiteOptions
 from mini_gpt.training import loop
 from mini_gpt.training.run import Run
 from tests.commands.test_command_line import type_in

@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from mini_gpt.commands import suites
-from mini_gpt.commands.suites.base import SuiteOptions
+from mini_gpt import suites
 from mini_gpt.config import loading
 from mini_gpt.insight.mechanisms import head_roles
 from mini_gpt.insight.mechanisms.circuits import Head
 from mini_gpt.runtime.errors import UserError
+from mini_gpt.suites.base import SuiteOptions
 from mini_gpt.training.run import Run
 from tests.conftest import SMALL
 from tests.evaluation.models import random_model

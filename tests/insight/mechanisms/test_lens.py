@@ -7,11 +7,11 @@ import pytest
 from flax import nnx
 from scipy.special import log_softmax, softmax
 
-from mini_gpt.commands import suites
-from mini_gpt.commands.suites.base import SuiteOptions
+from mini_gpt import suites
 from mini_gpt.data.tokenizers import CharacterTokenizer
 from mini_gpt.insight.mechanisms import lens
 from mini_gpt.model import build
+from mini_gpt.suites.base import SuiteOptions
 from mini_gpt.training.run import Run
 from tests.evaluation.models import random_model
 

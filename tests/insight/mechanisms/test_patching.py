@@ -6,12 +6,12 @@ import jax
 import numpy as np
 import pytest
 
-from mini_gpt.commands import suites
-from mini_gpt.commands.suites.base import SuiteOptions
+from mini_gpt import suites
 from mini_gpt.insight.mechanisms import patching
 from mini_gpt.insight.mechanisms.patching import TextPair
 from mini_gpt.model import editing
 from mini_gpt.runtime.errors import UserError
+from mini_gpt.suites.base import SuiteOptions
 from mini_gpt.training.run import Run
 from tests.evaluation.models import random_model
 from tests.insight.mechanisms import handmade

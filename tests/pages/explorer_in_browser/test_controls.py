@@ -9,13 +9,13 @@ from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
 from selenium.webdriver.support.ui import WebDriverWait
 
-from mini_gpt.commands import suites
-from mini_gpt.commands.suites.base import SuiteOptions
+from mini_gpt import suites
 from mini_gpt.config import loading as configs
 from mini_gpt.insight.attention import attention_maps
 from mini_gpt.pages import document
 from mini_gpt.pages.explorer import largest
 from mini_gpt.pages.explorer import page as explorer
+from mini_gpt.suites.base import SuiteOptions
 from mini_gpt.training import loop
 from mini_gpt.training.run import Run
 from tests.conftest import SMALL

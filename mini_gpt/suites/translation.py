@@ -5,19 +5,19 @@ import math
 
 from matplotlib.figure import Figure
 
-from mini_gpt.commands import results
-from mini_gpt.commands.suites import base
-from mini_gpt.commands.suites.base import Result, Row, Suite, SuiteOptions
 from mini_gpt.config.schema import Config
 from mini_gpt.data import task_batches, tasks, tokenizers
 from mini_gpt.data.pairs import Pair, StoredPairs
 from mini_gpt.data.tasks import Problem
-from mini_gpt.evaluation import perplexity, progress, translation
-from mini_gpt.evaluation.progress import Advance
+from mini_gpt.evaluation import perplexity, translation
 from mini_gpt.generation import decoding
 from mini_gpt.insight import alignment, curves
 from mini_gpt.insight.curves import Curve
+from mini_gpt.runtime import progress
 from mini_gpt.runtime.errors import UserError
+from mini_gpt.runtime.progress import Advance
+from mini_gpt.suites import base, results
+from mini_gpt.suites.base import Result, Row, Suite, SuiteOptions
 from mini_gpt.training.run import Run
 
 PAIRS = 256  # at most, of each length

@@ -1,10 +1,10 @@
 """Plot the attention and the positional encoding of a checkpoint."""
 
-from mini_gpt.commands.results import Contents
-from mini_gpt.commands.suites import base
-from mini_gpt.commands.suites.base import Suite, SuiteOptions
 from mini_gpt.insight import figures, maps
 from mini_gpt.insight.maps import Panel
+from mini_gpt.suites import base
+from mini_gpt.suites.base import Suite, SuiteOptions
+from mini_gpt.suites.results import Contents
 from mini_gpt.training.run import Run
 
 

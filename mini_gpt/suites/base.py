@@ -10,8 +10,6 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from mini_gpt.commands import results
-from mini_gpt.commands.results import Contents
 from mini_gpt.config.schema import Config
 from mini_gpt.data import task_batches, tasks, tokenizers
 from mini_gpt.data.batches import Batch
@@ -21,6 +19,8 @@ from mini_gpt.insight.examples import Example
 from mini_gpt.model import memory
 from mini_gpt.runtime import files
 from mini_gpt.runtime.errors import UserError, require
+from mini_gpt.suites import results
+from mini_gpt.suites.results import Contents
 from mini_gpt.training.run import Run
 
 Result = dict[str, Any]

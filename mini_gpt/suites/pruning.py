@@ -6,12 +6,12 @@ import jax.numpy as jnp
 import numpy as np
 from matplotlib.figure import Figure
 
-from mini_gpt.commands import results
-from mini_gpt.commands.suites import base
-from mini_gpt.commands.suites.base import Result, Suite, SuiteOptions
-from mini_gpt.evaluation import perplexity, progress, task_accuracy
+from mini_gpt.evaluation import perplexity, task_accuracy
 from mini_gpt.insight import pruning, samples
 from mini_gpt.model import editing
+from mini_gpt.runtime import progress
+from mini_gpt.suites import base, results
+from mini_gpt.suites.base import Result, Suite, SuiteOptions
 from mini_gpt.training.run import Run
 
 

@@ -4,11 +4,11 @@ from collections.abc import Iterator
 
 from matplotlib.figure import Figure
 
-from mini_gpt.commands.suites.base import Result, Row, Suite, SuiteOptions
 from mini_gpt.config.schema import Config
 from mini_gpt.evaluation import extrapolation
 from mini_gpt.insight import curves
 from mini_gpt.insight.curves import Curve
+from mini_gpt.suites.base import Result, Row, Suite, SuiteOptions
 from mini_gpt.training.run import Run
 
 

@@ -3,13 +3,13 @@
 import numpy as np
 from matplotlib.figure import Figure
 
-from mini_gpt.commands.suites import base
-from mini_gpt.commands.suites.base import Result, Row, Suite, SuiteOptions
 from mini_gpt.config.schema import Config
 from mini_gpt.data import spans, tokenizers
 from mini_gpt.insight.curves import token_label
 from mini_gpt.insight.mechanisms import circuits, head_roles
 from mini_gpt.runtime.errors import UserError
+from mini_gpt.suites import base
+from mini_gpt.suites.base import Result, Row, Suite, SuiteOptions
 from mini_gpt.training.run import Run
 
 TOKENS = 128  # the most frequent ones, without --text

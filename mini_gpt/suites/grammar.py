@@ -2,11 +2,12 @@
 
 import itertools
 
-from mini_gpt.commands.suites.base import Result, Suite, SuiteOptions
 from mini_gpt.config.schema import Config
 from mini_gpt.data import english
-from mini_gpt.evaluation import grammar, progress
+from mini_gpt.evaluation import grammar
+from mini_gpt.runtime import progress
 from mini_gpt.runtime.errors import UserError, require
+from mini_gpt.suites.base import Result, Suite, SuiteOptions
 from mini_gpt.training.run import Run
 
 

@@ -5,15 +5,14 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from mini_gpt.commands import results
-from mini_gpt.commands.suites import base
-from mini_gpt.commands.suites.base import Result, Row, Suite, SuiteOptions
 from mini_gpt.config.schema import Config
 from mini_gpt.data import spans
-from mini_gpt.evaluation import progress
 from mini_gpt.insight.curves import token_label
 from mini_gpt.insight.mechanisms import attribution, patching
+from mini_gpt.runtime import progress
 from mini_gpt.runtime.errors import UserError, require
+from mini_gpt.suites import base, results
+from mini_gpt.suites.base import Result, Row, Suite, SuiteOptions
 from mini_gpt.training.run import Run
 
 PRINTED = 12  # patches with the largest effects

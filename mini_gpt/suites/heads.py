@@ -5,13 +5,12 @@ import statistics
 
 from matplotlib.figure import Figure
 
-from mini_gpt.commands import results
-from mini_gpt.commands.suites import base
-from mini_gpt.commands.suites.base import Result, Row, Suite, SuiteOptions
 from mini_gpt.config.schema import Config
 from mini_gpt.data import task_batches, tokenizers
-from mini_gpt.evaluation import progress
 from mini_gpt.insight.heads import figure, inputs, report
+from mini_gpt.runtime import progress
+from mini_gpt.suites import base, results
+from mini_gpt.suites.base import Result, Row, Suite, SuiteOptions
 from mini_gpt.training.run import Run
 
 PRINTED = ("attention", "layer", "head", "label", "strength", "also", "entropy", "distance", "slope", "offset", "pair")

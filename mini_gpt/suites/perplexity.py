@@ -1,9 +1,10 @@
 """Measure the loss of a full split, in blocks of the context length."""
 
-from mini_gpt.commands.suites import base
-from mini_gpt.commands.suites.base import Result, Row, Suite, SuiteOptions
 from mini_gpt.config.schema import Config
-from mini_gpt.evaluation import perplexity, progress
+from mini_gpt.evaluation import perplexity
+from mini_gpt.runtime import progress
+from mini_gpt.suites import base
+from mini_gpt.suites.base import Result, Row, Suite, SuiteOptions
 from mini_gpt.training.run import Run
 
 

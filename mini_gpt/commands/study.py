@@ -17,9 +17,9 @@ import shlex
 import sys
 from pathlib import Path
 
-from mini_gpt.commands import command_line
+from mini_gpt.commands import command_line, quick_look
 from mini_gpt.runtime.errors import UserError, require
-from mini_gpt.study import definition, estimate, ledger, machine, quick_look, runner, slurm
+from mini_gpt.study import definition, estimate, ledger, machine, runner, slurm
 from mini_gpt.study.definition import Plan
 from mini_gpt.study.progress import Display, Job
 from mini_gpt.study.report import Report

@@ -5,12 +5,12 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from mini_gpt.commands.suites import base
-from mini_gpt.commands.suites.base import Result, Suite, SuiteOptions
 from mini_gpt.data import batches, spans
-from mini_gpt.evaluation import progress
 from mini_gpt.insight.mechanisms import lens
+from mini_gpt.runtime import progress
 from mini_gpt.runtime.errors import require
+from mini_gpt.suites import base
+from mini_gpt.suites.base import Result, Suite, SuiteOptions
 from mini_gpt.training.run import Run
 
 TOKENS = 32_768  # of the split

@@ -5,11 +5,12 @@ import dataclasses
 import itertools
 import re
 
-from mini_gpt.commands import command_line, suites
-from mini_gpt.commands.suites.base import SuiteOptions
+from mini_gpt import suites
+from mini_gpt.commands import command_line
 from mini_gpt.config import loading as configs
 from mini_gpt.runtime.errors import UserError, require
 from mini_gpt.study.definition import Contrast, Plan, Study
+from mini_gpt.suites.base import SuiteOptions
 
 FLAGS = ("vary", "contrast", "seeds", "suite", "split", "lengths", "strides")  # besides --config
 CONTRAST = re.compile(r"(?P<first>.+?)(?P<claim>[<>])(?P<second>[^@]+)(@(?P<where>.+))?")

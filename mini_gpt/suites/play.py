@@ -4,13 +4,13 @@ import itertools
 
 import numpy as np
 
-from mini_gpt.commands.results import Contents
-from mini_gpt.commands.suites import base
-from mini_gpt.commands.suites.base import Suite, SuiteOptions
 from mini_gpt.data import tokenizers
 from mini_gpt.pages.play import page
 from mini_gpt.pages.play.page import Shown
 from mini_gpt.runtime.errors import UserError
+from mini_gpt.suites import base
+from mini_gpt.suites.base import Suite, SuiteOptions
+from mini_gpt.suites.results import Contents
 from mini_gpt.training.run import Run
 
 

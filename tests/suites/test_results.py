@@ -5,8 +5,8 @@ import re
 
 import pytest
 
-from mini_gpt.commands import results
 from mini_gpt.runtime import files
+from mini_gpt.suites import results
 
 RESULT = {"nll": 1.25, "by_position": {64: [0.5, 2.0], 256: [1e-9]}, "rows": [{"length": 8, "label": "é", "x": None}]}
 

@@ -2,11 +2,12 @@
 
 from matplotlib.figure import Figure
 
-from mini_gpt.commands.suites.base import Result, Row, Suite, SuiteOptions
 from mini_gpt.config.schema import Config
-from mini_gpt.evaluation import extrapolation, needles, perplexity, progress
+from mini_gpt.evaluation import extrapolation, needles, perplexity
 from mini_gpt.insight import curves
 from mini_gpt.insight.curves import Curve
+from mini_gpt.runtime import progress
+from mini_gpt.suites.base import Result, Row, Suite, SuiteOptions
 from mini_gpt.training.run import Run
 
 

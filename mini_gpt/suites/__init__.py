@@ -1,4 +1,4 @@
-"""The suites of eval.py. Each suite measures a run, and writes JSON, tables and figures."""
+"""The suites of eval.py: one file per question to a run; JSON, tables and figures out. Imports all packages before."""
 
 import contextlib
 import dataclasses
@@ -10,25 +10,25 @@ from types import MappingProxyType
 
 from matplotlib.figure import Figure
 
-from mini_gpt.commands import results
-from mini_gpt.commands.suites.base import Result, Suite, SuiteOptions, file_stem
-from mini_gpt.commands.suites.circuits import Circuits
-from mini_gpt.commands.suites.diagnose import Diagnose
-from mini_gpt.commands.suites.explorer import Explorer
-from mini_gpt.commands.suites.extrapolation import Extrapolation
-from mini_gpt.commands.suites.figures import Figures
-from mini_gpt.commands.suites.grammar import Grammar
-from mini_gpt.commands.suites.heads import Heads
-from mini_gpt.commands.suites.lens import Lens
-from mini_gpt.commands.suites.needles import Needles
-from mini_gpt.commands.suites.patching import Patching
-from mini_gpt.commands.suites.perplexity import Perplexity
-from mini_gpt.commands.suites.play import Play
-from mini_gpt.commands.suites.pruning import Pruning
-from mini_gpt.commands.suites.tasks import Tasks
-from mini_gpt.commands.suites.translation import Translation
 from mini_gpt.runtime import files, processes
 from mini_gpt.runtime.errors import UserError, require, shown
+from mini_gpt.suites import results
+from mini_gpt.suites.base import Result, Suite, SuiteOptions, file_stem
+from mini_gpt.suites.circuits import Circuits
+from mini_gpt.suites.diagnose import Diagnose
+from mini_gpt.suites.explorer import Explorer
+from mini_gpt.suites.extrapolation import Extrapolation
+from mini_gpt.suites.figures import Figures
+from mini_gpt.suites.grammar import Grammar
+from mini_gpt.suites.heads import Heads
+from mini_gpt.suites.lens import Lens
+from mini_gpt.suites.needles import Needles
+from mini_gpt.suites.patching import Patching
+from mini_gpt.suites.perplexity import Perplexity
+from mini_gpt.suites.play import Play
+from mini_gpt.suites.pruning import Pruning
+from mini_gpt.suites.tasks import Tasks
+from mini_gpt.suites.translation import Translation
 from mini_gpt.training.run import Run
 
 HEADS = Heads()

@@ -9,13 +9,12 @@ import numpy as np
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from mini_gpt.commands import suites
-from mini_gpt.commands.suites.base import SuiteOptions
-from mini_gpt.evaluation import progress
+from mini_gpt import suites
 from mini_gpt.insight import curves
 from mini_gpt.model.loaded import LoadedModel
-from mini_gpt.runtime import files
+from mini_gpt.runtime import files, progress
 from mini_gpt.runtime.errors import UserError
+from mini_gpt.suites.base import SuiteOptions
 from mini_gpt.training import loop
 from mini_gpt.training.run import Run
 from tests.commands.test_command_line import type_in

@@ -2,13 +2,13 @@
 
 import math
 
-from mini_gpt.commands.suites import base
-from mini_gpt.commands.suites.base import Result, Row, Suite, SuiteOptions
 from mini_gpt.config.schema import Config
-from mini_gpt.evaluation import progress
 from mini_gpt.insight.diagnosis import checks, pairs
 from mini_gpt.insight.diagnosis.result import most_likely
+from mini_gpt.runtime import progress
 from mini_gpt.runtime.errors import UserError
+from mini_gpt.suites import base
+from mini_gpt.suites.base import Result, Row, Suite, SuiteOptions
 from mini_gpt.training import monitor
 from mini_gpt.training import workdir as workdirs
 from mini_gpt.training.run import Run

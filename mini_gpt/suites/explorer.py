@@ -5,15 +5,15 @@ from typing import Any
 
 import jax
 
-from mini_gpt.commands.results import Contents
-from mini_gpt.commands.suites import base
-from mini_gpt.commands.suites.base import Row, Suite, SuiteOptions
 from mini_gpt.config.schema import Config
 from mini_gpt.model import editing
 from mini_gpt.pages.explorer import page
 from mini_gpt.pages.explorer.page import HeadLabel, HeadLabels
 from mini_gpt.runtime import files
 from mini_gpt.runtime.errors import UserError
+from mini_gpt.suites import base
+from mini_gpt.suites.base import Row, Suite, SuiteOptions
+from mini_gpt.suites.results import Contents
 from mini_gpt.training.run import Run
 
 LABEL_TOKENS = 8192  # for labels of heads, if the suite `heads` has no result

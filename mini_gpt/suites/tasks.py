@@ -4,9 +4,6 @@ import textwrap
 
 from matplotlib.figure import Figure
 
-from mini_gpt.commands import results
-from mini_gpt.commands.suites import base
-from mini_gpt.commands.suites.base import Result, Suite, SuiteOptions
 from mini_gpt.config.data import TASK
 from mini_gpt.config.schema import Config
 from mini_gpt.data import task_batches, tasks
@@ -15,6 +12,8 @@ from mini_gpt.evaluation import task_accuracy
 from mini_gpt.insight import curves
 from mini_gpt.insight.curves import Curve
 from mini_gpt.runtime.errors import UserError
+from mini_gpt.suites import base, results
+from mini_gpt.suites.base import Result, Suite, SuiteOptions
 from mini_gpt.training.run import Run
 
 CURVES = {"exact_match": "problems solved", "token_accuracy": "tokens of the answers"}

@@ -1,0 +1,69 @@
+"""The set-up of a process before JAX starts: its log, the compilation cache and the allocation of memory."""
+
+import ctypes
+import functools
+import logging
+import re
+import sys
+
+import jax
+from tqdm import tqdm
+
+from mini_gpt.runtime import errors, files
+
+log = logging.getLogger(__name__)
+LOOP_CLOSED = "Event loop is closed"  # if a write fails, Orbax closes the loop before other writes end
+LOST_PATH = "NOT_FOUND|No such file"  # the error of a task that writes into a removed directory
+M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # from malloc.h
+
+
+def set_up(cache_dir: str | None = None) -> None:
+    """Set up logging, the compilation cache and memory allocation. cache_dir: as data.cache_dir."""
+    handler = _TqdmHandler()
+    handler.addFilter(_is_shown)
+    logging.basicConfig(format="%(message)s", level=logging.WARNING, handlers=[handler], force=True)
+    logging.getLogger("mini_gpt").setLevel(logging.INFO)
+    sys.unraisablehook = lambda raised: None if str(raised.exc_value) == LOOP_CLOSED else sys.__unraisablehook__(raised)
+    jax.config.update("jax_compilation_cache_dir", str(files.cache_directory(cache_dir) / "compiled"))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
+    _keep_freed_memory()
+
+
+class _TqdmHandler(logging.Handler):
+    """Write log lines above the progress bar."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        tqdm.write(errors.printable(self.format(record)), file=sys.stderr)
+
+
+def _is_shown(record: logging.LogRecord) -> bool:
+    """Return False for library records that repeat an error.
+
+    Orbax logs the errors of its threads, and raises them in the main thread later. If the disk is full, several threads
+    fail, and one warning is logged for all.
+    """
+    if record.name.partition(".")[0] == "mini_gpt":
+        return True
+    message = record.getMessage()
+    error = record.exc_info[1] if record.exc_info else None
+    reason = files.cant_write(error or Exception(message))
+    if reason is not None:
+        _warn_once(reason)
+    is_lost_path = record.name == "asyncio" and re.search(LOST_PATH, str(error)) is not None
+    is_raised_later = reason is not None or is_lost_path or (error is not None and "orbax" in record.pathname)
+    return not (is_raised_later or str(error or message) == LOOP_CLOSED)
+
+
+@functools.cache
+def _warn_once(reason: str) -> None:
+    log.warning(f"a background thread can't write ({reason}); the run ends when it waits for that thread")
+
+
+def _keep_freed_memory() -> None:
+    """Make glibc keep freed memory. Otherwise page faults take a tenth to a third of a step (docs/performance.md)."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    if mallopt is not None:
+        mallopt(M_MMAP_MAX, 0)
+        mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
+        # Run steps in the main thread, since only its arena keeps more than 64 MB.
+        jax.config.update("jax_cpu_enable_async_dispatch", False)
