@@ -29,7 +29,6 @@ COMMANDS = {
     "import": "-m mini_gpt.hugging_face import --input={root}/given --workdir={root}/imported",
     "convert_layers": f"-m mini_gpt.commands.convert_layers --workdir={RUN} --to={{root}}/copy",
     "count_parameters": "-m mini_gpt.commands.count_parameters --config=configs/presets.py:gpt2_small",
-    "mesh_cost": "-m mini_gpt.commands.mesh_cost --config=configs/presets.py:gpt2_small",
     "figures": "-m mini_gpt.commands.figures --only=rope --out={root}/figures",
     "lab": "-m mini_gpt.lab --out={root}/lab.html",
     "config": "-m mini_gpt.config",
