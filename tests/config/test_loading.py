@@ -154,15 +154,6 @@ def test_a_config_is_frozen_hashable_and_checked_when_replaced():
             dataclasses.replace(config.train, **{name: value})
 
 
-def test_all_sizes_that_the_mesh_does_not_divide_are_named():
-    fields = {"mesh.tensor": 3, "mesh.fsdp": 5, "mesh.data": 1}
-    with pytest.raises(UserError) as raised:
-        configs.load("configs/default.py", fields)
-    named = re.findall(r"[a-z_.]+(?=: found)", str(raised.value))
-    sizes = ["model.num_heads", "model.num_kv_heads", "model.d_ff", "model.d_model"]
-    assert named == [*sizes, "train.batch_size"]
-
-
 def test_hostile_names_are_refused_in_one_line():
     nested = {}
     for _ in range(3000):
