@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 SLOW ?= tests
 
-.PHONY: train test types test-slow test-cache test-newest test-oldest test-hugging-face faults docs tutorials exercises lint pages-style sharding-tables clean
+.PHONY: train test types test-slow test-cache test-newest test-oldest test-hugging-face faults docs tutorials exercises lint pages-style clean
 
 train: $(VENV)/installed
 	$(VENV)/bin/python train.py --config=configs/tiny.py
@@ -67,12 +67,6 @@ lint: $(VENV)/installed-dev
 PRETTIER = npx --yes prettier@3.10.1 'mini_gpt/pages/**/*.js' '!**/vendor/*'
 pages-style:
 	$(PRETTIER) --check
-
-# Write docs/sharding/. Run this after a change of sharding.RULES or of a preset.
-sharding-tables: $(VENV)/installed
-	for file in docs/sharding/*.md; do \
-	  $(VENV)/bin/python -m mini_gpt.commands.mesh_cost --config=configs/presets.py:$$(basename $$file .md) > $$file || exit 1; \
-	done
 
 clean:
 	rm -rf .venv .venv-newest .venv-oldest .venv-hugging-face .venv-docs site

@@ -229,10 +229,7 @@ def test_all_commands_work_in_an_odd_directory(monkeypatch, corpus_files, tmp_pa
     plain = [flag for flag in flags if not flag.startswith("--config.model.") and "context_length" not in flag]
     imported = [f"--input={root / 'out'}", f"--workdir={root / 'imported'}", *plain, "--config.model.dtype=float32"]
     assert type_in(monkeypatch, hugging_face, "import", *imported) is None
-    layers = [f"--workdir={run}", f"--to={root / 'stacked'}"]
-    assert type_in(monkeypatch, "mini_gpt.commands.convert_layers", *layers) is None
-    for workdir in ("imported", "stacked"):
-        assert type_in(monkeypatch, "eval.py", f"--workdir={root / workdir}") is None
+    assert type_in(monkeypatch, "eval.py", f"--workdir={root / 'imported'}") is None
     origin = [f"--init_from={run}", f"--workdir={root / 'tuned'}"]
     assert type_in(monkeypatch, "train.py", *flags, *origin) is None
     vary = [flag for flag in flags if "model.position" not in flag] + ["--vary=model.position=none,('rope', 'none')"]
@@ -270,7 +267,6 @@ def test_training_works_in_a_read_only_parent_directory(tmp_path):
     kills.run_to_the_end(trainer)
     parent, run = trainer.workdir.parent, f"--workdir={trainer.workdir}"
     for command in (
-        ["-m", "mini_gpt.commands.convert_layers", run, f"--to={parent / 'to'}"],
         ["-m", "mini_gpt.hugging_face", "export", run, f"--output={parent / 'exported'}"],
         ["-m", "mini_gpt.sweep", *trainer.command, f"--workdir={parent / 'sweep'}", "--vary=model.position=rope,none"],
         ["train.py", *trainer.command, f"--workdir={parent / 'other'}"],

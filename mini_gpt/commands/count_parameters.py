@@ -6,25 +6,21 @@ With --workdir, the vocabulary size is that of the run's tokenizer. With --confi
 it is data.vocab_size. The masked objective adds a token, and span corruption adds 100.
 """
 
-import argparse
 from pathlib import Path
 
 from mini_gpt.commands import command_line
 from mini_gpt.config import loading as configs
 from mini_gpt.config.data import DataConfig
 from mini_gpt.config.fields import LARGEST
-from mini_gpt.config.schema import Config
 from mini_gpt.data import tasks, tokenizers
 from mini_gpt.model import build, parameters
 from mini_gpt.runtime.errors import UserError, require
 from mini_gpt.training.run import SavedRun
 
 
-def parse(parser: argparse.ArgumentParser) -> tuple[str, Config, int]:
-    """Return the path of the config or run, the config, and the number of tokens in the embedding.
-
-    Raise UserError if the number depends on the text of a corpus, because the corpus is not opened.
-    """
+@command_line.command
+def main() -> None:
+    parser = command_line.parser(__doc__, prog="python -m mini_gpt.commands.count_parameters")
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--config", help="config file, with :NAME for a preset in it")
     source.add_argument("--workdir", type=command_line.directory, help="a run directory; counts with its own tokenizer")
@@ -41,10 +37,11 @@ def parse(parser: argparse.ArgumentParser) -> tuple[str, Config, int]:
         unread = {"data.path": "unread"}  # a Python config may need a path, but this command does not read it
         config = configs.read(Path(flags.config)) if is_json else configs.load(flags.config, unread)
         tokens = tokens or _vocab_size(config.data)
-    return str(flags.workdir or flags.config), config, tokens + config.extra_tokens
+    print(parameters.report(build.abstract(config.model, tokens + config.extra_tokens)[1]))
 
 
 def _vocab_size(data: DataConfig) -> int:
+    """Return the tokenizer's size. Raise UserError if it depends on the corpus, which is not opened."""
     if data.is_task:
         return len(tasks.find(data.corpus).alphabet) + 1
     if data.tokenizer in ("characters", "words"):
@@ -53,12 +50,6 @@ def _vocab_size(data: DataConfig) -> int:
     return (
         data.vocab_size if data.tokenizer in ("bpe", "imported") else tokenizers.vocab_size(tokenizers.ByteTokenizer())
     )
-
-
-@command_line.command
-def main() -> None:
-    _, config, vocab_size = parse(command_line.parser(__doc__, prog="python -m mini_gpt.commands.count_parameters"))
-    print(parameters.report(build.abstract(config.model, vocab_size)[1]))
 
 
 if __name__ == "__main__":

@@ -49,12 +49,9 @@ class RopeConfig(Section, prefix="model.rope."):
         10_000.0, "wavelengths are between 2π and 2π × base; a tuple repeats over the layers"
     )
     fraction: ShareAbove0 = field(1.0, "share of a head's dimensions that are rotated")
-    turning: ShareAbove0 = field(
-        1.0, "p-RoPE: share of the pairs, from the fastest, that turn (Barbero et al. 2025)", before=1.0
-    )
+    turning: ShareAbove0 = field(1.0, "p-RoPE: share of the pairs, from the fastest, that turn (Barbero et al. 2025)")
     scaling: Literal["none", "linear", "ntk", "dynamic", "yarn", "yarn_by_index", "llama3"] = field(
-        "none",
-        "for longer contexts: linear (Chen 2023), ntk, dynamic, yarn and yarn_by_index (Peng 2023), llama3",
+        "none", "for longer contexts: linear (Chen 2023), ntk, dynamic, yarn and yarn_by_index (Peng 2023), llama3"
     )
     factor: Factor | tuple[Factor, ...] = field(
         1.0, "target context length, as a multiple of the original one; a tuple repeats over the layers"
@@ -114,22 +111,22 @@ class T5Config(Section, prefix="model.t5."):
 class HardAlibiConfig(Section, prefix="model.hard_alibi."):
     """Hard-ALiBi: some heads see only the last tokens (Jelassi et al. 2024)."""
 
-    heads: Annotated[int, at_least(0)] = field(None, "head i of these sees i + 1 tokens", _half_of_the_heads, None)
+    heads: Annotated[int, at_least(0)] = field(None, "head i of these sees i + 1 tokens", _half_of_the_heads)
 
 
 class FireConfig(Section, prefix="model.fire."):
     """FIRE: a trained function of relative distances (Li et al. 2024)."""
 
-    width: Size = field(32, "of the hidden layer", before=32)
+    width: Size = field(32, "of the hidden layer")
     threshold: Positive = field(
-        None, "initial L; the distance is divided by max(L, position), on a log scale", _half_of_the_context, None
+        None, "initial L; the distance is divided by max(L, position), on a log scale", _half_of_the_context
     )
 
 
 class CopeConfig(Section, prefix="model.cope."):
     """CoPE: positions that count the gates between key and query (Golovneva et al. 2024)."""
 
-    positions: Size = field(None, "rows of the table; keys further away share the last", _at_most_64, None)
+    positions: Size = field(None, "rows of the table; keys further away share the last", _at_most_64)
 
 
 def _ssmax_start(values: Mapping[str, Any]) -> float:
@@ -149,35 +146,26 @@ class VariantsConfig(Section, prefix="model.variants."):
     qk_norm: Literal["none", "plain", "weighted", "all_heads"] = field(
         "none",
         "divide queries and keys by their root mean square; weighted: trained; all_heads: trained, of all together",
-        before="none",
     )
-    qk_norm_epsilon: Epsilon = field(1e-6, "of qk_norm, added to the mean square", before=1e-6)
+    qk_norm_epsilon: Epsilon = field(1e-6, "of qk_norm, added to the mean square")
     clip_qkv: Annotated[float | None, above(0)] = field(
-        None, "limit the entries of queries, keys and values to ± this (MPT, OLMo); None: no limit", before=None
+        None, "limit the entries of queries, keys and values to ± this (MPT, OLMo); None: no limit"
     )
     query_scale: Literal["none", "ssmax", "llama4"] = field(
-        "none",
-        "factor of queries: s · ln(visible keys) (Nakanishi 2025), or Llama 4's by position",
-        before="none",
+        "none", "factor of queries: s · ln(visible keys) (Nakanishi 2025), or Llama 4's by position"
     )
-    ssmax_start: Positive = field(None, "initial s of ssmax", _ssmax_start, None)
+    ssmax_start: Positive = field(None, "initial s of ssmax", _ssmax_start)
     soft_cap: Annotated[float | None, above(0)] = field(
-        None, "c: logits become c · tanh(logits / c) (Gemma Team 2024); None: no cap", before=None
+        None, "c: logits become c · tanh(logits / c) (Gemma Team 2024); None: no cap"
     )
     normaliser: Literal["softmax", "stick_breaking"] = field(
-        "softmax", "of the logits; stick_breaking: recent keys first (Tan et al. 2025)", before="softmax"
+        "softmax", "of the logits; stick_breaking: recent keys first (Tan et al. 2025)"
     )
-    selective: bool = field(
-        False,
-        "a query lowers the logits of keys for later queries (Leviathan et al. 2025)",
-        before=False,
-    )
-    canon: bool = field(
-        False, "canon-A: a causal convolution of 4 tokens, before the projections (Allen-Zhu 2025)", before=False
-    )
+    selective: bool = field(False, "a query lowers the logits of keys for later queries (Leviathan et al. 2025)")
+    canon: bool = field(False, "canon-A: a causal convolution of 4 tokens, before the projections (Allen-Zhu 2025)")
     sink: Literal["none", "zero", "trained"] = field(
-        "none", "a logit of each head without a value (gpt-oss); zero: softmax off by one", before="none"
+        "none", "a logit of each head without a value (gpt-oss); zero: softmax off by one"
     )
     gate: Literal["none", "head", "entry"] = field(
-        "none", "factors σ(W x) of the heads' outputs (Qiu et al. 2025), one for each head or entry", before="none"
+        "none", "factors σ(W x) of the heads' outputs (Qiu et al. 2025), one for each head or entry"
     )

@@ -17,9 +17,9 @@ class DataConfig(Section, prefix="data."):
     path: str | None = field(
         None, "text: a glob; tiny_shakespeare: the file; pairs: a TSV file or the sources; tfds: TFDS's data directory"
     )
-    target_path: str | None = field(None, "pairs: the file of the targets; None: data.path is a TSV file", before=None)
+    target_path: str | None = field(None, "pairs: the file of the targets; None: data.path is a TSV file")
     pair: tuple[str, str] | None = field(
-        None, "tfds: the features with source and target, such as ('en', 'de'); None: one text", before=None
+        None, "tfds: the features with source and target, such as ('en', 'de'); None: one text"
     )
     split: Literal["documents", "contiguous"] = field("documents", "by a hash of each document, or by text position")
     split_fractions: tuple[float, float, float] = field((0.9, 0.05, 0.05), "for train, validation and test; sum to 1")
@@ -28,9 +28,9 @@ class DataConfig(Section, prefix="data."):
     )
     vocab_size: Annotated[int, above(257)] = field(8192, "for bpe: 256 bytes, a document separator, and merges")
     task_length: Count = field(20, "task:NAME: length of the longest training problems, in the task's own unit")
-    seed: Annotated[int, at_least(0)] = field(None, "for the order of the training data, and their masks", "seed", None)
+    seed: Annotated[int, at_least(0)] = field(None, "for the order of the training data, and their masks", "seed")
     position_ids: Literal["sequence", "coupled", "abacus"] = field(
-        "sequence", "coupled, abacus: positions restart at each character that is no letter or digit", before="sequence"
+        "sequence", "coupled, abacus: positions restart at each character that is no letter or digit"
     )
     isolate_documents: bool = field(False, "attention stays inside a document, and positions restart in each")
     cache_dir: str | None = field(None, "None: mini_gpt under $XDG_CACHE_HOME or ~/.cache")

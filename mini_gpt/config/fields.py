@@ -14,7 +14,6 @@ from mini_gpt.runtime.errors import UserError, shown
 
 KINDS = {int: "a whole number below 2**31", float: "a number", bool: "true or false", str: "text", type(None): "None"}
 UNIONS = (types.UnionType, typing.Union)
-REQUIRED = object()
 
 
 class Range(NamedTuple):
@@ -51,13 +50,11 @@ class Spec(NamedTuple):
 
     follows: another field's name, or a function of {dotted name: value} with its formula as docstring. It gives the
       value if the field is None.
-    before: the value for a config.json that is older than the field.
     """
 
     default: Any
     description: str
     follows: str | Callable[[Mapping[str, Any]], Any] | None = None
-    before: Any = REQUIRED
     hint: Any = None
     section: type["Section"] | None = None
 

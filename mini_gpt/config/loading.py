@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from mini_gpt.config import places
 from mini_gpt.config.attention import beta_fast, pattern
-from mini_gpt.config.fields import REQUIRED, Spec, build, choices, convert, specs
+from mini_gpt.config.fields import Spec, build, choices, convert, specs
 from mini_gpt.config.schema import Config
 from mini_gpt.runtime import files
 from mini_gpt.runtime.errors import UserError, require, shown
@@ -183,19 +183,19 @@ def call(file: Path, use: Callable[[Any], T]) -> T:
 
 
 def _checked(values: Mapping[str, Any]) -> Config:
-    """Build a checked config from {dotted name: value}. Fill in fields by `Spec.before` and `Spec.follows`."""
+    """Build a checked config from {dotted name: value}. Fill in fields that are None by `Spec.follows`."""
     for name in values:
         check_field(name)
+    if missing := [name for name in specs(Config) if name not in values]:
+        names = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
+        raise UserError(f"{names}: missing; if an older version made this config, train again with the current one")
     given: dict[str, Any] = {}
     unset: dict[str, Spec] = {}
     for name, spec in specs(Config).items():
-        value = values.get(name, spec.before)
-        if value is REQUIRED:
-            raise UserError(f"{name}: missing; python -m mini_gpt.config lists all fields")
-        if value is None and spec.follows:
+        if values[name] is None and spec.follows:
             unset[name] = spec
         else:
-            given[name] = convert(name, value, spec.hint)
+            given[name] = convert(name, values[name], spec.hint)
     for name, spec in unset.items():
         given[name] = _followed(spec, given)
     return build(Config, given)

@@ -70,25 +70,25 @@ class ModelConfig(Section, prefix="model."):
     max_positions: Size = field(None, "rows of the table of learned positions", _most_positions)
     dtype: Literal["auto", "float32", "bfloat16"] = field("auto", "of matmuls; auto: bfloat16 if the hardware has it")
     param_dtype: Literal["float32", "bfloat16"] = field(
-        "float32", "of the parameters; bfloat16 halves their memory, for evaluation and sampling only", before="float32"
+        "float32", "of the parameters; bfloat16 halves their memory, for evaluation and sampling only"
     )
     attention: Literal["auto", "reference", "blockwise", "cudnn", "splash"] = field(
-        "auto", "implementation: cudnn for NVIDIA GPUs, splash for TPUs, auto: the fastest", before="auto"
+        "auto", "implementation: cudnn for NVIDIA GPUs, splash for TPUs, auto: the fastest"
     )
     num_layers: Annotated[int, up_to(MOST_LAYERS)] = field(
         4, "Transformer blocks; of the decoder if there are two stacks"
     )
     encoder_layers: Annotated[int, Range(f"in 0..{MOST_LAYERS}", lambda value: 0 <= value <= MOST_LAYERS)] = field(
-        0, "blocks of an encoder, which the decoder reads by cross-attention; 0: none (Vaswani et al. 2017)", before=0
+        0, "blocks of an encoder, which the decoder reads by cross-attention; 0: none (Vaswani et al. 2017)"
     )
-    share_embeddings: bool = field(True, "encoder and decoder have one table of embeddings", before=True)
+    share_embeddings: bool = field(True, "encoder and decoder have one table of embeddings")
     cross_positions: bool = field(
-        False, "relative positions in cross-attention too: a target token's place minus a source token's", before=False
+        False, "relative positions in cross-attention too: a target token's place minus a source token's"
     )
     d_model: Size = field(128, "width of the residual stream")
     num_heads: Size = field(4, "query heads; must divide d_model, unless head_width is given")
     num_kv_heads: Size = field(None, "< num_heads: grouped-query attention (Ainslie et al. 2023)", "model.num_heads")
-    head_width: Size = field(None, "width of a head's queries, keys and values", _head_width, None)
+    head_width: Size = field(None, "width of a head's queries, keys and values", _head_width)
     d_ff: Size = field(None, "width of the feed-forward layer", _feed_forward_width)
     dropout: Rate = field(0.0, "default of the three dropout rates below")
     embedding_dropout: Rate = field(None, "of the embeddings, after positions are added", "model.dropout")
@@ -98,44 +98,38 @@ class ModelConfig(Section, prefix="model."):
     norm_placement: Literal["pre", "post", "none"] = field(
         "pre", "pre: x + f(norm(x)); post: norm(x + f(x)); none: x + f(x), for output_norm"
     )
-    output_norm: bool = field(
-        False,
-        "a norm of each sublayer's output (Gemma 2; OLMo 2 with norm_placement none)",
-        before=False,
-    )
+    output_norm: bool = field(False, "a norm of each sublayer's output (Gemma 2; OLMo 2 with norm_placement none)")
     parallel_residual: Literal["none", "two_norms", "one_norm"] = field(
-        "none",
-        "x + attention(norm(x)) + feed_forward(norm(x)), with a norm for each or one (GPT-J, 2021)",
-        before="none",
+        "none", "x + attention(norm(x)) + feed_forward(norm(x)), with a norm for each or one (GPT-J, 2021)"
     )
-    norm_weights: bool = field(True, "trained weights of norms, and biases of layernorm with use_bias", before=True)
-    norm_epsilon: Epsilon = field(1e-5, "of all norms but QK-norm, added to the mean square", before=1e-5)
-    embedding_norm: bool = field(False, "a norm of the embeddings, after positions are added", before=False)
+    norm_weights: bool = field(True, "trained weights of norms, and biases of layernorm with use_bias")
+    norm_epsilon: Epsilon = field(1e-5, "of all norms but QK-norm, added to the mean square")
+    embedding_norm: bool = field(False, "a norm of the embeddings, after positions are added")
     use_bias: bool = field(True, "bias in every projection and in layernorm; default of the two biases below")
-    qkv_bias: bool = field(None, "bias of the projections to queries, keys and values", "model.use_bias", None)
-    attention_out_bias: bool = field(None, "bias of the output projection of attention", "model.use_bias", None)
+    qkv_bias: bool = field(None, "bias of the projections to queries, keys and values", "model.use_bias")
+    attention_out_bias: bool = field(None, "bias of the output projection of attention", "model.use_bias")
     activation: Literal["gelu", "gelu_exact", "relu", "swiglu", "geglu"] = field(
         "gelu", "gelu: tanh, as in GPT-2; exact: erf; swiglu, geglu: silu or gelu of a gate (Shazeer 2020)"
     )
     causal: bool = field(True, "false: bidirectional, for the masked objective")
     tie_embeddings: bool = field(True, "the output projection is the transposed embedding")
-    output_bias: bool = field(False, "a bias of the logits", before=False)
+    output_bias: bool = field(False, "a bias of the logits")
     output_soft_cap: Annotated[float | None, above(0)] = field(
-        None, "c: the model's logits become c · tanh(logits / c) (Gemma Team 2024); None: no cap", before=None
+        None, "c: the model's logits become c · tanh(logits / c) (Gemma Team 2024); None: no cap"
     )
     prediction_head: bool = field(
-        False, "before the logits a layer, an activation and a norm, and a bias of the logits, as in BERT", before=False
+        False, "before the logits a layer, an activation and a norm, and a bias of the logits, as in BERT"
     )
     scale_embeddings: bool = field(False, "multiply by sqrt(d_model), with initial std 1/sqrt(d_model) instead of 0.02")
     scale_attention: bool = field(True, "divide the scores by sqrt(scale_width); false for ablation only")
     scale_width: Positive = field(
-        None, "its square root divides the scores (Gemma: query_pre_attn_scalar)", "model.head_width", None
+        None, "its square root divides the scores (Gemma: query_pre_attn_scalar)", "model.head_width"
     )
     residual: bool = field(True, "residual connections; false for ablation only")
     remat: Literal["none", "dots", "block"] = field(
-        "none", "recompute activations: dots (all except outputs of weight matmuls), block (all)", before="none"
+        "none", "recompute activations: dots (all except outputs of weight matmuls), block (all)"
     )
-    scan_layers: bool = field(False, "loop over stacked blocks: 24 layers compile about as fast as 4", before=False)
+    scan_layers: bool = field(False, "loop over stacked blocks: 24 layers compile about as fast as 4")
     attention_window: OptionalSize | tuple[OptionalSize, ...] = field(
         None, "keys per query, including its own (Jiang et al. 2023); None: all; a tuple repeats over the layers"
     )

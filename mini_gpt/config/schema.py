@@ -49,23 +49,23 @@ class TrainConfig(Section, prefix="train."):
     )
     mask_rate: ShareInside = field(0.15, "masked, span_corruption: share of tokens to predict")
     mean_span: Annotated[float, Range(f"in 1..{LARGEST}", lambda value: 1 <= value <= LARGEST)] = field(
-        3.0, "span_corruption: mean length of a span, in tokens", before=3.0
+        3.0, "span_corruption: mean length of a span, in tokens"
     )
     steps: Count = field(1000, "optimizer steps")
     batch_size: Count = field(16, "sequences over all devices, for one optimizer step")
     accumulation_steps: Count = field(1, "microbatches of a step, computed one after the other")
     random_offsets: OptionalSize = field(
-        None, "rows start at a random position and end below this (Huang et al. 2025); None: at 0", before=None
+        None, "rows start at a random position and end below this (Huang et al. 2025); None: at 0"
     )
     trainable: Annotated[str, Range("a regular expression of up to 200 characters", _is_expression)] = field(
-        "", "regular expression: training changes only parameters with it in their names; empty: all", before=""
+        "", "regular expression: training changes only parameters with it in their names; empty: all"
     )
     label_smoothing: Rate = field(0.0, "in the training objective only, not in reported losses")
     log_every: Count = field(10, "steps between two rows of metrics.jsonl")
     nonfinite: Literal["stop", "skip", "rewind"] = field(
-        "stop", "on a non-finite loss or gradient; rewind: go to the last checkpoint, skip that batch", before="stop"
+        "stop", "on a non-finite loss or gradient; rewind: go to the last checkpoint, skip that batch"
     )
-    nonfinite_limit: Count = field(10, "skip, rewind: maximum number of non-finite steps in a run", before=10)
+    nonfinite_limit: Count = field(10, "skip, rewind: maximum number of non-finite steps in a run")
 
     def check(self) -> None:
         if self.batch_size % self.accumulation_steps:
@@ -75,9 +75,9 @@ class TrainConfig(Section, prefix="train."):
 class MuonConfig(Section, prefix="optimizer.muon."):
     """Muon updates the matrices of the blocks; AdamW updates embeddings, norms and biases."""
 
-    adam_learning_rate: Annotated[float | None, above(0)] = field(None, "AdamW's peak; None: Muon's peak", before=None)
-    momentum: Rate = field(0.95, "Nesterov momentum", before=0.95)
-    newton_schulz_steps: Count = field(5, "fewer are faster, but the update is less orthogonal", before=5)
+    adam_learning_rate: Annotated[float | None, above(0)] = field(None, "AdamW's peak; None: Muon's peak")
+    momentum: Rate = field(0.95, "Nesterov momentum")
+    newton_schulz_steps: Count = field(5, "fewer are faster, but the update is less orthogonal")
 
 
 class OptimizerConfig(Section, prefix="optimizer."):
@@ -136,9 +136,7 @@ class Config(Section):
 
     seed: Annotated[int, at_least(0)] = field(0, "for the initial parameters, dropout and random positions")
     context_length: Size = field(256, "tokens per training sequence; with an encoder, of the target")
-    source_length: Size = field(
-        None, "tokens per training sequence of the encoder, if there is one", "context_length", None
-    )
+    source_length: Size = field(None, "tokens per training sequence of the encoder, if there is one", "context_length")
     model: ModelConfig
     data: DataConfig
     train: TrainConfig

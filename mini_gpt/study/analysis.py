@@ -104,7 +104,7 @@ def _paired_items(comparison: Comparison, pairs: Pairs) -> PairedItems | None:
     sums, all_weights = [], []
     for rows in pairs.values():
         stored = [row.get("items", {}).get(comparison.metric) for row in rows]
-        if None in stored:  # a result of an earlier version, or of a suite without items
+        if None in stored:  # the suite has no items
             return None
         first, second = map(items.unpacked, stored)
         sums.append((first.sums_P, second.sums_P))

@@ -175,9 +175,9 @@ class Plan:
         return json.loads(json.dumps({"name": self.name, **fields, "configs": shared}))
 
     def changes_since(self, saved: Mapping[str, Any]) -> list[str]:
-        """Return the names of the fields that differ from a saved `to_dict`, also one of an earlier version."""
-        current, defaults = self.to_dict(), {spec.name: spec.default for spec in dataclasses.fields(Study)}
-        names = [name for name in current if name != "configs" and current[name] != saved.get(name, defaults.get(name))]
+        """Return the names of the fields that differ from a saved `to_dict`."""
+        current = self.to_dict()
+        names = [name for name in current if name != "configs" and current[name] != saved.get(name)]
         for condition, config in self.configs.items():
             try:
                 places = {place: configs.flatten(configs.to_dict(config))[place] for place in PLACES}

@@ -30,7 +30,7 @@ from mini_gpt.training.checksums import checksums
 from mini_gpt.training.orbax_files import VerifyingHandler, missing_arrays, plain_path, shapes_by_name
 from mini_gpt.training.state import TrainState
 
-FORMAT = 2
+FORMAT = 3
 PARTS = ("parameters", "training")  # in separate directories, so that the parameters can be read alone
 DAMAGED = "damaged"  # the directory of damaged checkpoints, next to `checkpoints/`
 MOST_CHOICES = 20  # checkpoints that a reader tries, if training deletes each of them
@@ -47,7 +47,7 @@ class Record:
     """The record of a checkpoint.
 
     validation_loss: in nats per token, None if it was not measured. eval_tokens: the number of validation tokens of
-    this loss, None in old checkpoints. data_offset: batches skipped by rewinds. bad_steps: non-finite steps so far.
+    this loss, None if it was not measured. data_offset: batches skipped by rewinds. bad_steps: non-finite steps so far.
     scheduled: False for a checkpoint that was saved only because the run stopped early.
     """
 
@@ -215,12 +215,12 @@ class Checkpoints:
             self.manager.delete(later)
             self.records.pop(later, None)
 
+    @_unreadable_is_damaged()
     def record(self, step: int) -> Record:
         """Return the record of a checkpoint. Raises Damaged, or UserError for an unknown format."""
         if step not in self.records:
             body = self._body(step)
-            names = [field.name for field in dataclasses.fields(Record)]
-            record = Record(**{name: body[name] for name in names if name in body})
+            record = Record(**{field.name: body[field.name] for field in dataclasses.fields(Record)})
             if not record.is_possible():
                 raise Damaged(f"{self.directory / str(step)} has a record with impossible values")
             self.records[step] = record
@@ -274,10 +274,11 @@ class Checkpoints:
         if not isinstance(body.get("format"), int):
             raise Damaged(f"{path} has no format")
         if body["format"] != FORMAT:
-            raise UserError(f"{path.parents[1]}: found checkpoint format {body['format']}; must be {FORMAT}")
-        if body.get("step", step) != step:
+            remedy = f"must be {FORMAT}: another version of mini_gpt wrote it; use that version, or train again"
+            raise UserError(f"{path.parents[1]}: found checkpoint format {body['format']}; {remedy}")
+        if body["step"] != step:
             raise Damaged(f"it was saved at step {body['step']}, and was renamed")
-        if self.run is not None and body.get("run") not in (None, self.run):
+        if self.run is not None and body["run"] != self.run:
             raise Damaged("it is of another run")
         return body
 

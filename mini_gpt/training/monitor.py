@@ -52,7 +52,7 @@ class EventFile(contextlib.AbstractContextManager):
     def __init__(self, directory: Path, *, first_step: int | None = None):
         directory.mkdir(parents=True, exist_ok=True)
         # TensorBoard reads files in the order of their names. The time in a name, in seconds, does not suffice: clocks
-        # are set back, and two files can have the same second. Those of earlier versions, "events.out...", sort first.
+        # are set back, and two files can have the same second.
         parts = (re.match(r"events\.part(\d+)", path.name) for path in directory.iterdir())
         number = max((int(part[1]) for part in parts if part), default=-1) + 1
         self.writer = EventsWriter(str(directory / f"events.part{number:06}"))

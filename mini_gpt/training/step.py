@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 import optax
 from flax import nnx
-from jax.sharding import Mesh
 
 from mini_gpt.config.schema import Config
 from mini_gpt.model import loss as losses
@@ -22,30 +21,14 @@ from mini_gpt.training.state import TrainState
 
 Metrics = dict[str, Any]  # scalar arrays; Any, since jax.Array does not declare is_ready
 TrainStep = Callable[[TrainState, sharding.Batch], tuple[TrainState, Metrics]]
-KeyedStep = Callable[[TrainState, dict[str, jax.Array], jax.Array], tuple[TrainState, Metrics]]
 
 
 def make_train_step(
     definition: nnx.GraphDef, config: Config, abstract_state: TrainState, *, layout: Layout = PLAIN
 ) -> jax.stages.Wrapped:
-    """Return `make_keyed_step` with the key of `config.seed`, jitted: (state, batch) -> (state, metrics).
+    """Return the jitted step (state, batch) -> (state, metrics). Dropout depends on `config.seed` and the step.
 
     abstract_state: ShapeDtypeStructs with shardings. The old state is donated.
-    """
-    mesh = sharding.mesh_of(abstract_state)
-    keyed_step = make_keyed_step(definition, config, mesh, layout=layout)
-
-    def train_step(state: TrainState, batch: dict[str, jax.Array]) -> tuple[TrainState, Metrics]:
-        return keyed_step(state, batch, jax.random.key(config.seed))
-
-    # Explicit shardings: if the new state had other ones, the step would be compiled a second time.
-    shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract_state)
-    return jax.jit(train_step, donate_argnums=0, out_shardings=(shardings, None))
-
-
-def make_keyed_step(definition: nnx.GraphDef, config: Config, mesh: Mesh, *, layout: Layout = PLAIN) -> KeyedStep:
-    """Return the step (state, batch, key) -> (state, metrics), not jitted. Dropout depends on key and step.
-
     layout: where segments start and positions restart.
 
     metrics: float32 scalars loss (unsmoothed NLL, nats per token), objective (the minimised loss), learning_rate,
@@ -55,6 +38,7 @@ def make_keyed_step(definition: nnx.GraphDef, config: Config, mesh: Mesh, *, lay
     late, and needs the state before the non-finite step.
     """
     _check_offsets(config)
+    mesh = sharding.mesh_of(abstract_state)
     optimizer, rates = make_optimizer(config), schedules(config)
     microbatches = config.train.accumulation_steps
     unmasked = "inputs" if config.train.objective == "next_token" else "targets"  # the tokens before masking
@@ -77,9 +61,9 @@ def make_keyed_step(definition: nnx.GraphDef, config: Config, mesh: Mesh, *, lay
         objective, loss = losses.loss_sums(x_BLD, model.output_table, batch["targets"], batch["weights"], fields, mesh)
         return objective, {"objective": objective, "loss": loss, "count": jnp.sum(batch["weights"])}
 
-    def keyed_step(state: TrainState, batch: dict[str, jax.Array], key: jax.Array) -> tuple[TrainState, Metrics]:
+    def train_step(state: TrainState, batch: dict[str, jax.Array]) -> tuple[TrainState, Metrics]:
         gradients_of = jax.grad(sums, has_aux=True)
-        key = jax.random.fold_in(key, state.step)
+        key = jax.random.fold_in(jax.random.key(config.seed), state.step)
         trained, fixed = trainable.split(config, state.parameters)
         if microbatches == 1:
             gradients, totals = gradients_of(trained, fixed, batch, key)
@@ -113,7 +97,9 @@ def make_keyed_step(definition: nnx.GraphDef, config: Config, mesh: Mesh, *, lay
         changed = jax.lax.cond(finite & ~halted, update, lambda: (state.parameters, state.optimizer_state))
         return TrainState(state.step + ~halted, changed[0], changed[1], halted), metrics | {"finite": finite}
 
-    return sharding.use_mesh(mesh)(keyed_step)
+    # Explicit shardings: if the new state had other ones, the step would be compiled a second time.
+    shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract_state)
+    return jax.jit(sharding.use_mesh(mesh)(train_step), donate_argnums=0, out_shardings=(shardings, None))
 
 
 def _check_offsets(config: Config) -> None:

@@ -121,7 +121,7 @@ def record_import(workdir: Path, source: Path, model: Mapping[str, Any]) -> None
 
 
 def identity(workdir: Path) -> str | None:
-    """Return the identity of the run; None if an earlier version started it."""
+    """Return the identity of the run; None if the directory has none."""
     return _read_record(workdir / RUN, "a run", {"identity": str})["identity"] if (workdir / RUN).exists() else None
 
 

@@ -99,8 +99,7 @@ def test_splits_and_overrides_have_files_of_their_own(monkeypatch, run, capsys):
 
 
 COMMANDS = ["train", "eval", "sample", "mini_gpt.sweep", "mini_gpt.commands.study", "mini_gpt.bench", "mini_gpt.lab"]
-MODULES = ("hugging_face", "mesh_cost", "convert_layers", "count_parameters")
-COMMANDS += [f"mini_gpt.commands.{name}" for name in MODULES]
+COMMANDS += ["mini_gpt.commands.hugging_face", "mini_gpt.commands.count_parameters"]
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -309,10 +308,3 @@ def test_sample_refuses_invalid_text_and_writes_to_any_terminal(run):
         [*command, "the"], cwd=REPOSITORY, capture_output=True, env=os.environ | {"PYTHONIOENCODING": "ascii"}
     )
     assert (done.returncode, done.stderr) == (0, b"")
-
-
-@pytest.mark.slow
-def test_count_parameters_prints_the_total():
-    command = [sys.executable, "-m", "mini_gpt.commands.count_parameters", "--config=configs/tiny.py"]
-    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True)
-    assert re.search(r"total +826,240", done.stdout)

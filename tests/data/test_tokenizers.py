@@ -94,28 +94,8 @@ def test_bpe_is_trained_once_on_the_training_split(small, monkeypatch):
     assert tokenizers.fingerprint(first) == tokenizers.fingerprint(second)
 
 
-PARTS = [
-    "a",
-    "word",
-    "don't",
-    " ",
-    "  ",
-    "\n",
-    "\t",
-    "\r\n",
-    "\xa0",
-    "\u2028",
-    "\x1c",
-    "\x85",
-    "9",
-    "12",
-    "é",
-    "日本",
-    "。",
-    "'s",
-    "_",
-    "…",
-]
+PARTS = ["a", "word", "don't", " ", "  ", "\n", "\t", "\r\n", "\xa0"]
+PARTS += ["\u2028", "\x1c", "\x85", "9", "12", "é", "日本", "。", "'s", "_", "…"]
 
 
 def test_bpe_of_pieces_is_that_of_the_whole_text(monkeypatch):

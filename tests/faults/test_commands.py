@@ -27,9 +27,7 @@ COMMANDS = {
     "decode": "-m mini_gpt.bench --decode configs/tiny.py --tokens=2",
     "export": f"-m mini_gpt.hugging_face export --workdir={OTHER} --output={{root}}/exported",
     "import": "-m mini_gpt.hugging_face import --input={root}/given --workdir={root}/imported",
-    "convert_layers": f"-m mini_gpt.commands.convert_layers --workdir={RUN} --to={{root}}/copy",
     "count_parameters": "-m mini_gpt.commands.count_parameters --config=configs/presets.py:gpt2_small",
-    "mesh_cost": "-m mini_gpt.commands.mesh_cost --config=configs/presets.py:gpt2_small",
     "figures": "-m mini_gpt.commands.figures --only=rope --out={root}/figures",
     "lab": "-m mini_gpt.lab --out={root}/lab.html",
     "config": "-m mini_gpt.config",
@@ -94,7 +92,6 @@ def test_closed_streams_and_an_ascii_locale_change_nothing(root, name):
         "sweep": "sweep/perplexity.md",
         "export": "exported/README.md",
         "import": "imported/config.json",
-        "convert_layers": "copy/config.json",
         "figures": "figures/rope.png",
         "lab": "lab.html",
     }

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 import train
-from mini_gpt.commands import convert_layers
 from mini_gpt.config import loading as configs
 from mini_gpt.config import places
 from mini_gpt.data import corpora, token_store, tokenizers
@@ -173,7 +172,6 @@ def test_a_fifo_in_a_run_is_refused_by_every_command(run, config, name, tmp_path
         lambda: Run(run),
         lambda: loop.train(config, run),
         lambda: loop.train(config, tmp_path / "new", init_from=run),
-        lambda: convert_layers.convert(run, tmp_path / "to"),
     )
     for use in uses:
         with seconds(20), pytest.raises(UserError, match=rf"{name}: found a FIFO; must be a regular file"):
@@ -207,7 +205,7 @@ def test_links_that_form_a_cycle_are_refused(run):
     (run / "eval").mkdir(exist_ok=True)
     (run / "eval" / "again").symlink_to(run)
     with pytest.raises(UserError, match=r"eval/again: found a link to "):
-        convert_layers.convert(run, run.parent / "to")
+        Run(run)
 
 
 @pytest.mark.parametrize("record", [{"workdir": 5, "checkpoint_step": 4}, {"workdir": "a"}, [], {"workdir": {}}])

@@ -60,10 +60,7 @@ EXPORTABLE = {
         | {"qkv_bias": True, "attention_out_bias": True, "num_kv_heads": 1, "tie_embeddings": False},
     ),
     "smollm3": ("smollm3", LLAMA | {"position": ("rope", "none"), "num_layers": 3, "num_kv_heads": 2}),
-    "gemma": (
-        "gemma",
-        LLAMA | {"activation": "geglu", "scale_embeddings": True, "head_width": 10, "num_kv_heads": 1},
-    ),
+    "gemma": ("gemma", LLAMA | {"activation": "geglu", "scale_embeddings": True, "head_width": 10, "num_kv_heads": 1}),
     "gemma2": (
         "gemma2",
         GEMMA2

@@ -202,11 +202,7 @@ SMALL = {"num_hidden_layers": 2}
         ("llama", {"mlp_bias": 1}, r"mlp_bias: found 1; must be true or false"),
         ("llama", {"hidden_act": "gelu"}, r'hidden_act: found "gelu"; must be silu or swish to be imported'),
         ("llama", {"rope_parameters": {"rope_type": "longrope"}}, r'rope_parameters.rope_type: found "longrope"; must'),
-        (
-            "llama",
-            {"rope_parameters": YARN | {"truncate": False}},
-            r"truncate: found false; must be true",
-        ),
+        ("llama", {"rope_parameters": YARN | {"truncate": False}}, r"truncate: found false; must be true"),
         ("llama", {"rope_parameters": YARN | {"mscale": 1.0}}, r"mscale: found 1.0; must be null to be imported"),
         (
             "llama",
@@ -219,11 +215,7 @@ SMALL = {"num_hidden_layers": 2}
             {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0, "original_max_position_embeddings": 9}},
             r"original_max_position_embeddings: found 9; must be 16 to be imported",
         ),
-        (
-            "gemma2",
-            SMALL | {"hidden_activation": "gelu"},
-            r'hidden_activation: found "gelu"; must be gelu_py',
-        ),
+        ("gemma2", SMALL | {"hidden_activation": "gelu"}, r'hidden_activation: found "gelu"; must be gelu_py'),
         ("gemma2", SMALL | {"query_pre_attn_scalar": 0}, r"query_pre_attn_scalar: found 0; must be a whole number"),
         ("gemma3_text", SMALL | {"attn_logit_softcapping": 5.0}, r"attn_logit_softcapping: found 5.0; must be null"),
         (
@@ -248,11 +240,7 @@ SMALL = {"num_hidden_layers": 2}
         ),
         ("llama", {"rope_parameters": {"rope_type": "linear"}}, r"rope_parameters.factor: found nothing; must be at l"),
         ("llama", {"rope_scaling": {"rope_type": None, "type": "su", "factor": 4.0}}, r'type: found "su"; must be'),
-        (
-            "llama",
-            {"rope_parameters": {"partial_rotary_factor": 0.5}},
-            r"partial_rotary_factor: found 0.5; must be",
-        ),
+        ("llama", {"rope_parameters": {"partial_rotary_factor": 0.5}}, r"partial_rotary_factor: found 0.5; must be"),
         ("llama", {"rope_parameters": {"rope_theta": 10**400}}, r"rope_theta: found 1000.*; must be a finite number"),
         ("llama", {"vocab_size": 2**40, "hidden_size": 2**40}, r"hidden_size: found 1099511627776; must be a whole n"),
         ("llama", {"rope_parameters": 3}, r"rope_parameters: found 3; must be a JSON object"),

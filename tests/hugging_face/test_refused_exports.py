@@ -18,10 +18,7 @@ LLAMA = {"norm": "rmsnorm", "activation": "swiglu"}
 @pytest.mark.parametrize(
     "fields, message",
     [
-        (
-            {"position": "none", "norm": "rmsnorm"},
-            "model.norm: found 'rmsnorm'; must be layernorm; .* as GPT-2",
-        ),
+        ({"position": "none", "norm": "rmsnorm"}, "model.norm: found 'rmsnorm'; must be layernorm; .* as GPT-2"),
         ({"position": "none", "random_positions": 512}, "model.random_positions: found 512; must be None"),
         ({"position": "none", "attention_window": 8}, "model.attention_window: found 8; must be None"),
         ({"position": ("none", "alibi")}, r"model.position: found \('none', 'alibi'\), which can't be exported"),
@@ -35,14 +32,8 @@ LLAMA = {"norm": "rmsnorm", "activation": "swiglu"}
         ({"parallel_residual": "one_norm"}, r"model.parallel_residual: found 'one_norm'; must be none or two_norms"),
         ({"position": "rope", "head_width": 8}, r"model.head_width: found 8; must be 32"),
         ({"position": "learned", "output_bias": True}, r"model.output_bias: found True; must be False"),
-        (
-            {"position": "learned", "norm": "rmsnorm"},
-            "model.norm: found 'rmsnorm'; must be ",
-        ),
-        (
-            {"position": "learned", "activation": "swiglu"},
-            "model.activation: found 'swiglu'; must be gelu or",
-        ),
+        ({"position": "learned", "norm": "rmsnorm"}, "model.norm: found 'rmsnorm'; must be "),
+        ({"position": "learned", "activation": "swiglu"}, "model.activation: found 'swiglu'; must be gelu or"),
         ({"position": "learned", "num_kv_heads": 2}, "model.num_kv_heads: found 2; must be 4"),
         ({"position": "learned", "norm_placement": "post"}, "model.norm_placement: found 'post'; must be pre"),
         ({"position": "learned", "causal": False}, "model.norm_placement: found 'pre'; must be post; model.embedding_"),
@@ -64,10 +55,7 @@ LLAMA = {"norm": "rmsnorm", "activation": "swiglu"}
         ({"position": "learned", "residual": False}, "model.residual: found False; must be True"),
         ({"position": "learned", "attention_window": 8}, "model.attention_window: found 8; must be None"),
         ({"position": "rope", "rope.base": (9.0, 99.0)}, r"model.rope.base: found \(9.0, 99.0\); must be one number"),
-        (
-            {"rope.scaling": "linear", "rope.factor": (1.0, 4.0)},
-            r"rope.factor: found \(1.0, 4.0\); must be one",
-        ),
+        ({"rope.scaling": "linear", "rope.factor": (1.0, 4.0)}, r"rope.factor: found \(1.0, 4.0\); must be one"),
         ({"position": "rope", "random_positions": 512}, "model.random_positions: found 512; must be None"),
         ({"position": "rope", "activation": "swiglu"}, "model.activation: found 'swiglu'; must be gelu"),
         ({"position": "rope", "rope.turning": 0.5}, "model.rope.turning: found 0.5; must be 1.0"),
@@ -90,10 +78,7 @@ LLAMA = {"norm": "rmsnorm", "activation": "swiglu"}
         ({"position": "kerple"}, "model.position: found 'kerple', which can't be exported"),
         ({"position": "learned", "scale_attention": False}, "model.scale_attention: found False; must be True"),
         ({"position": "rope", "rope.scaling": "yarn", "rope.factor": 2}, "model.rope.scaling: found 'yarn'; .* lin"),
-        (
-            LLAMA | {"activation": "gelu"},
-            "model.activation: found 'gelu'; must be swi",
-        ),
+        (LLAMA | {"activation": "gelu"}, "model.activation: found 'gelu'; must be swi"),
         (LLAMA | {"rope.fraction": 0.5}, "model.rope.fraction: found 0.5; must be 1.0"),
         ({"position": "alibi"}, "model.activation: found 'gelu'; must be gelu_exact"),
         ({"position": "alibi", "activation": "gelu_exact"}, "model.use_bias: found True; must be False"),

@@ -71,29 +71,19 @@ def test_exported_files_hold_the_model_and_are_read_back(name, tmp_path):
     assert differing <= {"model.dtype", "model.scan_layers"} | CHANGED_FIELDS.get(name, set())
 
 
-LENGTHS = {"model.max_positions", "model.fire.threshold", "model.cope.positions", "model.variants.ssmax_start"}
+LENGTHS = {"model.fire.threshold", "model.cope.positions", "model.variants.ssmax_start"}
 BIASES = {"model.use_bias", "model.qkv_bias", "model.attention_out_bias"}
 CHANGED_FIELDS = {
     # Biases of 0 are added. The others follow the context length, which is the size of the table after the import.
-    "learned, no bias, long": BIASES
-    | {
-        "model.fire.threshold",
-        "model.cope.positions",
-        "model.variants.ssmax_start",
-    },
-    "llama, dynamic": {
-        "model.max_positions",
-        "model.fire.threshold",
-        "model.cope.positions",
-        "model.variants.ssmax_start",
-    },
+    "learned, no bias, long": BIASES | LENGTHS,
+    "llama, dynamic": LENGTHS | {"model.max_positions"},
     "bert, no bias, stacked": BIASES,
     "opt": BIASES,
     "none": {"model.position"},
     "sinusoidal": BIASES | {"model.position", "model.sinusoidal.amplitude"},
     "sinusoidal, scaled": {"model.position", "model.sinusoidal.base", "model.scale_embeddings", "model.tie_embeddings"},
     "phi": {"model.qkv_bias"},
-    "bert, untied, odd": {"model.fire.threshold", "model.cope.positions", "model.variants.ssmax_start"},
+    "bert, untied, odd": LENGTHS,
     "learned, scaled": {"model.scale_embeddings", "model.tie_embeddings"},
     "rope, linear": {"model.rope.original_context"},
     "rope, ntk": {"model.rope.base", "model.rope.scaling", "model.rope.factor", "model.rope.original_context"} | BIASES,

@@ -19,7 +19,7 @@ def test_gpt2_has_the_published_parameter_count():
 
 @pytest.mark.parametrize(
     "preset, heads, width",
-    [("gpt2_small", 12, 64), ("gpt3_175b", 96, 128), ("llama2_70b", 64, 128), ("transformer_base", 8, 64)],
+    [("gpt2_small", 12, 64), ("gpt3_175b", 96, 128), ("llama2_70b", 64, 128)],
 )
 def test_presets_have_the_published_head_counts(preset, heads, width):
     model = configs.load(f"configs/presets.py:{preset}").model

@@ -1,11 +1,15 @@
 """The mesh and the sharding rules: equal results on every mesh, sizes of shards, and one-line errors."""
 
+import math
+import re
+
 import jax
 import numpy as np
 import pytest
 from jax.sharding import Mesh
 
 from mini_gpt.config import loading as configs
+from mini_gpt.data import batches
 from mini_gpt.model import build, parameters
 from mini_gpt.model.layout import PLAIN, Layout
 from mini_gpt.model.positions import ENCODINGS
@@ -166,6 +170,51 @@ def test_position_ids_with_random_offsets_equal_one_device(small, ids):
         config = small(**SMALL_MODEL | fields, **sizes)
         results.append(train(config, first_state(config), Layout(None, operator_ids=(5, 9))))
     assert_close(*results)
+
+
+ITEM_BYTES = {"f32": 4, "s32": 4, "u32": 4, "bf16": 2, "pred": 1}
+# Share of an array's bytes that each of eight devices sends in a ring; for reduce-scatter, of the scattered array's.
+RING_OF_EIGHT = {"all-gather": 7 / 8, "all-reduce": 2 * 7 / 8, "reduce-scatter": 7, "all-to-all": 7 / 8, "permute": 1}
+
+
+def sent_bytes(program):
+    """Return the bytes that a device sends in a compiled program for eight devices."""
+    collective = r"= (\S+|\(.*?\)) (?:collective-)?(all-\w+|reduce-scatter|permute)(?:-start)?\("
+    sent = 0
+    for arrays, kind in re.findall(collective, program.as_text()):
+        for dtype, shape in re.findall(r"(\w+)\[([\d,]*)\]", arrays):
+            sent += RING_OF_EIGHT[kind] * ITEM_BYTES[dtype] * math.prod(map(int, filter(None, shape.split(","))))
+    return sent
+
+
+WITH_ENCODER = {
+    "data__corpus": "task:copy",
+    "data__tokenizer": "characters",
+    "data__task_length": 4,
+    "model__encoder_layers": 3,
+    "model__num_layers": 2,
+    "source_length": 96,
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fields", [{}, WITH_ENCODER], ids=["decoder", "encoder"])
+def test_fsdp_sends_parameters_and_not_activations(small, fields):
+    """Without `sharding.gather`, XLA also shards activations by their width and sends several times as many bytes."""
+    shape = {"model__num_heads": 8, "model__activation": "swiglu", "model__tie_embeddings": False}
+    config = small(mesh__data=1, mesh__fsdp=8, **{"context_length": 128} | shape | fields)
+    mesh = sharding.make_mesh(*config.mesh.sizes)
+    definition, abstract = states.abstract(config, 320, mesh)
+    rows = sharding.batch_sharding(mesh)
+    shapes = batches.shapes(config).items()
+    batch = {name: jax.ShapeDtypeStruct(shape, kind, sharding=rows) for name, (shape, kind) in shapes}
+    sent = sent_bytes(make_train_step(definition, config, abstract).lower(abstract, batch).compile())
+    # All-gathers for the forward and the backward pass, and a reduce-scatter of gradients. XLA gathers once, not twice.
+    # On CPUs, an all-reduce with twice the bytes replaces the reduce-scatter.
+    leaves = jax.tree.leaves(abstract.parameters)
+    sharded_bytes = 4 * sum(leaf.size for leaf in leaves if "fsdp" in leaf.sharding.spec)
+    replicated_bytes = 4 * parameters.count(abstract.parameters) - sharded_bytes
+    assert 0.9 < sent / (3 * 7 / 8 * sharded_bytes + 2 * 7 / 8 * replicated_bytes) < 1.4
 
 
 def test_a_batch_is_sharded_by_rows(small):

@@ -136,10 +136,7 @@ BAD = [
         ["--suite=extrapolation", "--lengths=1x,2x,1000x"],
         r"--lengths: found 32000; the validation split has \d+ tokens, .* that can be scored: 32, 64$",
     ),
-    (
-        ["--suite=extrapolatoin"],
-        r"--suite: found 'extrapolatoin'; must be one of .*; did you mean extrap",
-    ),
+    (["--suite=extrapolatoin"], r"--suite: found 'extrapolatoin'; must be one of .*; did you mean extrap"),
     (
         ["--lengths=1x"],
         r"--lengths is not supported by --suite=perplexity; use it with extrapolation or tasks or translation or n",
@@ -148,14 +145,8 @@ BAD = [
         ["--suite=pruning", "--text=a"],
         r"--text is not supported by --suite=pruning; use it with heads or lens or .*explorer or play$",
     ),
-    (
-        ["--suite=tasks", "--strides=1"],
-        r"--strides is not supported by --suite=tasks; use it with extrapolation$",
-    ),
-    (
-        ["--suite=tasks"],
-        r"--suite=tasks needs a run of data\.corpus=task:NAME, and this one has text; use --suite",
-    ),
+    (["--suite=tasks", "--strides=1"], r"--strides is not supported by --suite=tasks; use it with extrapolation$"),
+    (["--suite=tasks"], r"--suite=tasks needs a run of data\.corpus=task:NAME, and this one has text; use --suite"),
     (
         ["--suite=extrapolation", "--override=model.rope.scaling=ntk", "--override=model.rope.factor=4"],
         r"model\.rope\.scaling: found 'ntk'; it is for rotary positions, but model\.position is 'alibi'",
@@ -164,10 +155,7 @@ BAD = [
     (["--suite=perplexity,tasks"], r"--suite=tasks needs a run of data\.corpus=task:NAME"),
     (["--suite=perplexity,extrapolation", "--lengths=1000x"], r"--lengths: found 32000; the validation split"),
     (["--suite=extrapolation", "--lengths="], r"--lengths: found ''; must be a whole number"),
-    (
-        ["--override=model.rope.base=500"],
-        r"--override: .* model\.position=alibi has no RoPE",
-    ),
+    (["--override=model.rope.base=500"], r"--override: .* model\.position=alibi has no RoPE"),
     (
         ["--override=model.position=rope", "--override=model.rope.factor=4"],
         r"--override: .* it needs model\.rope\.scaling",

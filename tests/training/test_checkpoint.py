@@ -1,12 +1,10 @@
-"""A checkpoint is restored bit for bit or found damaged; format 2 is still read."""
+"""A checkpoint is restored bit for bit or found damaged."""
 
 import contextlib
 import itertools
-import json
 import multiprocessing
 import random
 import shutil
-import zipfile
 from pathlib import Path
 
 import jax
@@ -14,7 +12,6 @@ import jax.numpy as jnp
 import orbax.checkpoint as ocp
 import pytest
 
-from mini_gpt.config import loading as configs
 from mini_gpt.data import corpora, token_store
 from mini_gpt.runtime import files, sharding
 from mini_gpt.runtime.errors import UserError
@@ -24,7 +21,6 @@ from mini_gpt.training.run import Run
 from mini_gpt.training.state import TrainState
 from tests.training.interruption import assert_same_bits
 
-HERE = Path(__file__).parent
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # of failed Orbax reads
 
 
@@ -104,28 +100,18 @@ def small_state():
     return state, jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state)
 
 
-@pytest.mark.parametrize("old", [False, True])
-def test_a_renamed_or_foreign_checkpoint_is_not_restored(tmp_path, old):
-    """old: the run and its checkpoints were written by a version without identities."""
+def test_a_renamed_or_foreign_checkpoint_is_not_restored(tmp_path):
     state, abstract = small_state()
     for name, steps in {"mine": (3, 4), "other": (6,)}.items():
         workdir = tmp_path / name
         workdir.mkdir()
-        if not old:
-            files.write_json(workdir / "run.json", {"identity": name})
+        files.write_json(workdir / "run.json", {"identity": name})
         with contextlib.closing(Checkpoints(workdir / "checkpoints", keep=2)) as checkpoints:
             for step in steps:
                 checkpoints.save(step, state, Record(validation_loss=2.0))
     directory = tmp_path / "mine" / "checkpoints"
-    if old:
-        for path in tmp_path.glob("*/checkpoints/*/format/metadata"):
-            body = files.read_with_checksum(path)
-            path.write_text(json.dumps(files.with_checksum({k: body[k] for k in body if k not in ("run", "step")})))
     shutil.copytree(directory / "4", directory / "50")
     shutil.copytree(tmp_path / "other" / "checkpoints" / "6", directory / "6")
-    if old:
-        assert restore_last(directory, abstract)[0] == 50
-        return
     with contextlib.closing(Checkpoints(directory, read_only=True)) as checkpoints:
         for step, message in ((50, "50: damaged .it was saved at step 4, and was renamed"), (6, "6: .*another run")):
             with pytest.raises(UserError, match=message):
@@ -287,22 +273,6 @@ def test_the_checksum_finds_swapped_rows_of_an_array(written, monkeypatch):
         pytest.raises(Damaged, match=r"parameters/blocks/0/mlp/up/kernel has another checksum"),
     ):
         checkpoints.restore(8, abstract)
-
-
-@pytest.mark.slow
-def test_a_run_of_format_2_is_read_and_resumed(tmp_path):
-    zipfile.ZipFile(HERE / "format_2.zip").extractall(tmp_path)
-    workdir = tmp_path / "run"
-    overrides = {"data.path": str(tmp_path / "text.txt"), "data.cache_dir": str(tmp_path / "cache")}
-    assert Run(workdir, checkpoint="2", overrides=overrides).step == 2
-    with contextlib.closing(Checkpoints(workdir / "checkpoints", read_only=True)) as checkpoints:
-        losses = {step: checkpoints.record(step).validation_loss for step in checkpoints.steps()}
-        best = checkpoints.resolve("best")
-    assert losses.keys() == {2, 4} and losses[best] == min(losses.values())
-    config = configs.override(configs.read(workdir / "config.json"), overrides | {"train.steps": "6"})
-    assert int(loop.train(config, workdir, conclude=False).step) == 6
-    steps = [json.loads(line)["step"] for line in (workdir / "metrics.jsonl").read_text().splitlines()]
-    assert steps == [1, 2, 3, 4, 5, 6]
 
 
 def test_the_best_checkpoint_on_each_sample_is_kept(tmp_path):

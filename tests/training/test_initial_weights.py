@@ -10,13 +10,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mini_gpt.commands import convert_layers
+from mini_gpt.model import parameters
+from mini_gpt.runtime import sharding
 from mini_gpt.runtime.errors import UserError
 from mini_gpt.training import assembly, loop
 from mini_gpt.training import state as states
 from mini_gpt.training.checkpoint import Checkpoints, Record
 from mini_gpt.training.orbax_files import UnreadArray
-from mini_gpt.training.run import Run, find_initial_weights
+from mini_gpt.training.run import InitialWeights, Run, find_initial_weights
 from mini_gpt.training.state import TrainState
 from tests.training.interruption import Interrupted, assert_same_bits, interrupt_after
 
@@ -65,11 +66,28 @@ def test_parameters_without_optimizer_state_are_trained_in_place_or_anew(small, 
     assert read.step == 0
     for left, right in zip(jax.tree.leaves(kept), jax.tree.leaves(read.model.parameters), strict=True):
         np.testing.assert_array_equal(left, right)
-    convert_layers.convert(alone, tmp_path / "stacked")
-    assert Run(tmp_path / "stacked").model.config.model.scan_layers
     anew = loop.train(config, tmp_path / "anew", init_from=alone)
     assert_same_bits(anew, loop.train(config, alone))
     assert int(anew.step) == 8 and any(map(np.any, map(np.asarray, jax.tree.leaves(anew.optimizer_state))))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stacked", [False, True])
+def test_weights_of_the_other_layout_of_layers_are_read(small, tmp_path, stacked):
+    fields = {"model__num_layers": 2, "train__steps": 1}
+    loop.train(small(model__scan_layers=stacked, **fields), tmp_path / "run", conclude=False)
+    convert = jax.jit(lambda tree: parameters.with_layers(tree, stacked=not stacked))
+    expected = convert(Run(tmp_path / "run").model.parameters)
+    read = Run(tmp_path / "run", overrides={"model.scan_layers": str(not stacked)}).model.parameters
+    jax.tree.map(np.testing.assert_array_equal, read, expected)
+
+    other = small(model__scan_layers=not stacked, mesh__data=1, mesh__fsdp=4, **fields)
+    abstract = states.abstract(other, 257, sharding.make_mesh(*other.mesh.sizes))[1].parameters
+    taken = InitialWeights(tmp_path / "run", other, "last").parameters(abstract)
+    jax.tree.map(np.testing.assert_array_equal, taken, expected)
+    assert jax.tree.map(lambda leaf: leaf.sharding, taken) == jax.tree.map(lambda leaf: leaf.sharding, abstract)
+    with pytest.raises(UserError, match=rf"model\.scan_layers was {stacked}, is {not stacked}"):
+        loop.train(other, tmp_path / "run")
 
 
 @pytest.mark.slow

@@ -75,10 +75,12 @@ def test_fewer_steps_than_already_trained_are_refused(small, tmp_path):
 @pytest.mark.slow
 def test_a_checkpoint_of_another_format_is_refused(small, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr("mini_gpt.training.checkpoint.FORMAT", 3)
+        patch.setattr("mini_gpt.training.checkpoint.FORMAT", 2)
         loop.train(small(train__steps=2), tmp_path, conclude=False)
     for use in (lambda: Run(tmp_path), lambda: loop.train(small(train__steps=4), tmp_path)):
-        with pytest.raises(UserError, match="checkpoints/2: found checkpoint format 3; must be 2"):
+        with pytest.raises(
+            UserError, match="checkpoints/2: found checkpoint format 2; must be 3: another version of mini_gpt wrote it"
+        ):
             use()
     assert (tmp_path / "checkpoints" / "2").exists()
 
