@@ -85,7 +85,7 @@ def each_layer_by_kind(
     token_ids.check(source_BS, len(model.parameters["embedding"]), "source_BS", padding=True)
     inputs = sharding.put_whole((tokens_BL, source_BS), model.mesh)
     found = {}
-    for kind in KINDS:  # a program each: one with all kinds can deadlock on several CPU devices (jax 0.10)
+    for kind in reduce:  # a program each: one with all kinds can deadlock on several CPU devices (jax 0.10)
         own = sharding.put_whole(arguments.get(kind, ()), model.mesh)
         found[kind] = jax.device_get(_each_layer_of_kind(model, inputs, own, kind=kind, reduce=reduce[kind]))
     return found

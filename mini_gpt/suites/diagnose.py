@@ -1,10 +1,10 @@
 """Check a checkpoint for known faults."""
 
+import dataclasses
 import math
 
 from mini_gpt.config.schema import Config
 from mini_gpt.insight.diagnosis import checks, pairs
-from mini_gpt.insight.diagnosis.result import most_likely
 from mini_gpt.runtime import progress
 from mini_gpt.runtime.errors import UserError
 from mini_gpt.suites import base
@@ -13,7 +13,6 @@ from mini_gpt.training import monitor
 from mini_gpt.training import workdir as workdirs
 from mini_gpt.training.run import Run
 
-ROW = ("check", "value", "limit", "found", "says")
 # Overrides after which no recorded loss is comparable.
 OTHER_LOSS = ("data.", "context_length", "source_length", "train.mask_rate", "train.mean_span")
 
@@ -36,36 +35,34 @@ class Diagnose(Suite):
         elif options.split != "validation" or "eval.tokens" in run.overrides:
             history = [{key: row[key] for key in row if key != "validation/loss"} for row in history]
         if run.config.model.encoder_layers:
-            texts = pairs.Texts(base.examples_of(run, options.split), base.examples_of(run, "train"))
-            results = pairs.diagnose(run.model, texts, history, run.step)
+            shown, train_examples = (base.examples_of(run, split) for split in (options.split, "train"))
+            results = pairs.diagnose(run.model, shown, train_examples, history, run.step)
         else:
             tokens, train_tokens = (base.split_tokens(run, split) for split in (options.split, "train"))
             cost = checks.cost(run.model, len(tokens), len(train_tokens))
             with progress.shown("checks", cost) as advance:
                 results = checks.diagnose(run.model, tokens, train_tokens, history, run.step, advance=advance)
-        value = lambda result: result.value if math.isfinite(result.value) else None
         return {
             "context_length": run.config.context_length,
             "found": [result.check for result in results if result.found],
-            "most_likely": most_likely(results),
             "rows": [
-                {name: getattr(result, name) for name in ROW}
-                | {"value": value(result), "causes": result.causes if result.found else ()}
+                dataclasses.asdict(result)
+                | {"value": result.value if math.isfinite(result.value) else None, "causes": result.causes}
                 for result in results
             ],
         }
 
     def rows(self, result: Result) -> list[Row]:
-        return [row | {"causes": "; ".join(row["causes"]) if row["found"] else ""} for row in result["rows"]]
+        return [row | {"causes": "; ".join(row["causes"])} for row in result["rows"]]
 
     def printed(self, result: Result) -> str:
         lines = []
         for row in result["rows"]:
             lines.append(f"{'FOUND' if row['found'] else 'ok':>5}  {row['check']}: {row['says']}")
             if row["found"]:
-                lines.append(f"         limit: {row['limit']}; likely causes:")
+                lines.append(f"         limit: {row['limit']}; possible causes:")
                 lines += [f"           - {cause}" for cause in row["causes"]]
         if not result["found"]:
             return "\n".join([*lines, "", "Nothing found."])
         found = f"{len(result['found'])} of {len(result['rows'])} checks found something: {', '.join(result['found'])}."
-        return "\n".join([*lines, "", found, f"Most likely: {result['most_likely']}."])
+        return "\n".join([*lines, "", found, "A finding may explain those after it."])

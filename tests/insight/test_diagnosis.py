@@ -1,42 +1,18 @@
-"""The checks name the cause in models that are broken on purpose, and find nothing in healthy ones."""
+"""The checks of text, on models made by hand: what each one finds, and what it does not find in sound models."""
 
 import dataclasses
 import math
-import os
 
 import jax
 import numpy as np
 import pytest
-from mini_gpt.model.attention.inputs import Mask
 
-from mini_gpt import suites
 from mini_gpt.data import corpora, token_store, tokenizers
-from mini_gpt.insight.diagnosis import alternatives, blocks, checks, losses, probe, weights
-from mini_gpt.insight.diagnosis.result import most_likely
+from mini_gpt.insight.diagnosis import blocks, checks, losses, probe, weights
 from mini_gpt.runtime import sharding
-from mini_gpt.suites.base import SuiteOptions
-from mini_gpt.training import loop
-from mini_gpt.training.run import Run
 from tests.conftest import slow
 from tests.evaluation.models import random_model
-
-LIBRARY = os.path.dirname(os.__file__)  # real text that comes with every Python
-REAL = {
-    "data__path": f"{LIBRARY}/[i-t]*.py",
-    "data__split_fractions": (0.8, 0.1, 0.1),
-    "context_length": 48,
-    "model__num_layers": 2,
-    "model__d_model": 48,
-    "train__steps": 250,
-    "train__batch_size": 16,
-    "train__log_every": 5,
-    "optimizer__learning_rate": 4e-3,
-    "optimizer__warmup_steps": 25,
-    "eval__every": 1000,
-    "eval__sample_tokens": 0,
-    "checkpoint__every": 1000,
-}
-
+from tests.insight import broken
 
 BIDIRECTIONAL = {"model__causal": False, "train__objective": "masked"}
 
@@ -46,7 +22,7 @@ def initial(small):
     """Return a function that makes (untrained model, windows, training tokens). Large weights make attention uneven."""
 
     def make(**overrides):
-        config = small(model__num_layers=2, **overrides)
+        config = small(**{"model__num_layers": 2, "model__position": "rope"} | overrides)
         store = token_store.open_store(corpora.open_corpus(config.data), config.data, tokenizers.ByteTokenizer())
         model = random_model(config, tokenizers.ByteTokenizer().token_bytes, noise=0)
         larger = jax.tree.map(lambda leaf: 6 * leaf if leaf.ndim > 1 else leaf, model.parameters)
@@ -56,19 +32,31 @@ def initial(small):
     return make
 
 
-@pytest.mark.parametrize("position, uses", [("rope", True), *slow(("none", False), ("learned", True))])
-def test_a_bidirectional_model_needs_positions_to_use_order(initial, position, uses):
-    model, windows_BM, _ = initial(model__position=position, **BIDIRECTIONAL)
+def by_name(results):
+    return {result.check: result for result in results}
+
+
+@pytest.mark.parametrize(
+    "position, causal, layers, uses",
+    [
+        ("rope", False, 2, True),
+        *slow(
+            ("none", False, 2, False), ("learned", False, 2, True), ("none", True, 2, True), ("none", True, 1, False)
+        ),
+    ],
+)
+def test_positions_or_deep_causal_attention_give_order(initial, position, causal, layers, uses):
+    fields = {"model__position": position, "model__num_layers": layers}
+    model, windows_BM, _ = initial(**fields | ({} if causal else BIDIRECTIONAL))
     (order,) = checks.order(model, windows_BM)
     assert order.found is not uses
     assert order.value > 0.2 if uses else order.value < 1e-4
 
 
 @pytest.mark.slow
-def test_a_causal_model_without_positions_uses_order(initial):
+def test_the_use_of_order_is_the_effect_of_shuffling(initial):
     model, windows_BM, _ = initial(model__position="none")
-    (order,), (causality,) = checks.order(model, windows_BM), checks.causality(model, windows_BM)
-    assert order.value > 0.2 and causality.value == 0.0
+    (order,) = checks.order(model, windows_BM)
     # Here, the same value is computed directly: all tokens except the first and the last are shuffled.
     inputs_BL, rng = windows_BM[:, :-1], np.random.default_rng(5)
     shuffled_BL = np.stack([[row[0], *rng.permutation(row[1:-1]), row[-1]] for row in inputs_BL])
@@ -82,20 +70,33 @@ def test_a_causal_model_without_positions_uses_order(initial):
 
 
 @pytest.fixture
-def leaking(monkeypatch):
-    """Remove the causal mask from all functions that are traced during the test."""
-    between = Mask.between
-    monkeypatch.setattr(Mask, "between", lambda mask, *places: between(mask._replace(causal=False), *places))
-    jax.clear_caches()
-    yield
+def with_wrong_mask(monkeypatch):
+    """Return a function that breaks the code of models by name, for all functions that are traced during the test."""
+
+    def change(name):
+        broken.MASKS[name][0](monkeypatch)
+        jax.clear_caches()
+
+    yield change
+    monkeypatch.undo()
     jax.clear_caches()
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("leaking")
-def test_a_missing_causal_mask_is_found(initial):
-    (causality,) = checks.causality(*initial(model__position="rope")[:2])
-    assert causality.found
+@pytest.mark.parametrize("fields", [{}, BIDIRECTIONAL])
+def test_right_masks_hide_later_tokens_and_other_documents(initial, fields):
+    model, windows_BM, _ = initial(data__isolate_documents=True, **fields)
+    results = checks.masks(model, windows_BM)
+    assert [result.check for result in results] == (["documents"] if fields else ["causality", "documents"])
+    assert not any(result.found for result in results) and max(result.value for result in results) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["no causal mask", "joined documents"])
+def test_a_wrong_mask_is_found_by_its_check(initial, with_wrong_mask, name):
+    model, windows_BM, _ = initial(data__isolate_documents=True)
+    with_wrong_mask(name)
+    assert [result.check for result in checks.masks(model, windows_BM) if result.found] == [broken.MASKS[name][1]]
 
 
 @pytest.mark.slow
@@ -106,6 +107,14 @@ def test_unscaled_logits_grow_with_the_root_of_the_width(initial, heads):
     *_, scale = blocks.attention(model, probe.layers(model, windows_BM))
     assert scale.check == "scale of logits" and scale.found
     assert scale.value == pytest.approx(math.sqrt(32 / heads), rel=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("residual", [True, False])
+def test_a_replaced_residual_stream_is_found(initial, residual):
+    model, windows_BM, _ = initial(model__residual=residual)
+    result = by_name(blocks.stream(model, probe.layers(model, windows_BM)))["residual"]
+    assert result.found is not residual and (result.value > 0.1) is residual
 
 
 @pytest.mark.slow
@@ -140,69 +149,34 @@ def test_attention_to_one_token_has_no_entropy_checks(initial):
 
 
 @pytest.mark.slow
-def test_broken_losses_heads_units_and_values_are_found(initial):
-    model, windows_BM, train_tokens = initial(model__position="rope", model__activation="relu")
-    sound = probe.layers(model, windows_BM)
-    counts = np.bincount(train_tokens, minlength=257) + 1
-    unigram = -np.log(counts / counts.sum())[windows_BM[:, 1:]].mean()
-    nll = float(probe.nll(model, windows_BM).mean())
-    simpler = {"unigram": unigram, "bigram": None}
-    loss, *_ = losses.check(losses.Losses(loss=nll, train=nll, windows=nll, **simpler, **losses.recorded([], 0)))
-    assert loss.found and f"that of a unigram model {unigram:.2f}" in loss.says, "nothing is learned yet"
-    assert not any(finding.found for finding in blocks.stream(model, sound))
-
-    broken = jax.tree.map(np.array, model.parameters)
-    broken["blocks"][1]["mlp"]["up"]["bias"][:16] = -1e3  # 16 of 128 units are always 0
-    broken["blocks"][0]["attention"]["out"]["kernel"][8:16] = 0  # the second of four heads
-    assert not checks.dead_heads(model, train_tokens).found and not blocks.dead_units(sound).found
-    model = dataclasses.replace(model, parameters=broken)
+def test_dead_heads_units_and_flat_predictions_are_found(initial):
+    model, windows_BM, train_tokens = initial(model__activation="relu")
+    sound = blocks.check(model, probe.layers(model, windows_BM))
+    assert not any(result.found for result in sound) and not checks.dead_heads(model, train_tokens).found
+    parameters = jax.tree.map(np.array, model.parameters)
+    parameters["blocks"][1]["mlp"]["up"]["bias"][:16] = -1e3  # 16 of 128 units are always 0
+    parameters["blocks"][0]["attention"]["out"]["kernel"][8:16] = 0  # the second of four heads
+    model = dataclasses.replace(model, parameters=parameters)
     heads, units = checks.dead_heads(model, train_tokens), blocks.dead_units(probe.layers(model, windows_BM))
-    assert 1 / 8 <= units.value < 0.2 and units.found
-    assert heads.value == 0 and "without effect: 0.1." in heads.says
+    assert 1 / 8 <= units.value < 0.2 and units.found and "in layer 1." in units.says
+    assert heads.found and heads.value == 0 and "without effect: 0.1." in heads.says
+    counts = np.bincount(train_tokens, minlength=257) + 1
     for factor, found in ((5, False), (1e-4, True)):
-        scaled = dataclasses.replace(model, parameters=jax.tree.map(np.copy, broken))
-        scaled.parameters["embedding"] *= factor  # tied embeddings: the small factor makes all logits nearly 0
-        predictions = checks.predictions(scaled, windows_BM, np.log(counts / counts.sum()))[0]
-        assert predictions.check == "predictions" and predictions.found is found, predictions
-    broken["embedding"][3, 5] = np.nan
-    finite, *others = blocks.stream(model, probe.layers(model, windows_BM))
-    assert finite.check == "finite" and finite.value == 1 and finite.found
-    assert finite.says == "Non-finite parameters: 1."
-    assert most_likely([heads, *others, finite]) == "a training step with non-finite gradients"
-    broken["embedding"][3, 5], broken["blocks"][1]["mlp"]["up"]["bias"][:] = 0, 3e38
-    finite, *_ = blocks.stream(model, probe.layers(model, windows_BM))
-    assert finite.found and finite.says == "Non-finite parameters: 0; an activation is non-finite."
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    def train(small, name, **overrides):
-        workdir = tmp_path_factory.mktemp(name.replace(" ", "-"))
-        loop.train(small(**(REAL | {"data__cache_dir": str(workdir / "cache")} | overrides)), workdir, conclude=False)
-        return suites.evaluate(Run(workdir), "diagnose", SuiteOptions())
-
-    return train
-
-
-BROKEN = {
-    "no position": (BIDIRECTIONAL | {"model__position": "none"}, "order", "model.position=none in a bidirectional"),
-    "no scale": ({"model__scale_attention": False}, "scale of logits", "model.scale_attention=False"),
-    "no residual": ({"model__residual": False, "model__num_layers": 4}, "residual", "model.residual=False"),
-    "high rate": ({"optimizer__learning_rate": 1.0}, "activations", "optimizer.learning_rate far too high"),
-    "leak": ({}, "causality", "no causal mask"),
-}
+        scaled = broken.scale(lambda parameters: parameters["embedding"], factor)(model)
+        log_BV = probe.predictions(scaled, windows_BM[:, :-1], 31)  # the small factor makes all logits nearly 0
+        assert losses.variation(log_BV, np.log(counts / counts.sum())).found is found
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", BROKEN)
-def test_the_cause_of_a_broken_model_is_named(small, trained, request, name, capsys):
-    fields, check, cause = BROKEN[name]
-    if name == "leak":
-        request.getfixturevalue("leaking")
-    result = trained(small, name, **fields)
-    assert check in result["found"] and result["most_likely"].startswith(cause), result
-    printed = capsys.readouterr().out
-    assert f"FOUND  {check}: " in printed and f"Most likely: {cause}" in printed
+def test_non_finite_weights_and_activations_are_found(initial):
+    model, windows_BM, _ = initial()
+    (finite,) = weights.check(broken.weights(broken.spoil)(model))
+    assert finite.found and finite.says == "Non-finite parameters: embedding (1)."
+    parameters = jax.tree.map(np.array, model.parameters)
+    parameters["blocks"][1]["mlp"]["down"]["bias"][:] = 3e38
+    model = dataclasses.replace(model, parameters=parameters)
+    assert not weights.check(model)[0].found
+    assert by_name(blocks.stream(model, probe.layers(model, windows_BM)))["activations"].found
 
 
 def test_an_untrained_matrix_has_no_structure():
@@ -218,16 +192,12 @@ def test_an_untrained_matrix_has_no_structure():
     assert weights.zero_lines(zeroed) == 2
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "fields", [{"model__scan_layers": True}, {"model__num_kv_heads": 2}, {"model__activation": "swiglu"}]
-)
-def test_each_alternative_differs_and_fits(initial, fields):
-    model, windows_BM, _ = initial(model__position="rope", model__tie_embeddings=False, **fields)
-    names = []
-    plain = model.nll(windows_BM[:8, :-1], windows_BM[:8, 1:])
-    for name, other in alternatives.others(model):
-        nll = other.nll(windows_BM[:8, :-1], windows_BM[:8, 1:])
-        assert np.isfinite(nll).all() and np.abs(nll - plain).max() > 1e-4, name
-        names.append(name)
-    assert len(names) == len(set(names)) >= 15
+def test_only_a_whole_block_counts_as_untrained():
+    trained = {f"encoder/blocks/{layer}/{name}": 2.0 for layer in range(12) for name in ("a/kernel", "b/kernel")}
+    for untrained, found in (({}, False), ({"a/kernel"}, False), ({"a/kernel", "b/kernel"}, True)):
+        ratios = trained | {f"encoder/blocks/1/{name}": 1.01 for name in untrained}
+        (result,) = weights.untrained(ratios)
+        assert result.found is found and ("untrained: encoder/blocks/1. " in result.says) is found
+    assert weights.untrained(dict.fromkeys(trained, 1.05)) == [], "none is trained"
+    ratios = dict.fromkeys(trained, 1.2) | {f"encoder/blocks/1/{name}": 1.01 for name in ("a/kernel", "b/kernel")}
+    assert not weights.untrained(ratios)[0].found, "by Muon"

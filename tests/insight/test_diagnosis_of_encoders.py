@@ -13,8 +13,7 @@ from mini_gpt.config import loading as configs
 from mini_gpt.data import task_batches, tasks
 from mini_gpt.data.tokenizers import CharacterTokenizer
 from mini_gpt.insight import examples
-from mini_gpt.insight.diagnosis import losses, masks, pairs
-from mini_gpt.insight.diagnosis.result import most_likely
+from mini_gpt.insight.diagnosis import masks, pairs
 from mini_gpt.runtime import sharding
 from mini_gpt.suites import base
 from mini_gpt.suites.base import SuiteOptions
@@ -23,7 +22,7 @@ from mini_gpt.training import workdir as workdirs
 from mini_gpt.training.run import Run
 from tests.conftest import slow
 from tests.evaluation.models import random_model
-from tests.insight import broken, broken_encoders
+from tests.insight import broken
 
 TASK = {
     "data__corpus": "task:copy",
@@ -56,7 +55,7 @@ def with_wrong_mask(monkeypatch):
     """Return a function that breaks the code of models by name, for all functions that are traced during the test."""
 
     def change(name):
-        broken_encoders.MASKS[name][0](monkeypatch)
+        broken.MASKS[name][0](monkeypatch)
         jax.clear_caches()
 
     yield change
@@ -68,11 +67,9 @@ HEALTHY = [
     {},
     {"model__position": "learned", "model__share_embeddings": False},
     *slow(
-        {"model__position": "none", "model__scan_layers": True},
         {"model__position": "t5", "model__num_kv_heads": 2, "model__attention_window": 2},
         {"model__position": "alibi", "model__dtype": "bfloat16", "model__norm_placement": "post"},
-        {"model__attention": "blockwise", "model__residual": False},
-        {"model__tie_embeddings": False, "model__scale_embeddings": True, "source_length": 7},
+        {"model__attention": "blockwise", "model__scan_layers": True, "model__tie_embeddings": False},
     ),
 ]
 
@@ -82,21 +79,17 @@ def test_right_masks_change_no_bit(initial, fields):
     results = {result.check: result for result in masks.check(*initial(**fields))}
     assert results.keys() == {"cross-attention", "source padding", "encoder direction", "causality"}
     assert not any(result.found for result in results.values()), [result.says for result in results.values()]
-    assert results["cross-attention"].value == results["causality"].value == 0
-    assert results["source padding"].value < (0.03 if fields.get("model__dtype") == "bfloat16" else 1e-4)
+    assert results["cross-attention"].value == results["source padding"].value == results["causality"].value == 0
     assert results["encoder direction"].value > 1e-4
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", broken_encoders.MASKS)
-@pytest.mark.parametrize("fields", [{}, *slow({"model__attention": "blockwise", "model__scan_layers": True})], ids=str)
-def test_each_wrong_mask_is_found_by_its_check_only(initial, with_wrong_mask, name, fields):
-    model, inputs_BL, source_BS = initial(**fields)
+@pytest.mark.parametrize("name", [name for name in broken.MASKS if name != "joined documents"])
+def test_each_wrong_mask_is_found_by_its_check_only(initial, with_wrong_mask, name):
+    model, inputs_BL, source_BS = initial()
     with_wrong_mask(name)
     found = [result for result in masks.check(model, inputs_BL, source_BS) if result.found]
-    _, check, cause = broken_encoders.MASKS[name]
-    assert [result.check for result in found] == [check], [result.says for result in found]
-    assert most_likely(found).startswith(cause)
+    assert [result.check for result in found] == [broken.MASKS[name][1]], [result.says for result in found]
 
 
 def test_the_share_of_unseen_tokens_is_that_of_the_mask(initial, with_wrong_mask):
@@ -133,7 +126,7 @@ def test_padding_is_in_no_statistic(initial):
         config = configs.override(model.config, {"context_length": target, "source_length": source})
         shown = [examples.of_problem(problem, config, tokenizer) for problem in problems]
         found.append(pairs.targets(dataclasses.replace(model, config=config), shown))
-    assert found[0][0].shape == (35,)
+    assert found[0][0].shape == (35, len(model.parameters["embedding"]))
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=2e-4, atol=1e-5), *found)
 
 
@@ -155,22 +148,21 @@ TRAINED = TASK | {
 
 
 @pytest.fixture(scope="module")
-def open_run(tmp_path_factory):
-    made = {}
+def _healthy(tmp_path_factory):
+    return tmp_path_factory.mktemp("run")
 
-    def make(small, name, **fields):
-        if name not in made:
-            workdir = tmp_path_factory.mktemp("run")
-            loop.train(small(**TRAINED | fields), workdir, conclude=False)
-            made[name] = workdir
-        return Run(made[name])
 
-    return make
+@pytest.fixture
+def healthy(small, _healthy):
+    """Train a run once, and open it."""
+    if not (_healthy / workdirs.METRICS).exists():
+        loop.train(small(**TRAINED), _healthy, conclude=False)
+    return Run(_healthy)
 
 
 @pytest.mark.slow
-def test_nothing_is_found_in_a_healthy_run(small, open_run, capsys):
-    result = suites.evaluate(open_run(small, "healthy"), "diagnose", SuiteOptions())
+def test_nothing_is_found_in_a_healthy_run(healthy, capsys):
+    result = suites.evaluate(healthy, "diagnose", SuiteOptions())
     names = [row["check"] for row in result["rows"]]
     assert result["found"] == [], [row["says"] for row in result["rows"] if row["found"]]
     assert len(names) == len(set(names)) >= 15 and {"cross-attention", "recorded loss", "loss"} <= {*names}
@@ -179,77 +171,24 @@ def test_nothing_is_found_in_a_healthy_run(small, open_run, capsys):
     assert recorded["value"] == pytest.approx(0, abs=1e-4)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", broken_encoders.MASKS)
-def test_a_wrong_mask_in_training_is_the_most_likely_cause(small, open_run, with_wrong_mask, name):
-    """With visible padding, the loss depends on the padding. The diagnosis has other padding than the training."""
-    with_wrong_mask(name)
-    result = suites.evaluate(open_run(small, name), "diagnose", SuiteOptions())
-    _, check, cause = broken_encoders.MASKS[name]
-    consequences = {"recorded loss", "definition"} if check == "source padding" else set()
-    assert check in result["found"] and {*result["found"]} <= {check, *consequences}
-    assert result["most_likely"].startswith(cause)
-
-
+# {name: (change of the trained model, its findings: the first one, and others)}
 WEIGHTS = {
-    "zero units": (
-        broken.blocks(broken.zero_units),
-        "zero weights",
-        "weights set to zero in blocks/0/mlp/up",
-    ),
-    "NaN": (broken.weights(broken.spoil), "finite", "a training step with non-finite gradients"),
-    "norm x 0.2": (broken.scale("final_norm", 0.2), "temperature", "logits at a wrong scale"),
-    "none for sinusoidal": (broken.fields(model__position="none"), "definition", "model.position is none, but sinus"),
+    "zero units": (broken.blocks(broken.zero_units), ["zero weights", "recorded loss", "dead units"]),
+    "NaN": (broken.weights(broken.spoil), ["finite"]),
+    "no positions": (broken.fields(model__position="none"), ["recorded loss"]),
     "encoder redrawn": (
         broken.redraw(lambda parameters: parameters["encoder"]["blocks"][1]),
-        "untrained weights",
-        "weights that look untrained in encoder/blocks/1",
+        ["untrained weights", "recorded loss"],
     ),
-}
-
-
-# The trained model hardly uses self-attention in the encoder: these changes raise its loss by less than 0.03 nats.
-HARMLESS = ("heads of the encoder", "heads of one layer", "dimensions of the encoder")
-WEIGHTS |= {
-    name: (change, "definition", wrong)
-    for name, (overrides, change, wrong) in broken_encoders.ARRANGED.items()
-    if not overrides and name not in HARMLESS
 }
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", WEIGHTS)
-def test_broken_weights_are_found_and_named(small, open_run, name):
-    change, check, cause = WEIGHTS[name]
-    run = open_run(small, "healthy")
-    results = diagnosed(run, change)
+def test_broken_weights_are_found(healthy, name):
+    change, expected = WEIGHTS[name]
+    shown, train_examples = (base.examples_of(healthy, split) for split in ("validation", "train"))
+    history = monitor.read(healthy.workdir / workdirs.METRICS)
+    results = pairs.diagnose(change(healthy.model), shown, train_examples, history, healthy.step)
     found = {result.check: result.says for result in results if result.found}
-    assert check in found and most_likely(results).startswith(cause), found
-
-
-def diagnosed(run, change):
-    """Return the results of all checks of a changed model."""
-    texts = pairs.Texts(base.examples_of(run, "validation"), base.examples_of(run, "train"))
-    return pairs.diagnose(change(run.model), texts, monitor.read(run.workdir / workdirs.METRICS), run.step)
-
-
-# {name: fields of a run whose best temperature is low, although it has no fault}
-LOW_TEMPERATURES = {
-    "60 steps": {"train__steps": 60},
-    "60 steps, another seed": {"train__steps": 60, "seed": 1},
-    "60 steps, smoothed": {"train__steps": 60, "train__label_smoothing": 0.1},
-    "100 steps": {"train__steps": 100},
-    "300 steps, smoothed": {"train__label_smoothing": 0.1},
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", LOW_TEMPERATURES)
-def test_a_low_temperature_is_found_only_if_the_loss_changed(small, open_run, name):
-    run = open_run(small, name, **LOW_TEMPERATURES[name])
-    (healthy,) = (result for result in diagnosed(run, lambda model: model) if result.check == "temperature")
-    assert healthy.value < 1 / losses.TEMPERATURE and not healthy.found
-    for factor in (0.2, 20):
-        results = diagnosed(run, broken.scale("final_norm", factor))
-        assert "temperature" in [result.check for result in results if result.found]
-        assert most_likely(results).startswith("logits at a wrong scale")
+    assert [*found][:1] == expected[:1] and found.keys() >= {*expected}, found

@@ -1,75 +1,63 @@
-"""Checks of the weights alone: matrices with zero rows or columns, and matrices that look untrained."""
+"""Checks of the weights alone: non-finite numbers, rows or columns of zeros, and weights that look untrained."""
 
 from collections.abc import Mapping
 
 import numpy as np
 
-from mini_gpt.insight.diagnosis.result import CheckResult
+from mini_gpt.insight.diagnosis.result import CheckResult, listed
 from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.model.parameters import by_name, with_layers
 from mini_gpt.runtime import sharding
 
-BLOCKS = ("blocks/", "encoder/blocks/")  # the starts of the names of the blocks' parameters
-
 # Limits of `structure`.
-UNTRAINED, UNTRAINED_ALONE = 1.08, 1.03  # an untrained block, or a single untrained matrix, is below
-LEARNED = 1.4  # if the median of all matrices above UNTRAINED is larger, the blocks are trained
-SMALLEST = 16  # fewest rows and columns of a matrix that is examined
-MOST_NAMES = 4  # in a sentence
+UNTRAINED = 1.08  # all matrices of an untrained block are below
+LEARNED = 1.4  # if the median of the other blocks' matrices is larger, these blocks are trained
+SMALLEST = 16  # fewest rows and columns of a matrix that is compared with an untrained one
 
 
-def check(model: LoadedModel, suspicious: bool) -> list[CheckResult]:
-    """Check the matrices of the blocks and of positions. Returns nothing if one is non-finite.
+def check(model: LoadedModel) -> list[CheckResult]:
+    """Check all weights for non-finite numbers, and the matrices of the blocks for the rest, if all are finite."""
+    bad, zeros, ratios = {}, {}, {}
+    for name, leaf in by_name(with_layers(model.parameters, stacked=False)).items():
+        weights = sharding.to_host(leaf, model.mesh)  # one by one: all may take gigabytes
+        bad[name] = int((~np.isfinite(weights)).sum())
+        if weights.ndim == 2 and "blocks/" in name and not bad[name]:
+            zeros[name] = zero_lines(weights)
+            if min(weights.shape) >= SMALLEST and weights.any():
+                ratios[name] = structure(weights.astype(np.float64))
+    finite = _counted("finite", "Non-finite parameters", bad)
+    if finite.found:
+        return [finite]
+    return [finite, _counted("zero weights", "Zero rows or columns", zeros), *untrained(ratios)]
 
-    suspicious: `Losses.suspicious`. If it is False, only whole blocks are reported as untrained.
+
+def _counted(check: str, what: str, counts: Mapping[str, int]) -> CheckResult:
+    """Check that all counts are 0. counts: of each parameter."""
+    names = [f"{name} ({count})" for name, count in counts.items() if count]
+    return CheckResult(check, float(sum(counts.values())), "none", bool(names), f"{what}: {listed(names)}.")
+
+
+def untrained(ratios: Mapping[str, float]) -> list[CheckResult]:
+    """Check for blocks whose matrices all look untrained. Returns nothing if this is so for all blocks.
+
+    ratios: `structure` of each matrix.
     """
-    leaves = by_name(with_layers(model.parameters, stacked=False)).items()
-    # With scaled embeddings, learned positions start with a standard deviation of 1 and change little.
-    parts = BLOCKS if model.config.model.scale_embeddings else (*BLOCKS, "positions/", "encoder/positions/")
-    in_part = {name: leaf for name, leaf in leaves if leaf.ndim == 2 and name.startswith(parts)}
-    zeros, ratios = {}, {}
-    for name, leaf in in_part.items():  # one by one, because all of them in float64 may take gigabytes
-        matrix = sharding.to_host(leaf, model.mesh).astype(np.float64)
-        if not np.isfinite(matrix).all():
-            return []
-        if name.startswith(BLOCKS):
-            zeros[name] = zero_lines(matrix)
-        if min(matrix.shape) >= SMALLEST and matrix.any():
-            ratios[name] = structure(matrix)
-    listed = _listed([f"{name} ({count})" for name, count in zeros.items() if count])
-    says = f"Zero rows or columns of the blocks' matrices: {listed or 'none'}."
-    cause = f"weights set to zero in {listed}"
-    results = [CheckResult("zero weights", float(sum(zeros.values())), "none", bool(listed), says, cause)]
-
-    of_blocks = [ratio for name, ratio in ratios.items() if name.startswith(BLOCKS)]
-    learned = [ratio for ratio in of_blocks if ratio >= UNTRAINED]
-    if not learned:
-        return results  # untrained, or trained by Muon, which keeps the singular values even
-    median = float(np.median(learned))
-    alone = UNTRAINED_ALONE if suspicious else 0
-    untrained = [name for name, ratio in ratios.items() if ratio < alone or _is_in_untrained_block(name, ratios)]
-    listed, least = _listed(untrained), min([ratios[name] for name in untrained] or of_blocks)
+    largest: dict[str, float] = {}  # of each block, such as encoder/blocks/3
+    for name, ratio in ratios.items():
+        block = name[: name.index("/", name.index("blocks/") + len("blocks/"))]
+        largest[block] = max(ratio, largest.get(block, 0))
+    names = [block for block, ratio in largest.items() if ratio < UNTRAINED]
+    others = [ratio for name, ratio in ratios.items() if not name.startswith(tuple(f"{block}/" for block in names))]
+    if not others:
+        return []
+    least, median = min(largest.values()), float(np.median(others))
+    found = bool(names) and median > LEARNED  # otherwise hardly trained, or by Muon, which keeps singular values even
     says = (
-        f"Largest singular values, divided by those of untrained matrices: least {least:.2f}, "
-        f"median without untrained ones {median:.2f}."
+        f"Blocks that look untrained: {listed(names if found else [])}. Largest singular values, divided by those of "
+        f"untrained matrices: at most {least:.2f} in one block; median of blocks that look trained {median:.2f}."
     )
-    limit = f"at least {UNTRAINED} for a matrix of each block, if the median is above {LEARNED}"
-    found, cause = bool(untrained) and median > LEARNED, f"weights that look untrained in {listed}"
-    return [*results, CheckResult("untrained weights", least, limit, found, says, cause)]
-
-
-def _is_in_untrained_block(name: str, ratios: Mapping[str, float]) -> bool:
-    """Return whether all matrices of the block with this matrix look untrained."""
-    if not name.startswith(BLOCKS):
-        return False
-    block = _block(name)
-    return all(ratio < UNTRAINED for other, ratio in ratios.items() if _block(other) == block)
-
-
-def _block(name: str) -> str:
-    """Return the name of the block of a parameter, such as encoder/blocks/3."""
-    stack, _, rest = name.rpartition("blocks/")
-    return f"{stack}blocks/{rest.split('/')[0]}"
+    limit = f"at least {UNTRAINED} for a matrix of each block, if the median of the others is above {LEARNED}"
+    return [CheckResult("untrained weights", least, limit, found, says)]
 
 
 def structure(matrix: np.ndarray) -> float:
@@ -85,8 +73,3 @@ def structure(matrix: np.ndarray) -> float:
 def zero_lines(matrix: np.ndarray) -> int:
     """Return the number of rows and columns that are zero."""
     return int(sum((matrix == 0).all(axis=axis).sum() for axis in (0, 1)))
-
-
-def _listed(names: list[str]) -> str:
-    more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
-    return ", ".join(names[:MOST_NAMES]) + more

@@ -199,7 +199,7 @@ def test_short_splits_and_non_finite_models_are_refused(small, tmp_path):
             suites.evaluate(broken, suite, SuiteOptions())
     assert not (workdir / "eval").exists()
     result = suites.evaluate(run, "diagnose", SuiteOptions())
-    assert result["most_likely"] == "a training step with non-finite gradients"
+    assert result["found"][0] == "finite"
 
 
 TASK = {"data__corpus": "task:copy", "data__tokenizer": "characters", "data__path": None, "data__task_length": 4}
