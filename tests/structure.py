@@ -49,7 +49,7 @@ LIMITS = {
         f"functions with more than {MOST_PARAMETERS} parameters": (0, 0),
         "imports from the core into a tool": (2, 0),
         "lines of mini_gpt/": (27339, 24000),
-        "lines of tests/": (31829, 28500),
+        "lines of tests/": (31832, 28500),
     },
 }
 Found = dict[str, int | list[str]]  # the number of each measure, or what is counted
