@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 SLOW ?= tests
 
-.PHONY: train test types test-slow test-cache test-newest test-oldest test-hugging-face faults docs tutorials exercises lint pages-style clean
+.PHONY: train test types test-slow test-cache test-newest test-oldest test-hugging-face faults docs tutorials exercises structure lint pages-style clean
 
 train: $(VENV)/installed
 	$(VENV)/bin/python train.py --config=configs/tiny.py
@@ -57,6 +57,10 @@ tutorials: $(VENV)/installed-dev
 # Check the answers to the exercises of the tutorials.
 exercises: $(VENV)/installed-dev
 	$(VENV)/bin/python -m docs.tutorials.exercises
+
+# Print how much code one has to read to understand the core, with limits and goals.
+structure: $(VENV)/installed-dev
+	$(VENV)/bin/python -m tests.structure
 
 lint: $(VENV)/installed-dev
 	$(VENV)/bin/ruff format .

@@ -5,7 +5,7 @@ import functools
 
 import pytest
 
-from tests.conftest import REPOSITORY
+from tests.structure import LIMITS, MEASURES, REPOSITORY, ROOT, imports, modules, number, package
 
 PACKAGES = (
     "runtime",
@@ -24,38 +24,8 @@ PACKAGES = (
 )
 # Thin modules beside the packages, for `python -m`.
 ENTRY_POINTS = ("__init__.py", "bench.py", "lab.py", "play.py", "sweep.py")
-ROOT = REPOSITORY / "mini_gpt"
 LONGEST_CHAIN, LONGEST_CHAIN_IN_A_PACKAGE = 18, 6  # without the entry points
-LONGEST_FILE, LONGEST_LINE, MOST_PARAMETERS = 350, 120, 6
-
-
-@functools.cache
-def modules() -> dict[str, str]:
-    """Return {dotted name without `mini_gpt.`: source} of all files in packages."""
-    found = {}
-    for path in sorted(ROOT.rglob("*.py")):
-        parts = path.relative_to(ROOT).with_suffix("").parts
-        if len(parts) > 1 and parts[-1] != "__main__":  # an entry point may import commands
-            found[".".join(part for part in parts if part != "__init__")] = path.read_text(encoding="utf-8")
-    return found
-
-
-@functools.cache
-def imports(name: str) -> frozenset[str]:
-    """Return the modules of mini_gpt that a module imports, also inside functions."""
-    found = set()
-    for node in ast.walk(ast.parse(modules()[name])):
-        if isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{name}: relative import"
-            found |= {f"{node.module}.{alias.name}" for alias in node.names}
-        elif isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-    ours = {full.removeprefix("mini_gpt.") for full in found if full.startswith("mini_gpt.")}
-    return frozenset(full if full in modules() else full.rpartition(".")[0] for full in ours) - {name}
-
-
-def package(name: str) -> str:
-    return name.split(".")[0]
+LONGEST_FILE, LONGEST_LINE = 350, 120
 
 
 def longest_chain(name: str, *, inside: bool) -> int:
@@ -113,10 +83,14 @@ def test_scripts_of_pages_are_short():
     assert [line for each in lines.values() for line in each if len(line) > LONGEST_LINE] == []
 
 
-def test_no_function_has_too_many_parameters():
-    for name, source in modules().items():
-        for node in ast.walk(ast.parse(source)):
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                arguments = node.args.posonlyargs + node.args.args + node.args.kwonlyargs
-                given = [argument.arg for argument in arguments if argument.arg not in ("self", "cls")]
-                assert len(given) <= MOST_PARAMETERS, f"{name}.{node.name}: {given}"
+@pytest.mark.parametrize("group", LIMITS)
+def test_code_to_read_is_within_its_limits(group):
+    counted, problems = MEASURES[group](), []
+    assert counted.keys() == LIMITS[group].keys()
+    for measure, found in counted.items():
+        limit, goal = LIMITS[group][measure]
+        assert found or goal == 0, f"{group}: {measure}: nothing was counted"
+        if number(found) > limit:
+            names = f" ({', '.join(found)})" if isinstance(found, list) else ""
+            problems.append(f"{group}: {measure}: found {number(found)}, limit {limit}{names}")
+    assert not problems, "\n".join(problems)
