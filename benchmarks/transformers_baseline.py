@@ -24,11 +24,11 @@ import transformers
 
 from mini_gpt.commands import command_line, decoding_speed, measuring
 from mini_gpt.config import loading as configs
+from mini_gpt.evaluation.loaded import LoadedModel
 from mini_gpt.generation import prompts
 from mini_gpt.generation.sampling import Sampling
 from mini_gpt.hugging_face import exporting
 from mini_gpt.model import parameters as model_parameters
-from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.runtime.errors import UserError, require
 
 

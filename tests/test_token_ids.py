@@ -9,14 +9,14 @@ import pytest
 from flax import nnx
 
 from mini_gpt.config import loading
+from mini_gpt.data.layout import Layout
 from mini_gpt.data.tokenizers import ByteTokenizer
+from mini_gpt.evaluation.loaded import LoadedModel
 from mini_gpt.evaluation.perplexity import make_nll_fn
 from mini_gpt.evaluation.scoring import score_tokens
 from mini_gpt.generation import beam, decoding, filling
 from mini_gpt.insight import attention
 from mini_gpt.model import build
-from mini_gpt.model.layout import Layout
-from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.runtime import sharding, token_ids
 from mini_gpt.runtime.errors import UserError
 

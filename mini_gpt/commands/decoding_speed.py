@@ -11,11 +11,10 @@ from mini_gpt.commands.measuring import machine, spread
 from mini_gpt.config import loading as configs
 from mini_gpt.config.schema import Config
 from mini_gpt.data import corpora, token_store
+from mini_gpt.evaluation.loaded import LoadedModel
 from mini_gpt.generation import decoding, prompts
 from mini_gpt.generation.sampling import Sampling
 from mini_gpt.model import parameters as model_parameters
-from mini_gpt.model.attention.inputs import Memory
-from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.runtime import sharding
 from mini_gpt.training import state as states
 from mini_gpt.training.layouts import layout_of
@@ -60,7 +59,7 @@ def time_encoding(model: LoadedModel, source_BS: np.ndarray) -> float:
 
 
 @jax.jit
-def _encode(model: LoadedModel, source_BS: jax.Array) -> Memory:
+def _encode(model: LoadedModel, source_BS: jax.Array) -> jax.Array:
     return model.merge().encode(source_BS)[0]
 
 

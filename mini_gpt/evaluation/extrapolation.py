@@ -7,7 +7,7 @@ from fractions import Fraction
 import numpy as np
 
 from mini_gpt.evaluation import items, perplexity, scoring
-from mini_gpt.model.loaded import LoadedModel
+from mini_gpt.evaluation.loaded import LoadedModel
 from mini_gpt.runtime import progress
 from mini_gpt.runtime.errors import UserError, require
 

@@ -15,7 +15,7 @@ import numpy as np
 from mini_gpt.data.batches import Batch, next_token_batch
 from mini_gpt.data.tokenizers import Tokenizer, separator
 from mini_gpt.evaluation import items, perplexity, task_accuracy
-from mini_gpt.model.loaded import LoadedModel
+from mini_gpt.evaluation.loaded import LoadedModel
 from mini_gpt.runtime.progress import Advance, silent
 
 PROBLEMS = 64  # of each kind and length

@@ -10,8 +10,8 @@ import numpy as np
 from mini_gpt.data import pairs as pair_rows
 from mini_gpt.data.batches import in_full_batches
 from mini_gpt.data.pairs import Pair
+from mini_gpt.evaluation.loaded import LoadedModel
 from mini_gpt.model import loss as losses
-from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.runtime import sharding
 from mini_gpt.runtime.progress import Advance, silent
 from mini_gpt.runtime.threads import in_order

@@ -11,8 +11,8 @@ from mini_gpt.data import batches, text_batches
 from mini_gpt.data.batches import Batch
 from mini_gpt.data.text_batches import corrupted_blocks
 from mini_gpt.evaluation import items, scoring
+from mini_gpt.evaluation.loaded import LoadedModel
 from mini_gpt.evaluation.scoring import NllFn, Score
-from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.runtime import sharding, token_ids
 from mini_gpt.runtime.errors import UserError, require
 from mini_gpt.runtime.progress import Advance, silent

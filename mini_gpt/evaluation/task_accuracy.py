@@ -17,14 +17,14 @@ import numpy as np
 
 from mini_gpt.data import task_batches, tasks, tokenizers
 from mini_gpt.data.batches import Batch, in_full_batches
+from mini_gpt.data.layout import keys_of
 from mini_gpt.data.pairs import Pair
 from mini_gpt.data.tasks import Problem
 from mini_gpt.data.tokenizers import Tokenizer
 from mini_gpt.evaluation import items, pair_accuracy, perplexity
 from mini_gpt.evaluation.items import Items
+from mini_gpt.evaluation.loaded import LoadedModel
 from mini_gpt.model import loss as losses
-from mini_gpt.model.layout import keys_of
-from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.runtime import progress, sharding
 from mini_gpt.runtime.progress import Advance, silent
 from mini_gpt.runtime.threads import in_order

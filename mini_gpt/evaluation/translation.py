@@ -9,7 +9,7 @@ import sacrebleu
 from mini_gpt.data.pairs import Pair
 from mini_gpt.evaluation import calibration, items, pair_accuracy
 from mini_gpt.evaluation.items import Items
-from mini_gpt.model.loaded import LoadedModel
+from mini_gpt.evaluation.loaded import LoadedModel
 from mini_gpt.runtime.progress import Advance, silent
 
 BLEU_ORDER = 4  # BLEU counts runs of up to four words

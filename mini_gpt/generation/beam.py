@@ -8,10 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from mini_gpt.evaluation.loaded import LoadedModel
 from mini_gpt.generation import cache as caches
 from mini_gpt.generation.cache import Cache
 from mini_gpt.generation.prompts import Prompt, Prompts, prepare
-from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.runtime.errors import require
 
 MOST_ALPHA = 10  # of the length penalty; far larger ones overflow

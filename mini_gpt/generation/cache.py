@@ -6,14 +6,14 @@ import jax
 import jax.numpy as jnp
 
 from mini_gpt.config.model import ModelConfig
+from mini_gpt.data.layout import PLAIN
+from mini_gpt.evaluation.loaded import LoadedModel
 from mini_gpt.generation import cached_attention
 from mini_gpt.generation.cached_attention import CachedSource, KeyValues, write
 from mini_gpt.model import running
 from mini_gpt.model.attention.context import Tokens
 from mini_gpt.model.attention.variants import CANON_TAPS
 from mini_gpt.model.editing import NONE, Edits, edited
-from mini_gpt.model.layout import PLAIN
-from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.runtime.errors import UserError, require
 
 
@@ -158,7 +158,7 @@ def decode(model: LoadedModel, tokens_B: jax.Array, cache: Cache) -> tuple[jax.A
 
 def _next_token(model: LoadedModel, tokens_B: jax.Array, cache: Cache) -> Tokens:
     """Return the place, the position and the segment of the new token of each row, [B, 1] each."""
-    config, layout = model.config.model, model.layout
+    layout = model.layout
     newest = next(iter(cache.slots.values()))  # slots of all sizes hold the newest token
     places_B = positions_B = cache.lengths_B
     segments_B1 = None

@@ -1,8 +1,8 @@
 """Attention with a KV cache: these objects take the place of parts of a model's attention while it generates.
 
-The model itself knows nothing of caches. During the prefill, a `Recorder` keeps the keys and values of the prompt. While
-tokens are decoded, `CachedCore` attends to the keys and values of earlier tokens. Each object keeps its new arrays in
-attributes, which are read after the pass.
+The model itself knows nothing of caches. During the prefill, a `Recorder` keeps the keys and values of the prompt.
+While tokens are decoded, `CachedCore` attends to the keys and values of earlier tokens. Each object keeps its new
+arrays in attributes, which are read after the pass.
 """
 
 from typing import Any, NamedTuple
@@ -86,7 +86,8 @@ class CachedCore:
     def choose(self, q_B1HK, k_B1GK, v_B1GK, context: Context, dropout_key: None) -> Any:
         """Write the new token's key and value to its slot, in place; return the function that attends to all slots."""
         as_rows = lambda x_B1GK: x_B1GK.reshape(-1, 1, x_B1GK.shape[-1])
-        keys, values = (write(old, as_rows(x), self.step.steps) for old, x in zip(self.kept, (k_B1GK, v_B1GK)))
+        new = zip(self.kept[:2], (k_B1GK, v_B1GK), strict=True)
+        keys, values = (write(old, as_rows(x), self.step.steps) for old, x in new)
         decay = self.kept.decay_BSH
         decay = None if decay is None else write(decay, context.keys.decay_BLH, self.step.steps)
         self.kept = self.kept._replace(keys_XSK=keys, values_XSK=values, decay_BSH=decay)
@@ -100,7 +101,7 @@ class CachedCore:
 
 
 class CachedSource:
-    """Takes the place of the core of cross-attention. The new token's key and value are not used; XLA leaves them out."""
+    """Takes the place of the core of cross-attention, and attends to the kept keys and values of the source."""
 
     def __init__(self, core: Core, kept: KeyValues):
         self.core, self.kept = core, kept
@@ -147,7 +148,7 @@ class CachedScale:
 
 
 def slots(attention: MultiHeadAttention, capacity: int) -> int:
-    """Return the number of slots of a layer: its window is enough, unless a part needs the keys in the order of time."""
+    """Return the number of slots of a layer: its window, unless a part needs the keys in the order of time."""
     needs_order = attention.core.stick_breaking or any(mod.whole_rows for mod in attention.core.score_mods)
     return capacity if needs_order else min(capacity, attention.mask.window or capacity)
 

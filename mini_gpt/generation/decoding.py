@@ -9,11 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from mini_gpt.data.batches import in_full_batches
+from mini_gpt.evaluation.loaded import LoadedModel
 from mini_gpt.generation import cache as caches
 from mini_gpt.generation.cache import Cache
 from mini_gpt.generation.prompts import Prompt, Prompts, prepare
 from mini_gpt.generation.sampling import Sampling, draw, noise
-from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.runtime.progress import Advance, silent
 
 CHUNK = 16  # tokens that one call of the compiled loop samples for each row

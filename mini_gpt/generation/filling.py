@@ -6,7 +6,7 @@ import jax
 import numpy as np
 
 from mini_gpt.data.tokenizers import SubwordTokenizer, Tokenizer, vocab_size
-from mini_gpt.model.loaded import LoadedModel
+from mini_gpt.evaluation.loaded import LoadedModel
 from mini_gpt.runtime import sharding, token_ids
 from mini_gpt.runtime.errors import UserError, require
 

@@ -12,9 +12,9 @@ import numpy as np
 from flax import nnx
 
 from mini_gpt.config.model import ModelConfig
+from mini_gpt.evaluation.loaded import LoadedModel
 from mini_gpt.generation import cache as caches
 from mini_gpt.model import build
-from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.runtime import devices, token_ids
 from mini_gpt.runtime.errors import UserError, require
 

@@ -11,7 +11,7 @@ from mini_gpt.hugging_face.settings import Settings
 from mini_gpt.hugging_face.tensors import Shape, Tensor
 from mini_gpt.runtime.errors import UserError
 
-POSITIONS, TYPES, BIAS = "file/positions", "file/types", "prediction_head/bias"
+POSITIONS, TYPES, BIAS = "file/positions", "file/types", "output/bias"
 
 
 class Bert(Architecture):
@@ -80,7 +80,7 @@ class Bert(Architecture):
         listed = super().tensors(model)
         listed += self._module(f"{self.prefix}embeddings.LayerNorm", ["embedding_norm"], model)
         for theirs, ours in zip(self.head_modules, ("dense", "norm"), strict=True):
-            listed += self._module(theirs, [f"prediction_head/{ours}"], model)
+            listed += self._module(theirs, [f"output/{ours}"], model)
         # Transformers adds the second of two equal biases. Its files may lack it.
         return [*listed, Tensor(self.head_bias, (BIAS,)), Tensor(f"{self.head}.bias", (BIAS,), optional=True)]
 

@@ -16,13 +16,13 @@ from mini_gpt.config import loading as configs
 from mini_gpt.config.model import ModelConfig
 from mini_gpt.config.schema import SENTINELS
 from mini_gpt.data.tokenizers import SubwordTokenizer
+from mini_gpt.evaluation.loaded import LoadedModel
 from mini_gpt.hugging_face import architectures, model_card, source_files, tokenizer_files
 from mini_gpt.hugging_face.architecture import OF_TOKENS, Architecture, Arrays, Ids
 from mini_gpt.hugging_face.settings import CONFIG, WEIGHTS
 from mini_gpt.hugging_face.tensors import Tensor
 from mini_gpt.model import build, positions
 from mini_gpt.model import parameters as model_parameters
-from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.runtime import files
 from mini_gpt.runtime.errors import UserError, require
 from mini_gpt.training import workdir as workdirs

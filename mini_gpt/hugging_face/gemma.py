@@ -114,7 +114,7 @@ class Gemma3(Gemma2):
     fixed: ClassVar = {"use_bidirectional_attention": False, "attn_logit_softcapping": None}
     exported: ClassVar = {**Gemma.exported, "final_logit_softcapping": "output_soft_cap"}
     layer = (*Gemma2.layer, "self_attn.q_norm", "self_attn.k_norm")
-    parameters = (*Gemma2.parameters, "attention/variants/query_norm", "attention/variants/key_norm")
+    parameters = (*Gemma2.parameters, "attention/on_heads/0/query_norm", "attention/on_heads/0/key_norm")
     soft_caps: ClassVar = {"output_soft_cap": ("final_logit_softcapping", None)}
     period_field, period_by_default = "sliding_window_pattern", 6
     # The fields of the bases and their defaults, before Transformers 5 and since.

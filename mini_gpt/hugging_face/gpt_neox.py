@@ -77,7 +77,7 @@ class Phi(Rotary):
         return fields | {"model.num_kv_heads": settings.whole("num_key_value_heads", fields["model.num_heads"])}
 
     def tensors(self, model: ModelConfig) -> list[Tensor]:
-        return [*super().tensors(model), Tensor("lm_head.bias", ("output_bias/bias",))]
+        return [*super().tensors(model), Tensor("lm_head.bias", ("output/bias",))]
 
 
 class StarCoder2(Rotary):

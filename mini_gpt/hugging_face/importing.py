@@ -22,12 +22,13 @@ from mini_gpt.config.model import ModelConfig
 from mini_gpt.config.schema import Config
 from mini_gpt.data import corpora
 from mini_gpt.data.tokenizers import SubwordTokenizer, Tokenizer
+from mini_gpt.evaluation import memory
 from mini_gpt.hugging_face import architectures, settings, stored, tokenizer_files
 from mini_gpt.hugging_face.architecture import OF_TOKENS, Architecture
 from mini_gpt.hugging_face.settings import CONFIG, Settings
 from mini_gpt.hugging_face.stored import FLOATS, Stored
 from mini_gpt.hugging_face.tensors import Shape, Tensor
-from mini_gpt.model import build, memory
+from mini_gpt.model import build
 from mini_gpt.model import parameters as model_parameters
 from mini_gpt.model.parameters import Parameters
 from mini_gpt.runtime import files

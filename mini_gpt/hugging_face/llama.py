@@ -82,7 +82,7 @@ class Qwen3(Qwen2):
     }
     head_width_by_default = 128
     layer = (*Llama.layer, "self_attn.q_norm", "self_attn.k_norm")
-    parameters = (*Llama.parameters, "attention/variants/query_norm", "attention/variants/key_norm")
+    parameters = (*Llama.parameters, "attention/on_heads/0/query_norm", "attention/on_heads/0/key_norm")
 
 
 class SmolLM3(Llama):
@@ -158,6 +158,6 @@ class Olmo2(Llama):
         "post_feedforward_layernorm",
     )
     parameters = (
-        *(*QKV.split(), "attention/variants/query_norm", "attention/variants/key_norm"),
+        *(*QKV.split(), "attention/on_heads/0/query_norm", "attention/on_heads/0/key_norm"),
         *("attention/out", "attention/output_norm", "mlp/gate", "mlp/up", "mlp/down", "mlp/output_norm"),
     )

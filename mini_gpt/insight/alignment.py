@@ -13,8 +13,8 @@ from mini_gpt.data.pairs import batch_of
 from mini_gpt.data.tasks.base import Link, Problem
 from mini_gpt.data.tokenizers import Tokenizer
 from mini_gpt.evaluation import pair_accuracy
-from mini_gpt.model.gpt import Trace
-from mini_gpt.model.loaded import LoadedModel
+from mini_gpt.evaluation.loaded import LoadedModel
+from mini_gpt.insight import observing
 from mini_gpt.runtime import sharding
 from mini_gpt.runtime.progress import Advance, silent
 
@@ -107,12 +107,7 @@ def _right_links(maps_NHLS: np.ndarray, links: list[Link], queries: Queries) -> 
 @jax.jit
 def _cross_attention(model: LoadedModel, inputs_BL: jax.Array, source_BS: jax.Array) -> jax.Array:
     """Return the weights_NBHLS of cross-attention, replicated."""
-
-    def weights_of(trace: Trace) -> jax.Array:
-        assert trace.cross_attention is not None
-        return trace.cross_attention.weights_BHLS
-
-    inputs = model.with_layout(inputs_BL, source_BS=source_BS)
     with sharding.use_mesh(model.mesh):
-        weights = model.merge().forward(inputs, trace=weights_of)[2]
-    return sharding.replicate(jnp.stack(weights or []), model.mesh)
+        layers = observing.layers(model.merge(), model.with_layout(inputs_BL, source_BS=source_BS))
+    weights = [layer.cross_attention.weights_BHLS for layer in layers if layer.cross_attention is not None]
+    return sharding.replicate(jnp.stack(weights), model.mesh)

@@ -9,11 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mini_gpt.model import editing
-from mini_gpt.model.attention.reference import AttentionMaps
-from mini_gpt.model.gpt import Trace
-from mini_gpt.model.layout import keys_of
-from mini_gpt.model.loaded import LoadedModel
+from mini_gpt.data.layout import keys_of
+from mini_gpt.evaluation.loaded import LoadedModel
+from mini_gpt.insight import observing
+from mini_gpt.insight.observing import AttentionMaps, Layer
 from mini_gpt.runtime import sharding, token_ids
 
 KINDS = ("encoder", "decoder", "cross")  # of attention in a model with an encoder
@@ -44,9 +43,9 @@ def each_layer(
     text_BL: np.ndarray | None = None,
     rows_B: np.ndarray | None = None,
 ) -> list[Any]:
-    """Return `reduce(trace, *arguments)` of each layer in NumPy, without keeping the traces.
+    """Return `reduce(layer, *arguments)` of each layer in NumPy, without keeping the activations.
 
-    The batch and the arguments are sharded by rows. reduce: a module-level function that jit can trace. text_BL: the
+    The batch and the arguments are sharded by rows. reduce: a module-level function that jit can layer. text_BL: the
     text before tokens were masked, to find document boundaries; by default tokens_BL. rows_B: a seed for the random
     positions of each row; by default the row's first token.
     """
@@ -77,9 +76,9 @@ def each_layer_by_kind(
     reduce: Mapping[str, Callable[..., Any]],
     arguments: Mapping[str, tuple] = MappingProxyType({}),
 ) -> dict[str, list[Any]]:
-    """Return {kind: `reduce[kind](trace, *arguments[kind])` of each layer} of a model with an encoder, in NumPy.
+    """Return {kind: `reduce[kind](layer, *arguments[kind])` of each layer} of a model with an encoder, in NumPy.
 
-    As `each_layer`. The traces of "decoder" and "cross" are the same: those of the decoder's blocks.
+    As `each_layer`. The layers of "decoder" and "cross" are the same: the decoder's blocks.
     """
     token_ids.check(tokens_BL, len(model.parameters["embedding"]), "tokens_BL")
     token_ids.check(source_BS, len(model.parameters["embedding"]), "source_BS", padding=True)
@@ -147,54 +146,48 @@ def _curves(layers: list[Any], prefix: str = "attention") -> dict[str, float]:
 @functools.partial(jax.jit, static_argnames="reduce")
 def _each_layer(model: LoadedModel, inputs: tuple, arguments: tuple, *, reduce) -> list[Any]:
     """inputs: tokens_BL, text_BL and rows_B."""
-    module, (tokens_BL, text_BL, rows_B) = model.merge(), inputs
-    inputs = model.with_layout(tokens_BL, text_BL, keys_of(rows_B))
+    tokens_BL, text_BL, rows_B = inputs
     with sharding.use_mesh(model.mesh):
-        reduce_trace = lambda trace: reduce(trace, *arguments)
-        _, _, layers = module.forward(inputs, edits=model.edits, trace=reduce_trace)
-    return sharding.replicate(layers, model.mesh)
+        layers = observing.layers(model.edited(), model.with_layout(tokens_BL, text_BL, keys_of(rows_B)))
+    return sharding.replicate([reduce(layer, *arguments) for layer in layers], model.mesh)
 
 
 @functools.partial(jax.jit, static_argnames=("kind", "reduce"))
 def _each_layer_of_kind(model: LoadedModel, inputs: tuple, arguments: tuple, *, kind: str, reduce) -> list[Any]:
     """inputs: tokens_BL and source_BS."""
-    module, (tokens_BL, source_BS) = model.merge(), inputs
-    reduce_trace = lambda trace: reduce(trace, *arguments)
+    tokens_BL, source_BS = inputs
     with sharding.use_mesh(model.mesh):
+        inputs = model.with_layout(tokens_BL, source_BS=source_BS)
         if kind == "encoder":
-            of_encoder = editing.by_kind(model.config.model, model.edits)[0]
-            read_BS = model.layout.read_source(source_BS)
-            assert read_BS is not None
-            _, layers = module.encode(read_BS, edits=of_encoder, trace=reduce_trace)
+            _, _, layers = observing.observed(model.edited(), lambda module: module.encode(*inputs[3:])[0])
         else:
-            inputs = model.with_layout(tokens_BL, source_BS=source_BS)
-            layers = module.forward(inputs, edits=model.edits, trace=reduce_trace)[2] or []
-    return sharding.replicate(layers, model.mesh)
+            layers = observing.layers(model.edited(), inputs)
+    return sharding.replicate([reduce(layer, *arguments) for layer in layers], model.mesh)
 
 
-def _maps(trace: Trace) -> AttentionMaps:
-    return trace.attention
+def _maps(layer: Layer) -> AttentionMaps:
+    return layer.attention
 
 
-def of_cross(trace: Trace) -> Trace:
-    """Return a decoder's trace with the maps of cross-attention in the place of those of self-attention."""
-    assert trace.cross_attention is not None
-    return trace._replace(attention=trace.cross_attention)
+def of_cross(layer: Layer) -> Layer:
+    """Return a decoder's layer with the maps of cross-attention in the place of those of self-attention."""
+    assert layer.cross_attention is not None
+    return layer._replace(attention=layer.cross_attention)
 
 
-def _cross_maps(trace: Trace) -> AttentionMaps:
-    return _maps(of_cross(trace))
+def _cross_maps(layer: Layer) -> AttentionMaps:
+    return _maps(of_cross(layer))
 
 
-def _cross_statistics(trace: Trace, is_query_BL: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    return _statistics(of_cross(trace), is_query_BL)
+def _cross_statistics(layer: Layer, is_query_BL: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    return _statistics(of_cross(layer), is_query_BL)
 
 
-def _statistics(trace: Trace, is_query_BL: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    logits_BHLS, weights_BHLS, _ = trace.attention
-    visible_BHLS = trace.attention.seen_BHLS & is_query_BL[:, None, :, None]
+def _statistics(layer: Layer, is_query_BL: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    logits_BHLS, weights_BHLS, _ = layer.attention
+    visible_BHLS = layer.attention.seen_BHLS & is_query_BL[:, None, :, None]
     entropy_BHL = jnp.sum(jax.scipy.special.entr(weights_BHLS), axis=-1)
     entropy_H = jnp.mean(entropy_BHL, axis=(0, 2), where=is_query_BL[:, None])
     variance = jnp.var(logits_BHLS, where=visible_BHLS)
-    shown_HLS = jnp.where(trace.attention.seen_BHLS, weights_BHLS, jnp.nan)[0, :, :LOGGED_TOKENS, :LOGGED_TOKENS]
+    shown_HLS = jnp.where(layer.attention.seen_BHLS, weights_BHLS, jnp.nan)[0, :, :LOGGED_TOKENS, :LOGGED_TOKENS]
     return variance, jnp.mean(entropy_H), entropy_H, shown_HLS

@@ -13,10 +13,10 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Circle
 
 from mini_gpt.config.model import ModelConfig
+from mini_gpt.evaluation.loaded import LoadedModel
 from mini_gpt.insight import colours, images
 from mini_gpt.insight.curves import finish, new_figure
 from mini_gpt.model import positions
-from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.model.positions.biases import alibi_slopes, t5_bucket
 from mini_gpt.model.positions.waves import geometric_frequencies, rope_frequencies
 from mini_gpt.runtime import sharding

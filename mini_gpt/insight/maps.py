@@ -11,10 +11,10 @@ from matplotlib.patches import Rectangle
 
 from mini_gpt.data import spans
 from mini_gpt.data.tokenizers import Tokenizer
+from mini_gpt.evaluation.loaded import LoadedModel
 from mini_gpt.insight import attention, colours
 from mini_gpt.insight.curves import new_figure, token_label
 from mini_gpt.insight.examples import Alignment, Example
-from mini_gpt.model.loaded import LoadedModel
 
 NARROWEST, WIDEST, TOKEN = 2.4, 7.0, 0.115  # inches: limits of a map's width, and the space of one token
 MOST_TOKENS = 32  # of a text; a pair is whole, because a part of a source has other attention

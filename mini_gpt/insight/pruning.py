@@ -15,15 +15,15 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from mini_gpt.data.batches import Batch
+from mini_gpt.data.layout import keys_of
+from mini_gpt.evaluation.loaded import LoadedModel
 from mini_gpt.insight import colours
 from mini_gpt.insight.attention import each_layer
 from mini_gpt.insight.curves import Curve, finish, label_heads, new_figure, plot_curve
+from mini_gpt.insight.observing import Layer
 from mini_gpt.model import editing
 from mini_gpt.model import loss as losses
 from mini_gpt.model.editing import Edit
-from mini_gpt.model.gpt import Trace
-from mini_gpt.model.layout import keys_of
-from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.runtime import progress, sharding
 from mini_gpt.runtime.progress import Advance
 
@@ -111,9 +111,9 @@ def mean_outputs(
     return np.asarray(total_NHK / total, np.float32)
 
 
-def _weighted_sum(trace: Trace, weights_BL: jax.Array) -> jax.Array:
+def _weighted_sum(layer: Layer, weights_BL: jax.Array) -> jax.Array:
     """Return the weighted sum_HK of the heads' outputs, float32."""
-    return jnp.einsum("blhk,bl->hk", trace.heads_BLHK.astype(jnp.float32), weights_BL)
+    return jnp.einsum("blhk,bl->hk", layer.heads_BLHK.astype(jnp.float32), weights_BL)
 
 
 def _shape(model: LoadedModel) -> tuple[int, int]:

@@ -9,10 +9,9 @@ from mini_gpt.data import task_batches, text_batches, tokenizers
 from mini_gpt.data.batches import Batch, in_full_batches, next_token_batch, windows
 from mini_gpt.data.pairs import StoredPairs
 from mini_gpt.data.tokenizers import Tokenizer
-from mini_gpt.evaluation import perplexity
+from mini_gpt.evaluation import memory, perplexity
+from mini_gpt.evaluation.loaded import LoadedModel
 from mini_gpt.insight.examples import Example, batch_of, of_pair
-from mini_gpt.model import memory
-from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.runtime.progress import Advance, silent
 
 

@@ -2,9 +2,9 @@
 
 import numpy as np
 
+from mini_gpt.evaluation.loaded import LoadedModel
 from mini_gpt.insight import images
 from mini_gpt.insight.attention import attention_statistics, statistics_by_kind
-from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.runtime import sharding
 from mini_gpt.training.evaluators import ProbeRow
 

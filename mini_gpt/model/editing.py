@@ -1,6 +1,6 @@
 """Edits of a pass: outputs of heads or sublayers, or the residual stream, are scaled or replaced at chosen places.
 
-The model itself knows nothing of edits. `edited` replaces modules by ones that wrap them and hold the arrays of an edit.
+The model itself knows nothing of edits: `edited` replaces modules by ones that wrap them and hold an edit's arrays.
 """
 
 from typing import Any, NamedTuple

@@ -156,4 +156,5 @@ class EncoderDecoder(MiniGPT):
         x_BSD = encoder.embed(table, jnp.maximum(source_BS, 0), tokens.positions_BL)
         x_BSD = dropout(x_BSD, encoder.config.embedding_dropout, keys[-1])
         x_BSD = running.run(encoder, x_BSD, Context(tokens, tokens, shared=encoder.positions), keys[:-1])
+        observe(encoder, "stream", x_BSD)
         return x_BSD if encoder.final_norm is None else encoder.final_norm(x_BSD), tokens

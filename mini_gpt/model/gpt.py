@@ -111,6 +111,7 @@ class MiniGPT(nnx.Module):
 
     def finish(self, x_BLD: jax.Array) -> jax.Array:
         """Return the last hidden states, in `dtype`, from the residual stream after a block."""
+        observe(self, "stream", x_BLD)
         x_BLD = x_BLD if self.final_norm is None else self.final_norm(x_BLD)
         return (x_BLD if self.output is None else self.output(x_BLD)).astype(self.dtype)
 

@@ -1,4 +1,4 @@
-"""Layers that attention and the blocks use: linear, feed-forward, norms, dropout, and the sites that can be observed."""
+"""Layers that attention and the blocks use, and `observe`, which names activations for tools."""
 
 import functools
 import math

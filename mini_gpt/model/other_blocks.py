@@ -52,7 +52,7 @@ def norm_of_branch(config: ModelConfig, *, rngs: nnx.Rngs) -> nnx.Module | None:
 
 
 class ParallelBlock(nnx.Module):
-    """x + attention(norm(x)) + mlp(norm(x)), with a norm for each branch or one for both (Wang and Komatsuzaki 2021)."""
+    """x + attention(norm(x)) + mlp(norm(x)), with two norms or one for both (Wang and Komatsuzaki 2021)."""
 
     def __init__(self, config: ModelConfig, kind: LayerKind, *, rngs: nnx.Rngs):
         self.dropout_rate = config.sublayer_dropout

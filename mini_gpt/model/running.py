@@ -1,4 +1,4 @@
-"""Other ways to run the blocks: a scan over stacked layers, and activations that are recomputed in the backward pass."""
+"""Other ways to run the blocks: a scan over stacked layers, and recomputed activations in the backward pass."""
 
 import functools
 from collections.abc import Callable, Sequence

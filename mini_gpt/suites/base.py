@@ -13,10 +13,9 @@ from matplotlib.figure import Figure
 from mini_gpt.config.schema import Config
 from mini_gpt.data import task_batches, tasks, tokenizers
 from mini_gpt.data.batches import Batch
-from mini_gpt.evaluation import extrapolation, task_accuracy
+from mini_gpt.evaluation import extrapolation, memory, task_accuracy
 from mini_gpt.insight import examples, samples
 from mini_gpt.insight.examples import Example
-from mini_gpt.model import memory
 from mini_gpt.runtime import files
 from mini_gpt.runtime.errors import UserError, require
 from mini_gpt.suites import results

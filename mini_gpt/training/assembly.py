@@ -9,29 +9,36 @@ from jax.sharding import Mesh
 from mini_gpt.config.schema import Config, batch_problem
 from mini_gpt.data import batches, task_batches, text_batches, token_store, tokenizers
 from mini_gpt.data.corpus import Corpus
+from mini_gpt.data.layout import PLAIN, Layout
 from mini_gpt.data.pairs import PairBatches, StoredPairs
 from mini_gpt.data.tokenizers import Tokenizer
-from mini_gpt.model.attention import choice
-from mini_gpt.model.layout import Layout
-from mini_gpt.model.loaded import LoadedModel
+from mini_gpt.evaluation.loaded import LoadedModel
+from mini_gpt.model.attention import core
 from mini_gpt.model.parameters import Parameters
 from mini_gpt.runtime import devices, sharding
 from mini_gpt.runtime.errors import UserError, require
 from mini_gpt.training import state as states
 from mini_gpt.training.evaluators import Evaluator, PairEvaluator, SpanEvaluator, TaskEvaluator, TextEvaluator
 from mini_gpt.training.layouts import layout_of
+from mini_gpt.training.optimizer import make_optimizer
+from mini_gpt.training.prepare import make_prepare
 from mini_gpt.training.state import TrainState
 from mini_gpt.training.step import make_train_step
 
 
 class Assembly(NamedTuple):
-    """The parts of a run before any array is allocated. abstract_state: shapes and shardings of the state."""
+    """The parts of a run before any array is allocated.
+
+    abstract_state, abstract_batch: shapes and shardings. train_step: jitted, see `make_train_step`.
+    """
 
     config: Config
     vocab_size: int
     mesh: Mesh
     definition: nnx.GraphDef
     abstract_state: TrainState
+    abstract_batch: dict[str, jax.ShapeDtypeStruct]
+    train_step: jax.stages.Wrapped
     train_batches: batches.Batches
     evaluator: Evaluator
     layout: Layout
@@ -53,10 +60,7 @@ class Assembly(NamedTuple):
 
     def compiled_step(self) -> jax.stages.Compiled:
         """Return the compiled training step. The compiler needs only shapes, so the state can be restored meanwhile."""
-        train_step = make_train_step(self.definition, self.config, self.abstract_state, layout=self.layout)
-        by_rows, shapes = sharding.batch_sharding(self.mesh), batches.shapes(self.config)
-        batch = {name: jax.ShapeDtypeStruct(*of_array, sharding=by_rows) for name, of_array in shapes.items()}
-        return train_step.lower(self.abstract_state, batch).compile()
+        return self.train_step.lower(self.abstract_state, self.abstract_batch).compile()
 
 
 def make_mesh(config: Config) -> Mesh:
@@ -69,7 +73,7 @@ def make_mesh(config: Config) -> Mesh:
     require(config.model.param_dtype == "float32", "model.param_dtype", config.model.param_dtype, remedy)
     mesh = sharding.make_mesh(*config.mesh.sizes)
     devices.check_dtype(config.model.dtype, mesh.devices.flat[0])
-    choice.check(config.model.attention)
+    core.check(config.model.attention)
     # Checked again, since the number of devices for `mesh.data=-1` is known only now.
     if problem := batch_problem(config.train, mesh.shape["data"], mesh.shape["fsdp"]):
         raise UserError(problem)
@@ -99,4 +103,26 @@ def assemble(config: Config, mesh: Mesh, corpus: Corpus, tokenizer: Tokenizer) -
             make = SpanEvaluator if config.train.objective == "span_corruption" else TextEvaluator
             evaluator = make(config, tokenizer, validation_tokens)
     layout = layout_of(config, tokenizer)
-    return Assembly(config, vocab_size, mesh, definition, abstract_state, train_batches, evaluator, layout)
+    by_rows, shapes = sharding.batch_sharding(mesh), batches.shapes(config)
+    abstract_batch = {name: jax.ShapeDtypeStruct(*of_array, sharding=by_rows) for name, of_array in shapes.items()}
+    train_step = make_step(definition, config, abstract_state, layout)
+    return Assembly(
+        config=config,
+        vocab_size=vocab_size,
+        mesh=mesh,
+        definition=definition,
+        abstract_state=abstract_state,
+        abstract_batch=abstract_batch,
+        train_step=train_step,
+        train_batches=train_batches,
+        evaluator=evaluator,
+        layout=layout,
+    )
+
+
+def make_step(
+    definition: nnx.GraphDef, config: Config, abstract_state: TrainState, layout: Layout = PLAIN
+) -> jax.stages.Wrapped:
+    """Return the jitted training step of a config; see `make_train_step`."""
+    optimizer, prepare = make_optimizer(config), make_prepare(config, layout)
+    return make_train_step(definition, config.train, optimizer, prepare, abstract_state, config.seed)

@@ -11,10 +11,10 @@ from mini_gpt.data import spans, task_batches, tasks, text_batches, tokenizers
 from mini_gpt.data.pairs import Pair, StoredPairs, batch_of
 from mini_gpt.data.tokenizers import Tokenizer
 from mini_gpt.evaluation import perplexity, task_accuracy
+from mini_gpt.evaluation.loaded import LoadedModel
 from mini_gpt.evaluation.scoring import Score
 from mini_gpt.generation import decoding as generation
 from mini_gpt.generation.sampling import Sampling
-from mini_gpt.model.loaded import LoadedModel
 
 PROMPT_TOKENS = 32  # tokens of validation text that a sample continues
 SAMPLE_PROBLEMS = 5

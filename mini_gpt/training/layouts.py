@@ -2,8 +2,8 @@
 
 from mini_gpt.config.schema import Config
 from mini_gpt.data import tokenizers
+from mini_gpt.data.layout import Layout
 from mini_gpt.data.tokenizers import Tokenizer
-from mini_gpt.model.layout import Layout
 from mini_gpt.runtime.errors import require
 
 

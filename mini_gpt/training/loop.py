@@ -17,8 +17,8 @@ import numpy as np
 from mini_gpt.config import places
 from mini_gpt.config.schema import Config
 from mini_gpt.data import batches, corpora, pairs, token_store
+from mini_gpt.evaluation.loaded import LoadedModel
 from mini_gpt.model import parameters as model_parameters
-from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.runtime import devices, files, processes, sharding
 from mini_gpt.runtime.errors import UserError
 from mini_gpt.training import assembly, monitor, settings, stopping, trainable
@@ -77,7 +77,7 @@ def train(
             parameters = run.abstract_state.parameters
             log.info("%s\n", model_parameters.report(parameters))
             if config.train.trainable:
-                count = model_parameters.count(trainable.split(config, parameters)[0])
+                count = model_parameters.count(trainable.checked(config, parameters))
                 log.info(f"train.trainable={config.train.trainable!r}: training changes {count:,} of these\n")
             if config.model.encoder_layers:
                 log.info("padding in the first batch: %s\n", pairs.padding(run.train_batches[0]))

@@ -3,6 +3,7 @@
 import dataclasses
 import re
 from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -69,11 +70,22 @@ def at_step(optimizer_state: optax.OptState, step: jax.Array) -> optax.OptState:
     return jax.tree.map(moved, optimizer_state, is_leaf=is_schedule)
 
 
-def make_optimizer(config: Config) -> optax.GradientTransformation:
+class Optimizer(NamedTuple):
+    """The transformation of gradients, and the learning rates that it uses, by the names of their metrics."""
+
+    transformation: optax.GradientTransformation
+    rates: dict[str, optax.Schedule]
+
+    def update(self, gradients: Parameters, state: optax.OptState, parameters: Parameters, step: jax.Array) -> Any:
+        """Return (updates, new state) with the learning rates of this step."""
+        return self.transformation.update(gradients, at_step(state, step), parameters)
+
+
+def make_optimizer(config: Config) -> Optimizer:
     """Return AdamW (Loshchilov and Hutter 2019) or Muon, after global-norm clipping, with weight decay of matrices."""
     o, rates = config.optimizer, schedules(config)
     made = _muon(o, rates) if o.name == "muon" else _adamw(o, rates["learning_rate"])
-    return optax.chain(optax.clip_by_global_norm(o.clip_norm), made)
+    return Optimizer(optax.chain(optax.clip_by_global_norm(o.clip_norm), made), rates)
 
 
 def _adamw(o: OptimizerConfig, rate: optax.Schedule) -> optax.GradientTransformation:

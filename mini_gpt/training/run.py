@@ -13,8 +13,8 @@ from mini_gpt.config.schema import Config
 from mini_gpt.data import corpora, tasks, token_store, tokenizers
 from mini_gpt.data.corpus import Corpus
 from mini_gpt.data.tokenizers import Tokenizer
+from mini_gpt.evaluation.loaded import LoadedModel
 from mini_gpt.model import parameters as model_parameters
-from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.model.parameters import Parameters
 from mini_gpt.runtime import devices, files, sharding
 from mini_gpt.runtime.errors import UserError

@@ -72,7 +72,8 @@ def create(config: Config, vocab_size: int, abstract_state: TrainState) -> Train
 
 
 def _initial(config: Config, parameters: Parameters) -> TrainState:
-    optimizer_state = make_optimizer(config).init(trainable.split(config, parameters)[0])
+    trained = trainable.checked(config, parameters) if config.train.trainable else parameters
+    optimizer_state = make_optimizer(config).transformation.init(trained)
     return TrainState(jnp.zeros((), jnp.int32), parameters, optimizer_state, jnp.asarray(False))
 
 

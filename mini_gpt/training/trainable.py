@@ -11,19 +11,26 @@ from mini_gpt.runtime.errors import UserError
 SHOWN = 6  # names in a message
 
 
-def split(config: Config, parameters: Parameters) -> tuple[Parameters, Parameters]:
+def split(pattern: str, parameters: Parameters) -> tuple[Parameters, Parameters]:
     """Return the trained and the fixed parameters, each with None in the place of the others.
+
+    pattern: a regular expression, which is found in the names of trained parameters.
+    """
+    choose = lambda wanted: jax.tree_util.tree_map_with_path(
+        lambda path, leaf: leaf if (re.search(pattern, path_name(path)) is not None) == wanted else None, parameters
+    )
+    return choose(True), choose(False)
+
+
+def checked(config: Config, parameters: Parameters) -> Parameters:
+    """Return the trained parameters.
 
     Raises UserError if none is trained, or if Muon, which needs equal layers, would find different ones.
     """
-    pattern = config.train.trainable
-    is_trained = lambda name: re.search(pattern, name) is not None
-    if pattern:
-        _check(config, {name for name in by_name(parameters) if is_trained(name)}, by_name(parameters))
-    choose = lambda wanted: jax.tree_util.tree_map_with_path(
-        lambda path, leaf: leaf if is_trained(path_name(path)) == wanted else None, parameters
-    )
-    return choose(True), choose(False)
+    trained = split(config.train.trainable, parameters)[0]
+    if config.train.trainable:
+        _check(config, set(by_name(trained)), by_name(parameters))
+    return trained
 
 
 def join(trained: Parameters, fixed: Parameters) -> Parameters:

@@ -3,9 +3,9 @@
 import jax
 from flax import nnx
 
+from mini_gpt.data.layout import Layout
+from mini_gpt.evaluation.loaded import LoadedModel
 from mini_gpt.model import build
-from mini_gpt.model.layout import Layout
-from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.runtime import sharding
 
 

@@ -8,8 +8,8 @@ import pytest
 
 from mini_gpt.evaluation import extrapolation, perplexity
 from mini_gpt.evaluation.extrapolation import Windowing
+from mini_gpt.evaluation.loaded import LoadedModel
 from mini_gpt.model import loss as losses
-from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.runtime.errors import UserError
 from tests.conftest import slow
 from tests.evaluation.models import random_model

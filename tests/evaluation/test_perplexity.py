@@ -11,8 +11,8 @@ import pytest
 
 from mini_gpt.data.text_batches import corrupted_blocks
 from mini_gpt.evaluation import perplexity
+from mini_gpt.evaluation.loaded import LoadedModel
 from mini_gpt.model import loss as losses
-from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.runtime import devices
 from mini_gpt.runtime.errors import UserError
 from tests.evaluation.models import random_model

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from mini_gpt.data import task_batches, tasks, tokenizers
+from mini_gpt.data.layout import PLAIN
 from mini_gpt.evaluation import task_accuracy
 from mini_gpt.generation import decoding as generation
 from mini_gpt.generation.sampling import Sampling
 from mini_gpt.model import loss as losses
-from mini_gpt.model.layout import PLAIN
 from tests.conftest import slow
 from tests.evaluation.models import random_model
 

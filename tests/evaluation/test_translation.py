@@ -10,11 +10,11 @@ from mini_gpt.model.inputs import Inputs
 
 from mini_gpt import suites
 from mini_gpt.data import task_batches, tasks, tokenizers
+from mini_gpt.data.layout import Layout
 from mini_gpt.data.pairs import Pair
 from mini_gpt.evaluation import calibration, pair_accuracy, task_accuracy, translation
 from mini_gpt.generation import decoding
 from mini_gpt.insight import alignment
-from mini_gpt.model.layout import Layout
 from mini_gpt.runtime.errors import UserError
 from mini_gpt.suites.base import SuiteOptions
 from mini_gpt.training import loop

@@ -10,7 +10,9 @@ import pytest
 from flax import nnx
 
 from mini_gpt.config import loading as configs
+from mini_gpt.data.layout import Layout
 from mini_gpt.data.tokenizers import ByteTokenizer
+from mini_gpt.evaluation.loaded import LoadedModel
 from mini_gpt.generation import cache as caches
 from mini_gpt.generation import decoding as generation
 from mini_gpt.generation import prompts as prepared_prompts
@@ -18,8 +20,6 @@ from mini_gpt.generation.prompts import Prompts
 from mini_gpt.generation.sampling import Sampling
 from mini_gpt.insight import attention
 from mini_gpt.model import build, gpt
-from mini_gpt.model.layout import Layout
-from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.runtime import sharding
 from mini_gpt.runtime.errors import UserError
 from mini_gpt.training.evaluators import TextEvaluator

@@ -17,13 +17,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from mini_gpt.config import loading as configs
+from mini_gpt.data.layout import PLAIN
+from mini_gpt.evaluation.loaded import LoadedModel
 from mini_gpt.generation import cache as caches
 from mini_gpt.generation import decoding
 from mini_gpt.generation.sampling import Sampling
 from mini_gpt.hugging_face import architectures, exporting, importing, settings
 from mini_gpt.model import build, parameters
-from mini_gpt.model.layout import PLAIN
-from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.runtime import sharding
 from tests.hugging_face.models import FURTHER
 

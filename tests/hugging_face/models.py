@@ -4,10 +4,10 @@ import jax
 import numpy as np
 
 from mini_gpt.config import loading as configs
+from mini_gpt.data.layout import PLAIN
+from mini_gpt.evaluation.loaded import LoadedModel
 from mini_gpt.hugging_face import exporting
 from mini_gpt.model import build, parameters
-from mini_gpt.model.layout import PLAIN
-from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.runtime import sharding
 
 T5 = {"position": "t5", "norm": "rmsnorm", "use_bias": False, "scale_attention": False, "encoder_layers": 2}

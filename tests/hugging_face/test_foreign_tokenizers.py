@@ -12,11 +12,11 @@ from scipy.special import logsumexp
 
 from mini_gpt.config import loading as configs
 from mini_gpt.data import charsmaps, token_store, tokenizers
+from mini_gpt.data.layout import Layout
 from mini_gpt.data.pairs import StoredPairs
 from mini_gpt.data.tokenizers import ByteTokenizer, CharacterTokenizer, ImportedTokenizer
 from mini_gpt.evaluation import pair_accuracy, scoring
 from mini_gpt.hugging_face import importing, tokenizer_files
-from mini_gpt.model.layout import Layout
 from mini_gpt.runtime.errors import UserError
 from mini_gpt.suites.base import SuiteOptions
 from mini_gpt.suites.translation import Translation

@@ -3,10 +3,10 @@
 import pytest
 
 from mini_gpt.config import loading as configs
+from mini_gpt.data.layout import PLAIN
+from mini_gpt.evaluation.loaded import LoadedModel
 from mini_gpt.hugging_face import architectures, exporting
 from mini_gpt.model import build
-from mini_gpt.model.layout import PLAIN
-from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.runtime import sharding
 from mini_gpt.runtime.errors import UserError
 from tests.hugging_face import models

@@ -11,12 +11,12 @@ from mini_gpt.model.inputs import Inputs
 
 from mini_gpt import suites
 from mini_gpt.data import task_batches, tasks, tokenizers
+from mini_gpt.data.layout import PLAIN
 from mini_gpt.evaluation import perplexity, task_accuracy
 from mini_gpt.insight import pruning, samples
 from mini_gpt.model import editing
 from mini_gpt.model import loss as losses
 from mini_gpt.model import parameters as model_parameters
-from mini_gpt.model.layout import PLAIN
 from mini_gpt.suites.base import SuiteOptions
 from mini_gpt.training.run import Run
 from tests.conftest import slow

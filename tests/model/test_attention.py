@@ -12,14 +12,14 @@ from mini_gpt.model.inputs import Inputs
 
 from mini_gpt.config import loading as configs
 from mini_gpt.data import tasks
+from mini_gpt.data.layout import PLAIN
 from mini_gpt.data.tokenizers import CharacterTokenizer
+from mini_gpt.evaluation.loaded import LoadedModel
 from mini_gpt.insight.attention import attention_statistics
 from mini_gpt.insight.training_curves import attention_metrics
 from mini_gpt.model import MiniGPT, build
 from mini_gpt.model.attention.multi_head import MultiHeadAttention, Options, split_heads
 from mini_gpt.model.attention.reference import attend
-from mini_gpt.model.layout import PLAIN
-from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.model.positions import Position
 from mini_gpt.runtime import sharding
 from mini_gpt.training.evaluators import TaskEvaluator

@@ -7,9 +7,9 @@ import jax
 import numpy as np
 
 from mini_gpt.config import loading as configs
+from mini_gpt.data.layout import Layout
+from mini_gpt.evaluation.loaded import LoadedModel
 from mini_gpt.model import build
-from mini_gpt.model.layout import Layout
-from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.model.parameters import path_name
 from mini_gpt.pages.play import pack, page
 from mini_gpt.runtime import sharding

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from mini_gpt.model.layout import Layout
+from mini_gpt.data.layout import Layout
 from mini_gpt.pages.play import answers as answering
 from mini_gpt.pages.play.answers import Answers, Pass
 from mini_gpt.runtime.errors import UserError

@@ -9,9 +9,9 @@ from mini_gpt.model.attention.inputs import Mask
 from mini_gpt.model.inputs import Inputs
 
 from mini_gpt.config import loading as configs
+from mini_gpt.data.layout import Layout
 from mini_gpt.model import build
 from mini_gpt.model.editing import NONE, Edit, Edits
-from mini_gpt.model.layout import Layout
 from mini_gpt.pages.play import limits, pack, page
 from tests import oracle
 from tests.model.test_editing import activations

@@ -11,8 +11,8 @@ import pytest
 from mini_gpt.config.attention import RopeConfig
 from mini_gpt.config.fields import choices, specs
 from mini_gpt.config.model import ModelConfig
+from mini_gpt.data.layout import Layout
 from mini_gpt.model import parameters as model_parameters
-from mini_gpt.model.layout import Layout
 from mini_gpt.model.positions import biases, waves
 from mini_gpt.pages.play import pack
 from mini_gpt.runtime.errors import UserError

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from mini_gpt.data.layout import Layout
 from mini_gpt.insight.attention import attention_maps
-from mini_gpt.model.layout import Layout
 from mini_gpt.pages.play import answers, pack
 from tests.conftest import slow
 from tests.pages import node, play_engine

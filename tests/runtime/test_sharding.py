@@ -10,8 +10,8 @@ from jax.sharding import Mesh
 
 from mini_gpt.config import loading as configs
 from mini_gpt.data import batches
+from mini_gpt.data.layout import PLAIN, Layout
 from mini_gpt.model import build, parameters
-from mini_gpt.model.layout import PLAIN, Layout
 from mini_gpt.model.positions import ENCODINGS
 from mini_gpt.runtime import sharding
 from mini_gpt.runtime.errors import UserError

@@ -12,8 +12,8 @@ import pytest
 from safetensors.numpy import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from mini_gpt.evaluation import memory
 from mini_gpt.hugging_face import importing
-from mini_gpt.model import memory
 from tests.conftest import REPOSITORY
 
 LAYERS, WIDTH, VOCAB, LENGTH = 4, 256, 20_000, 1024

@@ -10,8 +10,8 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from mini_gpt import suites
+from mini_gpt.evaluation.loaded import LoadedModel
 from mini_gpt.insight import curves
-from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.runtime import files, progress
 from mini_gpt.runtime.errors import UserError
 from mini_gpt.suites.base import SuiteOptions

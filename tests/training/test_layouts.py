@@ -5,7 +5,7 @@ import numpy as np
 
 from mini_gpt.config import loading as configs
 from mini_gpt.data import tasks, tokenizers
-from mini_gpt.model.layout import PLAIN
+from mini_gpt.data.layout import PLAIN
 from mini_gpt.training.layouts import layout_of
 from tests.model.test_gpt import make_model
 

@@ -7,9 +7,9 @@ import optax
 import pytest
 from flax import nnx
 
+from mini_gpt.data.layout import Layout
 from mini_gpt.model import loss as losses
 from mini_gpt.model import parameters
-from mini_gpt.model.layout import Layout
 from mini_gpt.runtime import sharding
 from mini_gpt.runtime.errors import UserError
 from mini_gpt.training import state as states

@@ -5,8 +5,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from mini_gpt.evaluation.loaded import LoadedModel
 from mini_gpt.insight.diagnosis.result import CheckResult
-from mini_gpt.model.loaded import LoadedModel
 
 # Limits. A check finds a problem if its value is past the limit, or NaN.
 LARGE = 1e3  # root mean square of the residual stream

@@ -8,11 +8,11 @@ import itertools
 import numpy as np
 
 from mini_gpt.evaluation import perplexity
+from mini_gpt.evaluation.loaded import LoadedModel
 from mini_gpt.insight import pruning, samples
 from mini_gpt.insight.diagnosis import blocks, losses, probe, weights
 from mini_gpt.insight.diagnosis.losses import History, Losses
 from mini_gpt.insight.diagnosis.result import CheckResult, in_order, listed
-from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.runtime.progress import Advance, silent
 
 # Limits. A check finds a problem if its value is past the limit, or NaN.

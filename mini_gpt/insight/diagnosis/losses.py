@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from mini_gpt.evaluation import perplexity
+from mini_gpt.evaluation.loaded import LoadedModel
 from mini_gpt.insight.diagnosis.result import CheckResult
-from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.runtime.progress import Advance, silent
 
 History = Sequence[Mapping[str, float]]  # rows of metrics.jsonl

@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from mini_gpt.data.batches import PADDING
+from mini_gpt.evaluation.loaded import LoadedModel
 from mini_gpt.insight.diagnosis.result import CheckResult
-from mini_gpt.model.inputs import Inputs
-from mini_gpt.model.loaded import LoadedModel
+from mini_gpt.model.attention.context import in_row
 from mini_gpt.runtime import sharding
 
 ROWS = 8  # problems; a wrong mask shows in each of them
@@ -113,8 +113,8 @@ def _hidden(model: LoadedModel, inputs_BL: jax.Array, source_BS: jax.Array) -> j
 @jax.jit
 def _encoded(model: LoadedModel, source_BS: jax.Array) -> jax.Array:
     with sharding.use_mesh(model.mesh):
-        memory, _ = model.merge().encode(source_BS)
-    return sharding.replicate(memory.x_BSD, model.mesh)
+        x_BSD, _ = model.merge().encode(source_BS)
+    return sharding.replicate(x_BSD, model.mesh)
 
 
 @jax.jit
@@ -125,11 +125,11 @@ def _first_gradient(model: LoadedModel, inputs_BL: jax.Array, source_BS: jax.Arr
     """
     module = model.merge()
     with sharding.use_mesh(model.mesh):
-        memory, _ = module.encode(source_BS)
+        x_BSD, source = module.encode(source_BS)
 
         def projection(x_BSD: jax.Array) -> jax.Array:
-            x_BLD = module.forward(Inputs(inputs_BL), memory=memory._replace(x_BSD=x_BSD))[0]
+            x_BLD = module.decode(inputs_BL, in_row(inputs_BL.shape[1]), (x_BSD, source))
             return jnp.sum(x_BLD[:, 0] * jax.random.normal(jax.random.key(0), x_BLD.shape[-1:]))
 
-        gradient_BSD = jax.grad(projection)(memory.x_BSD)
+        gradient_BSD = jax.grad(projection)(x_BSD)
     return sharding.replicate(jnp.abs(gradient_BSD.astype(jnp.float32)).max(axis=-1), model.mesh)

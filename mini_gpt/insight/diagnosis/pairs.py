@@ -3,13 +3,13 @@
 import jax
 import numpy as np
 
+from mini_gpt.evaluation.loaded import LoadedModel
 from mini_gpt.insight import attention, examples, samples
 from mini_gpt.insight.diagnosis import blocks, losses, masks, probe, weights
 from mini_gpt.insight.diagnosis.blocks import Layer
 from mini_gpt.insight.diagnosis.losses import History, Losses
 from mini_gpt.insight.diagnosis.result import CheckResult, in_order
 from mini_gpt.insight.examples import Example
-from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.runtime import sharding
 
 

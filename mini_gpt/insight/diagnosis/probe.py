@@ -9,11 +9,10 @@ import numpy as np
 
 from mini_gpt.data import batches
 from mini_gpt.data.batches import in_full_batches
-from mini_gpt.insight import attention
+from mini_gpt.evaluation import memory
+from mini_gpt.evaluation.loaded import LoadedModel
+from mini_gpt.insight import attention, observing
 from mini_gpt.insight.diagnosis.blocks import Layer
-from mini_gpt.model import memory
-from mini_gpt.model.gpt import Trace
-from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.runtime import sharding
 from mini_gpt.runtime.progress import Advance, silent
 
@@ -101,12 +100,12 @@ def _predictions(model: LoadedModel, inputs_BL: jax.Array, text_BL: jax.Array, a
     return sharding.replicate(jax.nn.log_softmax(logits_BV), model.mesh)
 
 
-def statistics(trace: Trace, is_token_BL: jax.Array | None = None) -> Layer:
+def statistics(layer: observing.Layer, is_token_BL: jax.Array | None = None) -> Layer:
     """Return the statistics of one block; self-attention only. is_token_BL: by default, there is no padding."""
-    is_token_BL = jnp.ones(trace.before_BLD.shape[:2], bool) if is_token_BL is None else is_token_BL
-    maps, is_token_BL1 = trace.attention, is_token_BL[..., None]
+    is_token_BL = jnp.ones(layer.before_BLD.shape[:2], bool) if is_token_BL is None else is_token_BL
+    maps, is_token_BL1 = layer.attention, is_token_BL[..., None]
     before_BLD, after_BLD, units_BLF = (
-        x.astype(jnp.float32) for x in (trace.before_BLD, trace.after_BLD, trace.units_BLF)
+        x.astype(jnp.float32) for x in (layer.before_BLD, layer.after_BLD, layer.units_BLF)
     )
     seen_BHLS = maps.seen_BHLS & is_token_BL[:, None, :, None]
     seen_BHL = seen_BHLS.sum(-1)

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from mini_gpt.evaluation.loaded import LoadedModel
 from mini_gpt.insight.diagnosis.result import CheckResult, listed
-from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.model.parameters import by_name, with_layers
 from mini_gpt.runtime import sharding
 

@@ -9,6 +9,7 @@ import numpy as np
 from mini_gpt.data import spans, tokenizers
 from mini_gpt.data.batches import Batch, in_full_batches
 from mini_gpt.data.tokenizers import Tokenizer
+from mini_gpt.evaluation.loaded import LoadedModel
 from mini_gpt.insight import attention
 from mini_gpt.insight.examples import Example, batch_of
 from mini_gpt.insight.heads import cross
@@ -18,7 +19,6 @@ from mini_gpt.insight.heads import templates as head_templates
 from mini_gpt.insight.heads.inputs import Inputs
 from mini_gpt.insight.heads.scores import NOT_MEASURED, HeadSums, StrongestPairs, layer_of
 from mini_gpt.insight.heads.templates import OF_SOURCE, PLACES, Templates, Vocabulary
-from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.runtime import progress
 from mini_gpt.runtime.progress import Advance
 

@@ -16,7 +16,7 @@ import numpy as np
 from mini_gpt.insight.attention import of_cross, relative_entropy
 from mini_gpt.insight.heads import cross
 from mini_gpt.insight.heads.templates import PLACES
-from mini_gpt.model.gpt import Trace
+from mini_gpt.insight.observing import Layer
 
 MANY = 16  # least number of visible keys for the query of a strongest pair
 NOT_MEASURED = {"score": None, "chance": None, "strength": None, "queries": 0}
@@ -71,15 +71,15 @@ class StrongestPairs(NamedTuple):
     index_BH: jax.Array
 
 
-def measure(trace: Trace, templates_BTLS: jax.Array, is_query_BL: jax.Array) -> tuple[HeadSums, StrongestPairs]:
+def measure(layer: Layer, templates_BTLS: jax.Array, is_query_BL: jax.Array) -> tuple[HeadSums, StrongestPairs]:
     """Return sums over the queries with True in is_query_BL, and the strongest pairs.
 
     Pairs are taken from queries that see at least MANY keys, or if there are none, from those that see the most.
     """
-    visible_BLS = trace.attention.visible_BLS & is_query_BL[..., None]
+    visible_BLS = layer.attention.visible_BLS & is_query_BL[..., None]
     visible_BLS &= (visible_BLS.sum(-1) > 1)[..., None]
     visible_BL = visible_BLS.sum(-1)
-    weights_BHLS = jnp.where(visible_BLS[:, None], trace.attention.weights_BHLS, 0)
+    weights_BHLS = jnp.where(visible_BLS[:, None], layer.attention.weights_BHLS, 0)
     of_kind_BTLS = templates_BTLS & visible_BLS[:, None]
     of_kind_BTL = of_kind_BTLS.sum(-1)
     eligible_BTL = (of_kind_BTL > 0) & (of_kind_BTL < visible_BL[:, None])
@@ -116,7 +116,7 @@ def measure(trace: Trace, templates_BTLS: jax.Array, is_query_BL: jax.Array) -> 
         weights_BHLO.sum((0, 2)),
         uniform_BLO.sum((0, 1)),
         visible_BLO.sum((0, 1)).astype(jnp.int32),
-        relative_entropy(weights_BHLS, jnp.sum(trace.attention.seen_BHLS, axis=-1)).sum((0, 2)),
+        relative_entropy(weights_BHLS, jnp.sum(layer.attention.seen_BHLS, axis=-1)).sum((0, 2)),
         jnp.einsum("bhls,ls->bh", weights_BHLS, jnp.abs(offset_LS).astype(jnp.float32)).sum(0),
         (visible_BL > 0).sum(),
     )
@@ -136,9 +136,9 @@ def by_offset(x_XLS: jax.Array) -> jax.Array:
     return wide[..., : length * (2 * length - 1)].reshape(*others, length, 2 * length - 1)
 
 
-def measure_cross(trace: Trace, templates_BTLS: jax.Array, is_query_BL: jax.Array) -> tuple[CrossSums, StrongestPairs]:
+def measure_cross(layer: Layer, templates_BTLS: jax.Array, is_query_BL: jax.Array) -> tuple[CrossSums, StrongestPairs]:
     """Return sums over the queries with True in is_query_BL, and the strongest pairs, with index S·query + key."""
-    maps = of_cross(trace).attention
+    maps = of_cross(layer).attention
     visible_BLS = maps.visible_BLS & is_query_BL[..., None]
     visible_BLS &= (visible_BLS.sum(-1) > 1)[..., None]
     visible_BL = visible_BLS.sum(-1)

@@ -12,8 +12,10 @@ import numpy as np
 from flax import nnx
 
 from mini_gpt.config.model import ModelConfig
-from mini_gpt.model.gpt import Trace
-from mini_gpt.model.loaded import LoadedModel
+from mini_gpt.evaluation.loaded import LoadedModel
+from mini_gpt.insight import observing
+from mini_gpt.insight.observing import Layer
+from mini_gpt.model import running
 from mini_gpt.runtime import sharding
 from mini_gpt.runtime.errors import UserError, require
 
@@ -61,16 +63,17 @@ def is_sum(config: ModelConfig) -> bool:
 
 @jax.jit
 def _attribute(model: LoadedModel, tokens_BL: jax.Array, contrast_V: jax.Array) -> Attribution:
-    module = model.merge()
+    module = running.unrolled(model.merge())
+    with sharding.use_mesh(model.mesh):
+        observed = observing.layers(model.edited(), model.with_layout(tokens_BL))
 
-    def last(trace: Trace) -> tuple[jax.Array, ...]:
-        seen = (trace.before_BLD, trace.heads_BLHK, trace.attention_BLD, trace.feed_forward_BLD)
+    def last(layer: Layer) -> tuple[jax.Array, ...]:
+        seen = (layer.before_BLD, layer.heads_BLHK, layer.attention_BLD, layer.feed_forward_BLD)
         return tuple(x[0, -1].astype(jnp.float32) for x in seen)
 
-    with sharding.use_mesh(model.mesh):
-        layers = module.forward(model.with_layout(tokens_BL), edits=model.edits, trace=last)[2] or []
+    layers = [last(layer) for layer in observed]
     embedding_D = layers[0][0]
-    heads_NHD = jnp.stack([by_head(block, layer[1]) for block, layer in zip(module.each_block(), layers, strict=True)])
+    heads_NHD = jnp.stack([by_head(block, layer[1]) for block, layer in zip(module.blocks, layers, strict=True)])
     attention_ND, feed_forward_ND = (jnp.stack([layer[n] for layer in layers]) for n in (2, 3))
     whole_D = embedding_D + attention_ND.sum(0) + feed_forward_ND.sum(0)
     table_VE = module.output_table
@@ -90,7 +93,7 @@ def by_head(block: Any, heads_HK: jax.Array) -> jax.Array:
     attention = block.attention
     kernel_HKD = attention.out.kernel[...].reshape(*heads_HK.shape, -1)
     parts_HD = jnp.einsum("hk,hkd->hd", heads_HK, kernel_HKD)
-    if not attention.config.output_norm:
+    if attention.output_norm is None:
         return parts_HD
     bias = 0 if attention.out.bias is None else attention.out.bias[...]
     return frozen_norm(attention.output_norm, parts_HD, parts_HD.sum(0) + bias)

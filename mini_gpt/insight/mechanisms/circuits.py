@@ -14,9 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from mini_gpt.config.model import ModelConfig
+from mini_gpt.evaluation.loaded import LoadedModel
 from mini_gpt.insight.mechanisms.attribution import centred_and_weighted
-from mini_gpt.model import MiniGPT, positions
-from mini_gpt.model.loaded import LoadedModel
+from mini_gpt.model import MiniGPT, running
+from mini_gpt.model.attention.context import Context, in_row
 from mini_gpt.runtime.errors import UserError, require, shown
 
 # Values of model fields with which a circuit is no product of weights.
@@ -56,12 +57,10 @@ class Head:
 
     def __init__(self, model: LoadedModel, layer: int, head: int, module: MiniGPT | None = None):
         self.config, self.head = model.config.model, head
-        self.module = model.merge() if module is None else module
-        self.block: Any = self.module.each_block()[layer]
+        self.module = running.unrolled(model.merge()) if module is None else module
+        self.block: Any = self.module.blocks[layer]
         self.attention = self.block.attention
         self.kind = self.config.layer_kinds[layer]
-        shared = self.module.positions.get(positions.key(self.kind))
-        self.position = self.attention.position if shared is None else shared
         self.group = head * self.config.num_kv_heads // self.config.num_heads
 
     def ov(self, tokens_T: np.ndarray) -> np.ndarray:
@@ -79,13 +78,15 @@ class Head:
         inputs_TD, attention = self._inputs(tokens_T), self.attention
         query = self._split(attention.query(inputs_TD), self.config.num_heads)
         key = self._split(attention.key(inputs_TD), self.config.num_kv_heads)
-        query, key = attention.variants.normalised(query, key)
-        at = lambda place: jnp.full((1, len(tokens_T)), place)
-        query, key = self.position.rotate(query, at(distance)), self.position.rotate_keys(key, at(0))
-        logits_TT = query[0, :, self.head] @ key[0, :, self.group].T * attention.scale
-        logits_TT = attention.variants.scoring(attention.scale).capped(logits_TT)
-        bias_BHLS = self.position.bias(jnp.full((1, 1), distance), jnp.zeros((1, 1), jnp.int32))
-        return np.asarray(logits_TT if bias_BHLS is None else logits_TT + bias_BHLS[0, self.head, 0, 0])
+        at = lambda place: in_row(len(tokens_T), jnp.full((1, len(tokens_T)), place))
+        context = Context(at(distance), at(0), attention.mask, self.module.positions)
+        for change in attention.on_heads:
+            query, key = change(query, key, context)
+        logits_TT = query[0, :, self.head] @ key[0, :, self.group].T * attention.core.scale
+        logits_BHTT = jnp.broadcast_to(logits_TT, (1, self.config.num_heads, *logits_TT.shape))
+        for mod in attention.core.score_mods:
+            logits_BHTT = mod(logits_BHTT, context)
+        return np.asarray(logits_BHTT[0, self.head])
 
     def copying(self, tokens_T: np.ndarray) -> float:
         """Return Σ λ / Σ |λ| of the eigenvalues of the OV circuit without biases: 1 if tokens raise their own logits.
@@ -132,13 +133,14 @@ class Head:
         return centred_and_weighted(self.block.attention_norm, jnp.eye(len(kernel_DK))) @ kernel_DK
 
     def _split(self, x_TD: jax.Array, heads: int) -> jax.Array:
-        return self.attention.variants.clipped(x_TD).reshape(1, len(x_TD), heads, -1)
+        return x_TD.reshape(1, len(x_TD), heads, -1)
 
     def _inputs(self, tokens_T: np.ndarray) -> jax.Array:
         """Return what the head reads of the tokens' embeddings, x_TD."""
         require(len(tokens_T) <= MOST_TOKENS, "tokens_T", f"{len(tokens_T)} tokens", f"give at most {MOST_TOKENS}")
-        x_TD = self.module.embedded(self.module.embedding, jnp.asarray(tokens_T))
-        x_TD = self.module.embedding_norm(x_TD) if self.config.embedding_norm else x_TD
+        x_TD = self.module.embedding[jnp.asarray(tokens_T)]
+        x_TD = x_TD * self.config.d_model**0.5 if self.config.scale_embeddings else x_TD
+        x_TD = x_TD if self.module.embedding_norm is None else self.module.embedding_norm(x_TD)
         return self.block.attention_norm(x_TD) if self.config.norm_placement == "pre" else x_TD
 
     def _unembedding_DT(self, tokens_T: np.ndarray) -> jax.Array:
@@ -155,7 +157,8 @@ def composition(model: LoadedModel) -> dict[str, np.ndarray]:
     (Elhage et al. 2021, "composition"). Heads of the same or an earlier layer have 0. Random matrices have about
     1 / √D.
     """
-    layers, heads, module = model.config.model.num_layers, model.config.model.num_heads, model.merge()
+    layers, heads = model.config.model.num_layers, model.config.model.num_heads
+    module = running.unrolled(model.merge())
     every = [Head(model, *place, module) for place in itertools.product(range(layers), range(heads))]
     every[0]._refuse(NOT_IN_OV)
     kernels = [(head.query_DK(), head.key_DK(), head.value_DK(), head.out_KD()) for head in every]

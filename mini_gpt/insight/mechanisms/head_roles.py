@@ -7,10 +7,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 
+from mini_gpt.evaluation.loaded import LoadedModel
 from mini_gpt.insight import colours
 from mini_gpt.insight.curves import label_heads, new_figure
 from mini_gpt.insight.mechanisms.circuits import NOT_IN_QK, Head
-from mini_gpt.model.loaded import LoadedModel
+from mini_gpt.model import running
 
 DISTANCE = 1  # tokens from the key to the query, in the QK circuit
 LARGEST_LABELLED = 24  # heads; with more, the maps of composition have labels of layers only
@@ -38,7 +39,7 @@ def roles(model: LoadedModel, tokens_T: np.ndarray, pairs: int) -> list[Role]:
 
     Raises UserError for a model field with which the OV circuit is not a product of weights.
     """
-    module, config = model.merge(), model.config.model
+    module, config = running.unrolled(model.merge()), model.config.model
     found = []
     for layer, number in np.ndindex(config.num_layers, config.num_heads):
         head = Head(model, layer, number, module)

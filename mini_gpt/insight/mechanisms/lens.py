@@ -14,9 +14,9 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from mini_gpt.data.batches import Batch
-from mini_gpt.insight import colours
+from mini_gpt.evaluation.loaded import LoadedModel
+from mini_gpt.insight import colours, observing
 from mini_gpt.insight.curves import finish, new_figure, token_label
-from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.runtime import progress, sharding
 from mini_gpt.runtime.progress import Advance
 
@@ -46,15 +46,14 @@ def read(model: LoadedModel, batch: Batch, most: int = 1) -> Depths:
 @functools.partial(jax.jit, static_argnames="most")
 def _read(model: LoadedModel, inputs_BL: jax.Array, targets_BL: jax.Array, *, most: int) -> Depths:
     module = model.merge()
-    inputs = model.with_layout(inputs_BL)
+    log_probabilities = lambda x_BLD: jax.nn.log_softmax(module.logits(module.finish(x_BLD)))
     with sharding.use_mesh(model.mesh):
-        ends = lambda trace: (trace.before_BLD, trace.after_BLD)
-        layers = module.forward(inputs, edits=model.edits, trace=ends)[2] or []
-        streams_PBLD = jnp.stack([layers[0][0], *(after_BLD for _, after_BLD in layers)])
-        last_BLV = jax.nn.log_softmax(module.unembed(streams_PBLD[-1]))
+        layers = observing.layers(model.edited(), model.with_layout(inputs_BL))
+        streams_PBLD = jnp.stack([layers[0].before_BLD, *(layer.after_BLD for layer in layers)])
+        last_BLV = log_probabilities(streams_PBLD[-1])
 
         def predict(x_BLD: jax.Array) -> Depths:
-            log_BLV = jax.nn.log_softmax(module.unembed(x_BLD))
+            log_BLV = log_probabilities(x_BLD)
             nll_BL = -jnp.take_along_axis(log_BLV, targets_BL[..., None], axis=-1)[..., 0]
             divergence_BL = jnp.sum(jnp.exp(last_BLV) * (last_BLV - log_BLV), axis=-1)
             top_BLT, tokens_BLT = jax.lax.top_k(log_BLV, most)

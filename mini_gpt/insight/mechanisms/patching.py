@@ -18,11 +18,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from mini_gpt.data.batches import in_full_batches
-from mini_gpt.insight import colours
+from mini_gpt.evaluation.loaded import LoadedModel
+from mini_gpt.insight import colours, observing
 from mini_gpt.insight.curves import label_heads, new_figure
 from mini_gpt.model import editing
 from mini_gpt.model.editing import Edit
-from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.runtime import progress, sharding
 from mini_gpt.runtime.errors import UserError
 from mini_gpt.runtime.progress import Advance
@@ -85,10 +85,10 @@ def activations(model: LoadedModel, tokens_BL: np.ndarray) -> Activations:
 
 @jax.jit
 def _activations(model: LoadedModel, tokens_BL: jax.Array) -> tuple[jax.Array, ...]:
-    take = lambda trace: (trace.heads_BLHK, trace.attention_BLD, trace.feed_forward_BLD, trace.before_BLD)
     with sharding.use_mesh(model.mesh):
-        layers = model.merge().forward(model.with_layout(tokens_BL), edits=model.edits, trace=take)[2] or []
-    stacked = tuple(jnp.stack(arrays).astype(jnp.float32) for arrays in zip(*layers, strict=True))
+        layers = observing.layers(model.edited(), model.with_layout(tokens_BL))
+    sites = [(layer.heads_BLHK, layer.attention_BLD, layer.feed_forward_BLD, layer.before_BLD) for layer in layers]
+    stacked = tuple(jnp.stack(arrays).astype(jnp.float32) for arrays in zip(*sites, strict=True))
     return sharding.replicate(stacked, model.mesh)
 
 

@@ -139,9 +139,7 @@ def _backward(plan: _Plan, saved: tuple, dout_NBGRK: jax.Array) -> tuple:
 
     sums = q_NBGRK, k_NBGSK.swapaxes(-1, -2), v_NBGSK.swapaxes(-1, -2), parameters
     sums = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), sums)
-    (dq_NBGRK, dk_NBGKS, dv_NBGKS, dparameters), _ = jax.lax.scan(
-        add, sums, jnp.array(plan.pairs), unroll=plan.unroll
-    )
+    (dq_NBGRK, dk_NBGKS, dv_NBGKS, dparameters), _ = jax.lax.scan(add, sums, jnp.array(plan.pairs), unroll=plan.unroll)
     if parameters["sink"] is not None:
         weights_NBGR = jnp.exp(_sink_rows(parameters["sink"], q_NBGRK.shape[:-1]) - logsumexp_NBGR)
         dsink_GR = -jnp.sum(weights_NBGR * inner_NBGR, axis=(0, 1))

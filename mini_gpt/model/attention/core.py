@@ -57,7 +57,7 @@ class Core(nnx.Module):
             return None
         return self.sink[...] if self.sink_kind == "trained" else jnp.zeros(self.num_heads)
 
-    def choose(self, q_BLHK, k_BSGK, v_BSGK, context: Context, dropout_key: jax.Array | None) -> Callable[..., jax.Array]:
+    def choose(self, q_BLHK, k_BSGK, v_BSGK, context: Context, dropout_key: Any) -> Callable[..., jax.Array]:
         """Return attend(q_BLHK, k_BSGK, v_BSGK, context) -> out_BLHK, the fastest that supports the call.
 
         If the requested or fastest implementation does not support the call, log why once. A run that was trained with
@@ -73,7 +73,7 @@ class Core(nnx.Module):
         for name in dict.fromkeys([wanted, unfused, "reference"]):
             if name == "reference":
                 break
-            reason = self._obstacle(name, platform, (q_BLHK, k_BSGK, v_BSGK), context, dropped)
+            reason = self._obstacle(name, platform, (q_BLHK, v_BSGK), context, dropped)
             if reason is None:
                 break
             reasons.append(f"{name} does not support {reason}")
@@ -85,7 +85,7 @@ class Core(nnx.Module):
 
     def _obstacle(self, name: str, platform: str, heads: tuple, context: Context, dropped: bool) -> str | None:
         """Return the first property of the call that the implementation does not support, or None."""
-        q_BLHK, k_BSGK, v_BSGK = heads
+        q_BLHK, v_BSGK = heads
         length, width, dtype = q_BLHK.shape[1], q_BLHK.shape[3], q_BLHK.dtype.name
         fused, all_but_reference = ("cudnn", "splash"), ("blockwise", "cudnn", "splash")
         mask, has_segments = context.mask, context.queries.segments_BL is not None

@@ -12,9 +12,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from mini_gpt.evaluation.loaded import LoadedModel
 from mini_gpt.insight import attention
-from mini_gpt.model.gpt import Trace
-from mini_gpt.model.loaded import LoadedModel
+from mini_gpt.insight.observing import Layer
 
 KEPT = 32  # largest weights of a query. All others are below 1 / 33.
 BLOCK = 32  # keys
@@ -71,13 +71,13 @@ def _restored(levels: np.ndarray) -> np.ndarray:
     return np.where(levels == HIDDEN, 0, np.exp(-FLOOR * (levels / MOST_STEPS) ** 2))
 
 
-def _largest(trace: Trace) -> tuple[jax.Array, ...]:
+def _largest(layer: Layer) -> tuple[jax.Array, ...]:
     """Return the parts of `packed` for the first row of a layer; X are its heads, K the kept keys, C blocks of keys.
 
     The largest logits_XL1; logits, places and weights_XLK of the kept keys in order of place, with the place L if fewer
     keys are visible; means and numbers_XLC of the other visible keys; the first and the last visible key_XL, + 1.
     """
-    logits_XLS, weights_XLS, seen_XLS = (maps[0] for maps in (*trace.attention[:2], trace.attention.seen_BHLS))
+    logits_XLS, weights_XLS, seen_XLS = (maps[0] for maps in (*layer.attention[:2], layer.attention.seen_BHLS))
     length = seen_XLS.shape[-1]
     _, places_XLK = jax.lax.top_k(jnp.where(seen_XLS, weights_XLS, -1), min(KEPT, length))
     is_seen_XLK = jnp.take_along_axis(seen_XLS, places_XLK, axis=-1)

@@ -11,10 +11,10 @@ import numpy as np
 from mini_gpt.config.schema import Config
 from mini_gpt.data import spans
 from mini_gpt.data.tokenizers import Tokenizer
+from mini_gpt.evaluation.loaded import LoadedModel
 from mini_gpt.insight import attention, figures, images
 from mini_gpt.insight.examples import Example
-from mini_gpt.model.attention.reference import AttentionMaps
-from mini_gpt.model.loaded import LoadedModel
+from mini_gpt.insight.observing import AttentionMaps
 from mini_gpt.model.positions import biases, waves
 from mini_gpt.pages import document
 from mini_gpt.pages.explorer import largest

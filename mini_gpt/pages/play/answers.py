@@ -17,15 +17,17 @@ import numpy as np
 from jax.sharding import Mesh
 from scipy.special import softmax
 
+from mini_gpt.evaluation.loaded import LoadedModel
 from mini_gpt.generation import cache as caches
-from mini_gpt.model.attention.inputs import HIDDEN_FROM_HEAD
+from mini_gpt.insight import observing
+from mini_gpt.insight.observing import AttentionMaps
+from mini_gpt.model.attention.context import HIDDEN_FROM_HEAD
 from mini_gpt.model.editing import Edit
-from mini_gpt.model.inputs import Inputs
-from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.pages.play import edited, limits
 from mini_gpt.runtime.errors import UserError, shown
 
 SHORTEST = 32  # tokens of a padded text; longer ones have a power of 2
+Inputs = tuple[Any, ...]  # tokens, positions and segments, [1, L] each
 PADDING_SEGMENT = -1  # of no token
 SLOTS = ("main", "plain", "probe", "generated")  # of the page; each keeps its last run
 MOST_LIKELY = 64  # tokens at each place
@@ -126,7 +128,7 @@ class Pass:
     def __init__(self, model: LoadedModel, tokens: Sequence[int], edits: edited.JsonEdits):
         self.tokens, self.edits = list(tokens), edits
         self.inputs = _inputs(model, self.tokens, edits.get("start", 0))
-        size = self.inputs.tokens_BL.shape[1]
+        size = self.inputs[0].shape[1]
         own = edited.static_edits(edits, model.config.model, size)
         self.model = dataclasses.replace(edited.with_fields(model, edits), edits=own)
         if "patch" in edits or edited.heads_that_are("mean", edits, model.config.model):
@@ -137,7 +139,7 @@ class Pass:
 
         A mean is that of a pass with all edits of earlier layers.
         """
-        config, (size, length) = model.config.model, (self.inputs.tokens_BL.shape[1], len(self.tokens))
+        config, (size, length) = model.config.model, (self.inputs[0].shape[1], len(self.tokens))
         shape = (config.num_layers, 1, size, config.num_heads, 1)
         scale, add = np.ones(shape, np.float32), np.zeros((*shape[:-1], config.head_width), np.float32)
         for layer, head in edited.heads_that_are("off", self.edits, config):
@@ -246,9 +248,8 @@ def _place(model: LoadedModel, tokens: Sequence[int], start: int = 0) -> tuple[n
 def _inputs(model: LoadedModel, tokens: Sequence[int], start: int) -> Inputs:
     """Return one padded row. Raises the errors of `_place`."""
     positions_L, segments_L = _place(model, tokens, start)
-    return Inputs(
-        model.layout.read(_pad(tokens)), _pad(positions_L, positions_L[-1]), _pad(segments_L, PADDING_SEGMENT)
-    )
+    row = _pad(tokens), _pad(positions_L, positions_L[-1]), _pad(segments_L, PADDING_SEGMENT)
+    return model.layout.read(row[0]), *row[1:]
 
 
 _prefill = jax.jit(caches.prefill, static_argnames="capacity")
@@ -258,16 +259,16 @@ _decode = jax.jit(caches.decode, donate_argnames="cache")
 @functools.partial(jax.jit, static_argnames=("top", "lens"))
 def _predict(model: LoadedModel, inputs: Inputs, *, top: int, lens: int) -> dict[str, Any]:
     module = model.merge()
-    ends = lambda trace: (trace.before_BLD[0], trace.after_BLD[0])
-    layers = module.forward(inputs, edits=model.edits, trace=ends)[2] or []
-    streams_PLD = jnp.stack([layers[0][0], *(after_LD for _, after_LD in layers)])
+    layers = observing.layers(model.edited(), inputs)
+    streams_PLD = jnp.stack([layers[0].before_BLD[0], *(layer.after_BLD[0] for layer in layers)])
+    log_probabilities = lambda x_LD: jax.nn.log_softmax(module.logits(module.finish(x_LD[None]))[0])
 
     def likely(x_LD: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
-        logs_LT, tokens_LT = jax.lax.top_k(jax.nn.log_softmax(module.unembed(x_LD[None])[0]), count)
+        logs_LT, tokens_LT = jax.lax.top_k(log_probabilities(x_LD), count)
         return tokens_LT, jnp.exp(logs_LT)
 
-    log_LV = jax.nn.log_softmax(module.unembed(streams_PLD[-1:])[0])
-    targets_L = jnp.roll(inputs.tokens_BL[0], -1)
+    log_LV = log_probabilities(streams_PLD[-1])
+    targets_L = jnp.roll(inputs[0][0], -1)
     logs_LT, tokens_LT = jax.lax.top_k(log_LV, top)
     return {
         "nll": -jnp.take_along_axis(log_LV, targets_L[:, None], axis=-1)[:, 0],
@@ -280,27 +281,26 @@ def _predict(model: LoadedModel, inputs: Inputs, *, top: int, lens: int) -> dict
 @jax.jit
 def _last_logits(model: LoadedModel, inputs: Inputs, last: int) -> jax.Array:
     module = model.merge()
-    x_BLD = module.forward(inputs, edits=model.edits)[0]
+    x_BLD = model.edited().hidden(*inputs)
     return module.logits(jax.lax.dynamic_slice_in_dim(x_BLD, last, 1, axis=1))[0, 0]
 
 
 @jax.jit
 def _heads(model: LoadedModel, inputs: Inputs) -> jax.Array:
-    take = lambda trace: trace.heads_BLHK[0]
-    return jnp.stack(model.merge().forward(inputs, edits=model.edits, trace=take)[2] or [])
+    return jnp.stack([layer.heads_BLHK[0] for layer in observing.layers(model.edited(), inputs)])
 
 
 @jax.jit
 def _maps(model: LoadedModel, inputs: Inputs, layer: int, head: int) -> tuple[jax.Array, jax.Array]:
     """Return logits_LS and weights_LS of a head."""
 
-    def of_head(trace) -> tuple[jax.Array, jax.Array]:
-        maps, logits_LS = trace.attention, trace.attention.logits_BHLS[0, head]
+    def of_head(maps: AttentionMaps) -> tuple[jax.Array, jax.Array]:
+        logits_LS = maps.logits_BHLS[0, head]
         seen_LS = maps.visible_BLS[0] & (logits_LS > HIDDEN_AT_MOST)
         return jnp.where(seen_LS, logits_LS, -jnp.inf), maps.weights_BHLS[0, head]
 
-    layers = model.merge().forward(inputs, edits=model.edits, trace=of_head)[2] or []
-    return tuple(jnp.stack(arrays)[layer] for arrays in zip(*layers, strict=True))  # type: ignore[return-value]
+    maps = [of_head(layer.attention) for layer in observing.layers(model.edited(), inputs)]
+    return tuple(jnp.stack(arrays)[layer] for arrays in zip(*maps, strict=True))  # type: ignore[return-value]
 
 
 def _vocabulary(model: LoadedModel) -> int:

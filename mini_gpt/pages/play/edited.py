@@ -1,6 +1,5 @@
 """Apply the playground's edits to a loaded model. The edits are those of edits.js."""
 
-import copy
 import dataclasses
 import functools
 import re
@@ -14,11 +13,12 @@ from jax.tree_util import DictKey
 
 from mini_gpt.config.attention import RopeConfig
 from mini_gpt.config.model import ModelConfig
-from mini_gpt.model import build, positions
-from mini_gpt.model.attention.inputs import HIDDEN_FROM_HEAD
+from mini_gpt.evaluation.loaded import LoadedModel
+from mini_gpt.model import build
+from mini_gpt.model.attention.context import HIDDEN_FROM_HEAD, Mask, Tokens
 from mini_gpt.model.editing import Edit, Edits
-from mini_gpt.model.loaded import LoadedModel
-from mini_gpt.model.positions.biases import alibi_slopes
+from mini_gpt.model.parameters import with_layers
+from mini_gpt.model.positions.biases import Alibi, alibi_slopes
 from mini_gpt.model.positions.rotary import Rope
 from mini_gpt.model.positions.waves import geometric_frequencies
 from mini_gpt.pages.play import limits
@@ -26,7 +26,11 @@ from mini_gpt.runtime.errors import UserError, shown
 
 NO_WINDOW = 2**24  # keys; more than any text has, and exact in float32
 # {encoding: its attributes that edits change}
-CONSTANTS = {"rope": ("frequencies", "temperature", "factor"), "pope": ("frequencies",), "alibi": ("slopes",)}
+CONSTANTS = {
+    "rope": ("frequencies", "temperature", "factor"),
+    "pope": ("frequencies",),
+    "alibi": ("slopes",),
+}
 
 JsonEdits = Mapping[str, Any]
 
@@ -109,69 +113,101 @@ def heads_that_are(how: str, edits: JsonEdits, config: ModelConfig) -> list[tupl
     return [place for place in named if place]
 
 
+class EditedMask(nnx.Module):
+    """Takes the place of a layer's mask. The window is an array, so that JAX compiles no other program for it."""
+
+    def __init__(self, causal: bool):
+        self.causal, self.window = causal, nnx.Param(np.float32(0))
+
+    def visible(self, queries: Tokens, keys: Tokens) -> jax.Array:
+        return Mask(self.causal, self.window[...]).visible(queries, keys)  # type: ignore[arg-type]
+
+    def visible_counts(self, tokens: Tokens) -> jax.Array:
+        return Mask(self.causal, self.window[...]).visible_counts(tokens)  # type: ignore[arg-type]
+
+
 def with_fields(model: LoadedModel, edits: JsonEdits) -> LoadedModel:
     """Return the model with the edits that are fields of a config or constants of its modules; in float32.
 
     These are: scale, window, rope, slopes, a mask that is not causal, and for sinks the temperature. Numbers that are
     edited become parameters, so that JAX compiles no other program for another number.
     """
-    config = model.config.model
+    config, vocabulary = model.config.model, len(model.parameters["embedding"])
     unscaled: dict[str, Any] = {"scale_attention": False} if edits.get("scale") == "off" else {}
-    changed = dataclasses.replace(config, dtype="float32", **unscaled)
-    constants = _constants(config, edits)
-    dynamic = frozenset(name for name, rope in _ropes(config, edits).items() if rope.scaling == "dynamic")
+    changed = dataclasses.replace(config, dtype="float32", scan_layers=False, remat="none", **unscaled)
+    dynamic = tuple(rope.scaling == "dynamic" for rope in _ropes(config, edits))
     is_causal = edits.get("mask", "causal") == "causal"
-    definition = _definition(changed, len(model.parameters["embedding"]), is_causal, "window" in edits, dynamic)
+    definition, places = _definition(changed, vocabulary, is_causal, "window" in edits, dynamic)
     cooled = lambda path, leaf: leaf / edits.get("temperature", 1) if path[-1] == DictKey("sink") else leaf
-    parameters = jax.tree_util.tree_map_with_path(cooled, model.parameters)
-    own = parameters.get("positions", {})
-    parameters = parameters | {"positions": own | {name: own.get(name, {}) | constants[name] for name in constants}}
-    if "window" in edits:
-        window = NO_WINDOW if edits["window"] is None else min(edits["window"], NO_WINDOW)
-        parameters["windows"] = np.full(config.period, window, np.float32)
+    parameters = jax.tree_util.tree_map_with_path(cooled, with_layers(model.parameters, stacked=False))
+    for path, name in places.items():
+        layer = path[1] if path[0] == "blocks" else 0
+        _put(parameters, path, _numbers(name, config, edits, layer))
     new_config = dataclasses.replace(model.config, model=changed)
     return dataclasses.replace(model, parameters=parameters, definition=definition, config=new_config)
 
 
-def _constants(config: ModelConfig, edits: JsonEdits) -> dict[str, dict[str, Any]]:
-    """Return the numbers of the shared positional encodings that edits change, under the names of `CONSTANTS`."""
-    found: dict[str, dict[str, Any]] = {}
-    for name, rope in _ropes(config, edits).items():
-        layer = Rope(dataclasses.replace(config, rope=rope), rngs=nnx.Rngs(0))
-        found[name] = {constant: getattr(layer, constant) for constant in CONSTANTS["rope"]}
-    if "pope" in config.position_pattern:
+def _numbers(name: str, config: ModelConfig, edits: JsonEdits, layer: int) -> dict[str, Any]:
+    """Return the edited numbers of an encoding or a mask, float32, under the names of `CONSTANTS`."""
+    found: dict[str, Any] = {}
+    if name == "mask":
+        found["window"] = NO_WINDOW if edits["window"] is None else min(edits["window"], NO_WINDOW)
+    elif name == "rope":
+        rope = Rope(dataclasses.replace(config, rope=_ropes(config, edits)[layer]), rngs=nnx.Rngs(0))
+        found = {constant: getattr(rope, constant) for constant in CONSTANTS["rope"]}
+    elif name == "pope":
         base = float(edits.get("rope", {}).get("base", config.rope.base))
-        found["pope"] = {"frequencies": geometric_frequencies(base, 2 * config.head_width)}
-    if "alibi" in config.position_pattern:
+        found["frequencies"] = geometric_frequencies(base, 2 * config.head_width)
+    else:
         slopes = edits.get("slopes", 1)
-        found["alibi"] = {
-            "slopes": slopes if isinstance(slopes, list) else slopes * np.array(alibi_slopes(config.num_heads))
-        }
-    return jax.tree.map(np.float32, found, is_leaf=lambda value: isinstance(value, list))
+        found["slopes"] = slopes if isinstance(slopes, list) else slopes * np.array(alibi_slopes(config.num_heads))
+    return {constant: np.asarray(value, np.float32) for constant, value in found.items()}
 
 
 @functools.lru_cache(maxsize=64)
 def _definition(
-    config: ModelConfig, vocabulary: int, is_causal: bool, has_window: bool, dynamic: frozenset[str]
-) -> nnx.GraphDef:
-    """Return the definition of a model whose `CONSTANTS` are parameters. dynamic: names of RoPEs with this scaling."""
+    config: ModelConfig, vocabulary: int, is_causal: bool, has_window: bool, dynamic: tuple[bool, ...]
+) -> tuple[nnx.GraphDef, dict[tuple, str]]:
+    """Return the definition of a model whose `CONSTANTS` are parameters, and {path: name} of the modules with them.
+
+    dynamic: whether RoPE has this scaling, for each layer.
+    """
     module = nnx.eval_shape(lambda: build.make(config, vocabulary, rngs=nnx.Rngs(0)))
-    if not is_causal:
-        module.config = copy.copy(config)  # of the mask only, not of T5's buckets
-        object.__setattr__(module.config, "causal", False)  # without the check: canon stays causal, as in the engine
-    placeholder = lambda: nnx.data(nnx.Param(np.float32(0)))
-    if has_window:
-        module.windows = placeholder()
-    for name, position in module.positions.items():
-        for constant in CONSTANTS.get(position.name, ()):
-            setattr(position, constant, placeholder())
-        if isinstance(position, Rope):  # yarn multiplies by `temperature`, which is 1 for the other scalings
-            position.config = dataclasses.replace(position.config, scaling="dynamic" if name in dynamic else "yarn")
-    return build.split(module)[0]
+    places: dict[tuple, str] = {}
+    for layer, block in enumerate(module.blocks):
+        attention, here = block.attention, ("blocks", layer, "attention")
+        if has_window:
+            attention.mask, places[*here, "mask"] = EditedMask(is_causal), "mask"
+        else:
+            attention.mask = attention.mask._replace(causal=is_causal)  # canon stays causal, as in the engine
+        for number, part in enumerate(attention.on_heads):
+            if isinstance(part, Rope):  # yarn multiplies by `temperature`, which is 1 for the other scalings
+                part.config = dataclasses.replace(part.config, scaling="dynamic" if dynamic[layer] else "yarn")
+                places[*here, "on_heads", number] = part.name
+        for number, part in enumerate(attention.core.score_mods):
+            if isinstance(part, Alibi):
+                places[*here, "core", "score_mods", number] = part.name
+    if "pope" in module.positions:
+        places["positions", "pope"] = "pope"
+    for path, name in places.items():
+        part: Any = module
+        for key in path:
+            part = part[key] if isinstance(key, int) or key == "pope" else getattr(part, key)
+        for constant in CONSTANTS.get(name, ()):
+            setattr(part, constant, nnx.data(nnx.Param(np.float32(0))))
+    return build.split(module)[0], places
 
 
-def _ropes(config: ModelConfig, edits: JsonEdits) -> dict[str, RopeConfig]:
-    """Return RoPE's fields with the edits, by the key of the layers that share them.
+def _put(parameters: dict, path: tuple, values: dict[str, Any]) -> None:
+    """Add values at a path. The dicts on the path are replaced by copies."""
+    for key in path:
+        parameters[key] = dict(parameters.get(key, {}))
+        parameters = parameters[key]
+    parameters.update(values)
+
+
+def _ropes(config: ModelConfig, edits: JsonEdits) -> list[RopeConfig]:
+    """Return RoPE's fields with the edits, for each layer.
 
     Another scaling has its own default bounds; a factor of 1 is no scaling.
     """
@@ -179,12 +215,8 @@ def _ropes(config: ModelConfig, edits: JsonEdits) -> dict[str, RopeConfig]:
     scaling = edited.get("scaling", rope.scaling)
     bounds: dict[str, Any] = {"beta_slow": 1.0, "beta_fast": 4.0 if scaling == "llama3" else 32.0}
     changed = rope if scaling == rope.scaling else dataclasses.replace(rope, scaling=scaling, **bounds)
-    found = {}
-    for kind in config.layer_kinds:
-        if kind.position == "rope":
-            base, factor = edited.get("base", kind.rope_base), edited.get("factor", kind.rope_factor)
-            found[positions.key(kind)] = changed.of_layer(float(base), float(factor))
-    return found
+    values = lambda kind: (edited.get("base", kind.rope_base), edited.get("factor", kind.rope_factor))
+    return [changed.of_layer(*map(float, values(kind))) for kind in config.layer_kinds]
 
 
 def static_edits(edits: JsonEdits, config: ModelConfig, length: int) -> Edits:
@@ -215,6 +247,6 @@ def allow_cache(edits: JsonEdits, config: ModelConfig) -> bool:
     """
     changed = {name for name in ("temperature", "window", "start", "patch") if name in edits}
     changed |= {"mask"} if edits.get("mask", "causal") != "causal" else set()
-    is_dynamic = any(rope.scaling == "dynamic" for rope in _ropes(config, edits).values())
+    is_dynamic = "rope" in config.position_pattern and any(rope.scaling == "dynamic" for rope in _ropes(config, edits))
     is_whole = config.without_cache or config.random_positions is not None or is_dynamic
     return not (changed or is_whole or heads_that_are("mean", edits, config))

@@ -9,9 +9,9 @@ import numpy as np
 
 from mini_gpt.config.attention import pattern
 from mini_gpt.config.model import ModelConfig
+from mini_gpt.data.layout import Layout
+from mini_gpt.evaluation.loaded import LoadedModel
 from mini_gpt.model import parameters as model_parameters
-from mini_gpt.model.layout import Layout
-from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.pages.play import limits
 from mini_gpt.runtime.errors import UserError, require
 

@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 
 from mini_gpt.data import tasks
 from mini_gpt.data.tokenizers import Tokenizer
+from mini_gpt.evaluation.loaded import LoadedModel
 from mini_gpt.model import parameters as model_parameters
-from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.pages import document
 from mini_gpt.pages.play import pack
 from mini_gpt.pages.play import tokenizer as page_tokenizer

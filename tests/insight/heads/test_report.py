@@ -11,12 +11,12 @@ from mini_gpt.model.inputs import Inputs
 
 from mini_gpt import suites
 from mini_gpt.data import tokenizers
+from mini_gpt.data.layout import PLAIN
 from mini_gpt.data.tokenizers import CharacterTokenizer
 from mini_gpt.insight.attention import attention_maps
 from mini_gpt.insight.heads import inputs as head_inputs
 from mini_gpt.insight.heads import report as head_report
 from mini_gpt.insight.heads import templates as head_templates
-from mini_gpt.model.layout import PLAIN
 from mini_gpt.runtime import files
 from mini_gpt.runtime.errors import UserError
 from mini_gpt.suites.base import SuiteOptions

@@ -10,9 +10,10 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from mini_gpt.config.schema import Config
-from mini_gpt.model import editing, memory
+from mini_gpt.data.layout import Layout
+from mini_gpt.evaluation import memory
+from mini_gpt.model import editing
 from mini_gpt.model.editing import NONE, Edits
-from mini_gpt.model.layout import Layout
 from mini_gpt.model.loss import token_nll
 from mini_gpt.runtime import devices, sharding
 

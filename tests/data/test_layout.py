@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from mini_gpt.data.layout import PLAIN, Layout
 from mini_gpt.data.pairs import Pair, batch_of
-from mini_gpt.model.layout import PLAIN, Layout
 from tests import oracle
 from tests.model.test_gpt import VOCAB, make_model, run
 

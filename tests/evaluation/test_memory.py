@@ -8,12 +8,12 @@ import jax.numpy as jnp
 import pytest
 
 from mini_gpt.config import loading as configs
-from mini_gpt.evaluation import task_accuracy
+from mini_gpt.data.layout import PLAIN
+from mini_gpt.evaluation import memory, task_accuracy
+from mini_gpt.evaluation.loaded import LoadedModel
 from mini_gpt.insight import attention, pruning
 from mini_gpt.insight.diagnosis import probe
-from mini_gpt.model import build, memory
-from mini_gpt.model.layout import PLAIN
-from mini_gpt.model.loaded import LoadedModel
+from mini_gpt.model import build
 from mini_gpt.runtime import sharding
 
 GPT2 = {"model.num_layers": 12, "model.num_heads": 12, "model.d_model": 768, "model.activation": "gelu"}
