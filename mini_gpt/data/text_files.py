@@ -78,8 +78,8 @@ def refuse_binary(raw: bytes, where: str) -> None:
         if re.match(start, raw, re.DOTALL):
             raise UserError(f"{where}: found {name}, which is not text; {remedy}")
     zeros = raw.count(b"\0")
-    if zeros and (encoding := _wide_encoding(raw)) is not None:
-        raise _wide(encoding, where)
+    if zeros and (wide := _wide_encoding(raw)):
+        raise _wide(wide, where)
     if zeros * 100 >= max(1, len(raw)):
         remedy = f"{NO_TEXT}, or if zero bytes separate texts: tr '\\0' '\\n' < FILE > NEW"
         raise UserError(f"{where}: found {zeros:,} zero bytes of {len(raw):,}, which is not text; {remedy}")
