@@ -19,7 +19,7 @@ from pathlib import Path
 import tensorflow_datasets as tfds
 
 from mini_gpt.config.data import PAIRS, DataConfig
-from mini_gpt.data import builders, english, pair_files, tasks
+from mini_gpt.data import builders, english, pair_files, tasks, text_files
 from mini_gpt.data.builders import PythonLibrary, PythonStdlib, TinyShakespeare
 from mini_gpt.data.corpus import Corpus
 from mini_gpt.runtime import files, processes
@@ -89,15 +89,14 @@ def _text(pattern: str) -> Corpus:
             raw = Path(path).read_bytes()
             digest.update(f"{len(raw)}\n".encode())
             digest.update(raw)
-            text = _decoded(raw, path)
+            text = text_files.content(raw, path)
             del raw  # while the text is used, its bytes would take memory
             yield text
         fingerprints.append(digest.hexdigest())
         if fingerprints[-1] != fingerprints[0]:
             raise UserError(f"data.path: a file of {pattern!r} has changed while the text was read; start again")
 
-    for _ in texts():
-        pass
+    text_files.warn_of_documents(zip(paths, texts(), strict=True))
     return Corpus("text", fingerprints[0], len(paths), {"all": texts})
 
 
@@ -226,7 +225,7 @@ def _read(
             for index in range(len(sources[split])):
                 with _errors_of_tfds("read", name):  # a damaged shard can give None
                     example, where = sources[split][index], f"{name}, document {index} of {split}"
-                    texts = [_decoded(example[feature], where) for feature in features]
+                    texts = [text_files.decoded(example[feature], where) for feature in features]
                 if all(texts):
                     yield from texts
 
@@ -234,14 +233,6 @@ def _read(
 
     parts, paired = {split: texts(split) for split in sources}, len(features) == 2
     return Corpus(name, fingerprint, sum(map(len, sources.values())), parts, paired)
-
-
-def _decoded(raw: bytes, where: str) -> str:
-    try:
-        return raw.decode()
-    except UnicodeDecodeError as error:
-        found = f"byte 0x{raw[error.start]:02x} at offset {error.start}"
-        raise UserError(f"{where}: found {found}, which is not UTF-8; convert it to UTF-8") from None
 
 
 def _require_network(builder: tfds.core.DatasetBuilder, name: str) -> None:

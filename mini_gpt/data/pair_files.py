@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
+from mini_gpt.data import text_files
 from mini_gpt.runtime import files
 from mini_gpt.runtime.errors import UserError
 
@@ -23,6 +24,8 @@ def open_pairs(path: str, target_path: str | None) -> tuple[str, int, Texts]:
     """
     sources = _existing("data.path", path)
     targets = None if target_path is None else _existing("data.target_path", target_path)
+    for file in filter(None, (sources, targets)):
+        text_files.check_lines(file, is_tsv=targets is None)
     fingerprints: list[str] = []  # one for each complete reading
     counts = {"pairs": 0, "empty": 0}
 
@@ -79,7 +82,7 @@ def _lines(file: BinaryIO, path: Path, seen: Callable[[bytes], None]) -> Iterato
     for number, line in enumerate(file, start=1):
         seen(b"%d:" % len(line) + line)  # so that text moved from one file to the other changes the hash
         try:
-            yield number, line.decode().removeprefix("\ufeff" if number == 1 else "")
+            yield number, line.decode().removeprefix(text_files.BYTE_ORDER_MARK if number == 1 else "")
         except UnicodeDecodeError as error:
-            found = f"byte 0x{line[error.start]:02x}"
-            raise UserError(f"{path}, line {number}: found {found}, which is not UTF-8; convert it to UTF-8") from None
+            found = f"byte 0x{line[error.start]:02x}, which is not UTF-8"
+            raise UserError(f"{path}, line {number}: found {found}; {text_files.to_utf8(line, error.start)}") from None
