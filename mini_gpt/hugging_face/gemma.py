@@ -7,7 +7,7 @@ import numpy as np
 from mini_gpt.config.model import ModelConfig
 from mini_gpt.config.schema import Config
 from mini_gpt.hugging_face.architecture import FULL, QKV, SLIDING, Arrays, Ids, shortest, window_in_some_layers
-from mini_gpt.hugging_face.rotary import Llama
+from mini_gpt.hugging_face.rotary import GROUPED, Llama
 from mini_gpt.hugging_face.settings import Settings
 
 
@@ -24,12 +24,7 @@ class Gemma(Llama):
     kv_heads_by_default = 16
     head_width_by_default = 256
     fixed: ClassVar = {"use_bidirectional_attention": False}
-    exported: ClassVar = {
-        "num_key_value_heads": "num_kv_heads",
-        "head_dim": "head_width",
-        "attention_bias": "qkv_bias",
-        "attention_dropout": "attention_dropout",
-    }
+    exported: ClassVar = GROUPED | {"head_dim": "head_width", "attention_bias": "qkv_bias"}
 
     def fold(self, arrays: Arrays, model: ModelConfig) -> Arrays:
         return _moved(arrays, 1)

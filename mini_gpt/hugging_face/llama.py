@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 from mini_gpt.config.model import ModelConfig
 from mini_gpt.config.schema import Config
 from mini_gpt.hugging_face.architecture import FULL, QKV, SLIDING, Ids, one_window, shortest, window_in_some_layers
-from mini_gpt.hugging_face.rotary import Llama
+from mini_gpt.hugging_face.rotary import GROUPED, Llama
 from mini_gpt.hugging_face.settings import Settings
 
 
@@ -16,12 +16,7 @@ class Mistral(Llama):
     context = ("max_position_embeddings", 131_072)
     sizes_by_default = (4096, 32, 32, 14_336)
     kv_heads_by_default = 8
-    exported: ClassVar = {
-        "num_key_value_heads": "num_kv_heads",
-        "head_dim": "head_width",
-        "sliding_window": "attention_window",
-        "attention_dropout": "attention_dropout",
-    }
+    exported: ClassVar = GROUPED | {"head_dim": "head_width", "sliding_window": "attention_window"}
 
     def supported(self, model: ModelConfig) -> dict[str, tuple]:
         return super().supported(model) | one_window(model)
@@ -42,7 +37,7 @@ class Qwen2(Llama):
     context = ("max_position_embeddings", 32_768)
     sizes_by_default = (4096, 32, 32, 22_016)
     kv_heads_by_default: int | None = 32
-    exported: ClassVar = {"num_key_value_heads": "num_kv_heads", "attention_dropout": "attention_dropout"}
+    exported: ClassVar = GROUPED
 
     def supported(self, model: ModelConfig) -> dict[str, tuple]:
         return super().supported(model) | window_in_some_layers(model)
@@ -74,12 +69,7 @@ class Qwen3(Qwen2):
 
     model_type, title, class_name = "qwen3", "Qwen3", "Qwen3ForCausalLM"
     needs: ClassVar = {"variants.qk_norm": "weighted"}
-    exported: ClassVar = {
-        "num_key_value_heads": "num_kv_heads",
-        "head_dim": "head_width",
-        "attention_bias": "qkv_bias",
-        "attention_dropout": "attention_dropout",
-    }
+    exported: ClassVar = GROUPED | {"head_dim": "head_width", "attention_bias": "qkv_bias"}
     head_width_by_default = 128
     layer = (*Llama.layer, "self_attn.q_norm", "self_attn.k_norm")
     parameters = (*Llama.parameters, "attention/on_heads/0/query_norm", "attention/on_heads/0/key_norm")
@@ -95,12 +85,7 @@ class SmolLM3(Llama):
     sizes_by_default = (2048, 36, 16, 11_008)
     kv_heads_by_default = 4
     fixed: ClassVar = {"use_sliding_window": False}
-    exported: ClassVar = {
-        "num_key_value_heads": "num_kv_heads",
-        "attention_bias": "qkv_bias",
-        "mlp_bias": "use_bias",
-        "attention_dropout": "attention_dropout",
-    }
+    exported: ClassVar = GROUPED | {"attention_bias": "qkv_bias", "mlp_bias": "use_bias"}
 
     def supported(self, model: ModelConfig) -> dict[str, tuple]:
         fits = set(model.position_pattern) == {"rope", "none"}
@@ -126,12 +111,7 @@ class Olmo(Llama):
     model_type, title, class_name, norm = "olmo", "OLMo", "OlmoForCausalLM", "layernorm"
     needs: ClassVar = {"norm_weights": False, "norm_epsilon": 1e-5}
     epsilon = None
-    exported: ClassVar = {
-        "num_key_value_heads": "num_kv_heads",
-        "attention_bias": "qkv_bias",
-        "attention_dropout": "attention_dropout",
-        "clip_qkv": "variants.clip_qkv",
-    }
+    exported: ClassVar = GROUPED | {"attention_bias": "qkv_bias", "clip_qkv": "variants.clip_qkv"}
 
     def supported(self, model: ModelConfig) -> dict[str, tuple]:
         return super().supported(model) | {"variants.clip_qkv": (model.variants.clip_qkv,)}
@@ -147,11 +127,7 @@ class Olmo2(Llama):
     model_type, title, class_name = "olmo2", "OLMo 2", "Olmo2ForCausalLM"
     needs: ClassVar = {"norm_placement": "none", "output_norm": True, "variants.qk_norm": "all_heads"}
     epsilon = ("rms_norm_eps", 1e-5)
-    exported: ClassVar = {
-        "num_key_value_heads": "num_kv_heads",
-        "attention_bias": "qkv_bias",
-        "attention_dropout": "attention_dropout",
-    }
+    exported: ClassVar = GROUPED | {"attention_bias": "qkv_bias"}
     layer = (
         *("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.q_norm", "self_attn.k_norm"),
         *("self_attn.o_proj", "post_attention_layernorm", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"),

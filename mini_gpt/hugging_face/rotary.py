@@ -14,6 +14,8 @@ from mini_gpt.model.positions.waves import yarn_scale
 # linear in the turns, and has no rope_type: that of Transformers is linear in the index of the pair.
 TYPES = {"none": "default", "linear": "linear", "dynamic": "dynamic", "yarn_by_index": "yarn", "llama3": "llama3"}
 EXPORTED = (*TYPES, "ntk")
+# Fields that an export of every architecture like Llama writes.
+GROUPED = {"num_key_value_heads": "num_kv_heads", "attention_dropout": "attention_dropout"}
 LIMIT, ORIGINAL = "max_position_embeddings", "original_max_position_embeddings"
 
 
@@ -56,13 +58,7 @@ class Llama(Rotary):
     activations: ClassVar = {"silu": "swiglu", "swish": "swiglu"}
     sizes_by_default = (4096, 32, 32, 11_008)
     epsilon: tuple[str, float] | None = ("rms_norm_eps", 1e-6)
-    exported: ClassVar = {
-        "num_key_value_heads": "num_kv_heads",
-        "head_dim": "head_width",
-        "attention_bias": "qkv_bias",
-        "mlp_bias": "use_bias",
-        "attention_dropout": "attention_dropout",
-    }
+    exported: ClassVar = GROUPED | {"head_dim": "head_width", "attention_bias": "qkv_bias", "mlp_bias": "use_bias"}
     final_norm = "norm"
     layer: tuple[str, ...] = (
         *("input_layernorm", "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj"),

@@ -190,10 +190,9 @@ class Checkpoints:
             found = self._last_undamaged(records.keys() - preferred, abstract, damaged)
         if damaged and found is None:
             step = max(damaged)
-            problem = (
-                f"{self.directory / str(step)}: damaged ({damaged[step]}), and no other checkpoint can be restored"
-            )
-            raise UserError(f"{problem}; copy one from a backup, or train in a new directory")
+            problem = f"damaged ({damaged[step]}), and no other checkpoint can be restored"
+            remedy = "copy one from a backup, or train in a new directory"
+            raise UserError(f"{self.directory / str(step)}: {problem}; {remedy}")
         for step, damage in damaged.items():
             self._move_damaged(step, damage)
         return None if found is None else (*found, records[found[0]])
