@@ -3,8 +3,7 @@
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator
-from typing import TypeVar
+from collections.abc import Callable, Iterator
 
 from tqdm import tqdm
 
@@ -16,7 +15,6 @@ log = logging.getLogger(__name__)
 
 Advance = Callable[[int], None]  # called with the number of tokens that the model has processed
 silent: Advance = lambda tokens: None  # for evaluations during training
-Item = TypeVar("Item")
 
 
 @contextlib.contextmanager
@@ -40,19 +38,6 @@ def shown(title: str, cost: int) -> Iterator[Advance]:
                 next_line = now + SECONDS_BETWEEN_LINES
 
         yield advance
-
-
-def counted(items: Iterable[Item], title: str) -> Iterator[Item]:
-    """Yield the items, and show how many were taken. Their number is not known before."""
-    log.info(f"{title}: each one is measured")
-    disable = None if processes.is_main_process() else True
-    last_line = time.monotonic()
-    with tqdm(items, desc=title, disable=disable, leave=False) as bar:
-        for number, item in enumerate(bar):
-            if bar.disable and time.monotonic() - last_line > SECONDS_BETWEEN_LINES:
-                log.info(f"{title}: {number} measured")
-                last_line = time.monotonic()
-            yield item
 
 
 def duration(seconds: float) -> str:

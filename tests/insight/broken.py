@@ -108,7 +108,7 @@ def spoil(parameters):
 WAYS = {
     "NaN": (weights(spoil), ["finite"]),
     "units set to 0": (blocks(zero_units), ["zero weights", "recorded loss", "dead units"]),
-    "head set to 0": (weights(zero_head), ["zero weights", "recorded loss", "dead heads"]),
+    "head set to 0": (weights(zero_head), ["zero weights", "dead heads"]),
     "block redrawn": (redraw(lambda parameters: parameters["blocks"][1]), ["untrained weights", "recorded loss"]),
     "no scale of logits": (fields(model__scale_attention=False), ["scale of logits", "recorded loss"]),
     "huge feed-forward": (scale(lambda p: p["blocks"][0]["mlp"]["down"], 1e5), ["activations", "recorded loss"]),

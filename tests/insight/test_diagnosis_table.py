@@ -46,7 +46,7 @@ HEALTHY = {
     "post": {"model__norm_placement": "post", "optimizer__learning_rate": 2e-3},
     "muon": {"optimizer__name": "muon", "optimizer__learning_rate": 1e-2, "model__position": "none"},
     "masked": BIDIRECTIONAL | {"train__steps": 500},
-    "deep": {"model__num_layers": 6, "model__tie_embeddings": False, "train__label_smoothing": 0.1},
+    "deep": {"model__num_layers": 4, "model__tie_embeddings": False, "train__label_smoothing": 0.1},
     "documents": {"data__tokenizer": "characters", "data__isolate_documents": True, "model__attention_window": 16},
     "one layer": {"model__num_layers": 1, "model__num_heads": 1, "train__steps": 120},
 }

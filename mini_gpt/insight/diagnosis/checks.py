@@ -72,7 +72,8 @@ def diagnose(
 def cost(model: LoadedModel, num_tokens: int, num_train_tokens: int) -> int:
     """Return about how many tokens the model processes for the checks."""
     most, length = model.config.eval.tokens, model.config.context_length
-    passes = 1 + 1 + 5 + (0 if model.masked else 2) + (0 if model.layout.separator_id is None else 2) + 1
+    of_masks = 2 * (not model.masked) + 2 * (model.layout.separator_id is not None)
+    passes = 1 + 1 + 5 + of_masks + 1  # layers, predictions, order, masks, dead heads
     windows = probe.count(num_tokens, length + 1)
     return passes * windows * length + min(most, num_tokens) + min(most, num_train_tokens)
 
@@ -82,14 +83,11 @@ def dead_heads(model: LoadedModel, train_tokens: np.ndarray, advance: Advance = 
     length = model.config.context_length
     few_tokens = train_tokens[: probe.most_windows(length) * length + 1]
     texts = samples.of_text(model, few_tokens, pruning.IMPORTANCE_TOKENS, "gradients")
-    importance_NH = pruning.importance(model, texts, advance)
+    importance_NH = pruning.importance(model, texts, advance=advance)
     relative_NH = importance_NH / max(importance_NH.mean(), 1e-30)
     heads = [f"{layer}.{head}" for layer, head in np.argwhere(~(relative_NH >= DEAD_HEAD))]
     least = float(relative_NH.min())
-    says = (
-        f"Heads (layer.head) without effect: {listed(heads)}. The least important head has {least:.2f} times the mean"
-    )
-    says += " importance."
+    says = f"Heads (layer.head) without effect: {listed(heads)}. The least importance is {least:.2f} times the mean."
     return CheckResult("dead heads", least, f"at least {DEAD_HEAD} of the mean", bool(heads), says)
 
 

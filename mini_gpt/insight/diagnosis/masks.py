@@ -51,9 +51,10 @@ def padding(model: LoadedModel, inputs_BL: np.ndarray, source_BS: np.ndarray) ->
     halves_B1 = np.maximum(1, (source_BS >= 0).sum(axis=1, keepdims=True) // 2)
     padded_BS = np.where(np.arange(source_BS.shape[1]) < halves_B1, source_BS, PADDING)
     texts = [np.where(x == 0, 1, x) for x in (inputs_BL, padded_BS)]
-    tables = {name: model.parameters[name] for name in ("embedding", "source_embedding") if name in model.parameters}
-    changed = {name: table_VD.at[0].set(1 - 2 * table_VD[0]) for name, table_VD in tables.items()}
-    other = dataclasses.replace(model, parameters=model.parameters | changed)
+    model = dataclasses.replace(model, layout=model.layout._replace(start_id=None))  # it may be token 0, as in T5
+    name = "embedding" if model.config.model.share_embeddings else "source_embedding"
+    table_VD = jnp.asarray(model.parameters[name])
+    other = dataclasses.replace(model, parameters=model.parameters | {name: table_VD.at[0].set(1 - 2 * table_VD[0])})
     effect = _change(_run(_hidden, model, *texts), _run(_hidden, other, *texts))
     says = f"Another content of padding changes the decoder's hidden states by {effect:.2g} of the largest value."
     return CheckResult("source padding", effect, "0", not effect <= 0, says)
