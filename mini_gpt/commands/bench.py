@@ -30,6 +30,7 @@ from mini_gpt.commands.measuring import spread
 from mini_gpt.config import loading as configs
 from mini_gpt.config.schema import Config
 from mini_gpt.data import batches, corpora, token_store
+from mini_gpt.insight import training_curves
 from mini_gpt.model import parameters as model_parameters
 from mini_gpt.runtime import devices, sharding
 from mini_gpt.runtime.errors import require
@@ -119,7 +120,8 @@ class Bench:
         with tempfile.TemporaryDirectory() as directory, EventFile(Path(directory)) as events:
             for step in range(ATTENTION_METRICS_RUNS):
                 begin = time.perf_counter()
-                curves, pictures = self.run.evaluator.attention_metrics(self.run.loaded(self.state.parameters))
+                model, row = self.run.loaded(self.state.parameters), self.run.evaluator.probe_row
+                curves, pictures = training_curves.attention_metrics(model, row)
                 for name, value in curves.items():
                     events.scalar(name, value, step)
                 for name, pixels in pictures.items():

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from mini_gpt.commands import command_line
 from mini_gpt.config import loading as configs
+from mini_gpt.insight import training_curves
 from mini_gpt.training import loop
 
 
@@ -24,4 +25,4 @@ def main() -> None:
     config = configs.load(flags.config, overrides)
     command_line.set_up(config.data.cache_dir, flags)
     workdir = flags.workdir or Path("runs", command_line.run_name(flags.config, overrides))
-    loop.train(config, workdir, init_from=flags.init_from)
+    loop.train(config, workdir, init_from=flags.init_from, probe=training_curves.attention_metrics)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from mini_gpt import suites
 from mini_gpt.config import loading as configs
+from mini_gpt.insight import training_curves
 from mini_gpt.runtime import errors, startup
 from mini_gpt.suites.base import SuiteOptions
 from mini_gpt.training import loop
@@ -26,7 +27,7 @@ def main() -> None:
     _stop_with_parent(job["parent"])
     config, workdir = configs.from_dict(job["config"]), Path(job["workdir"])
     startup.set_up(config.data.cache_dir)
-    loop.train(config, workdir, conclude=False)
+    loop.train(config, workdir, conclude=False, probe=training_curves.attention_metrics)
     run = Run(workdir)
     for suite, options in job["suites"].items():
         suites.evaluate(run, suite, SuiteOptions(**options))

@@ -1,7 +1,8 @@
-"""Evaluation during training: the loss on validation text or problems, attention on a fixed row, and samples."""
+"""Evaluation during training: the loss on validation text or problems, a fixed row to observe, and samples."""
 
 from abc import ABC, abstractmethod
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -13,29 +14,39 @@ from mini_gpt.evaluation import perplexity, task_accuracy
 from mini_gpt.evaluation.scoring import Score
 from mini_gpt.generation import decoding as generation
 from mini_gpt.generation.sampling import Sampling
-from mini_gpt.insight import images
-from mini_gpt.insight.attention import attention_statistics, statistics_by_kind
 from mini_gpt.model.loaded import LoadedModel
-from mini_gpt.runtime import sharding
 
 PROMPT_TOKENS = 32  # tokens of validation text that a sample continues
 SAMPLE_PROBLEMS = 5
 SAMPLING = Sampling(temperature=0.8, top_k=40)
 
 
+class ProbeRow(NamedTuple):
+    """A fixed row of validation data, on which each evaluation observes the model.
+
+    tokens_BL: int32, B is 1, at most context_length tokens. is_query_BL: False for padding. source_BS: the tokens of
+    the encoder, if the model has one.
+    """
+
+    tokens_BL: np.ndarray
+    is_query_BL: np.ndarray
+    source_BS: np.ndarray | None = None
+
+
+# Returns scalars and images (RGB pixels in uint8), each by name, for the log of training.
+Probe = Callable[[LoadedModel, ProbeRow], tuple[dict[str, float], dict[str, np.ndarray]]]
+
+
 class Evaluator(ABC):
     """Evaluates a model on validation data, during training and at its end.
 
-    probe_BL: a row of at most context_length tokens. source_BS: its source, if the model has an encoder. is_query_BL:
-    False for its padding. prompt: a prompt for sample.py, or a source. has_sample: whether evaluations write a sample.
-    suite_flag: the flag that eval.py needs to score a run.
+    probe_row: the row to observe. prompt: a prompt for sample.py, or a source. has_sample: whether evaluations write a
+    sample. suite_flag: the flag that eval.py needs to score a run.
     """
 
     suite_flag = ""
     sample_title: str
-    probe_BL: np.ndarray
-    source_BS: np.ndarray | None = None
-    is_query_BL: np.ndarray
+    probe_row: ProbeRow
     prompt: str
 
     def __init__(self, config: Config, tokenizer: Tokenizer):
@@ -55,23 +66,6 @@ class Evaluator(ABC):
     def conclusion(self, model: LoadedModel) -> tuple[str, dict[str, Any]]:
         """Return the result of a finished run in one line, and as fields of eval/perplexity.json; {} for a task."""
 
-    def attention_metrics(self, model: LoadedModel) -> tuple[dict[str, float], dict[str, np.ndarray]]:
-        """Return statistics of the attention on the probe, and images by name, as RGB pixels in uint8.
-
-        The images show the attention maps at the start of the probe, and the similarity of learned positions. With an
-        encoder, there is an image for each of the three kinds of attention.
-        """
-        if self.source_BS is None:
-            curves, maps_NHLS = attention_statistics(model, self.probe_BL, self.is_query_BL)
-            pictures = {"attention/maps": images.map_grid(maps_NHLS)}
-        else:
-            curves, by_kind = statistics_by_kind(model, self.probe_BL, self.is_query_BL, self.source_BS)
-            pictures = {f"attention/{kind}_maps": images.map_grid(maps) for kind, maps in by_kind.items()}
-        if "learned" in self.config.model.position_pattern:
-            table_PD = sharding.to_host(model.parameters["positions"]["learned"]["embedding"], model.mesh)
-            pictures["positions/similarity"] = images.similarity(table_PD)
-        return curves, pictures
-
 
 class TextEvaluator(Evaluator):
     """Scores validation text in blocks of the context length: a part of it during training, all of it at the end."""
@@ -83,8 +77,8 @@ class TextEvaluator(Evaluator):
         self.has_sample = self.has_sample and config.model.causal and config.model.without_cache is None
         self.tokens = tokens
         perplexity.check_scorable(config, len(tokens))
-        self.probe_BL = np.asarray(tokens[: config.context_length], np.int32)[None]
-        self.is_query_BL = np.ones(self.probe_BL.shape, bool)
+        start_BL = np.asarray(tokens[: config.context_length], np.int32)[None]
+        self.probe_row = ProbeRow(start_BL, np.ones(start_BL.shape, bool))
         self.prompt = (tokenizer.decode(tokens[:PROMPT_TOKENS]).split() or [" "])[0]
 
     def score(self, model: LoadedModel, *, most_tokens: int | None = None) -> Score:
@@ -127,13 +121,13 @@ class SpanEvaluator(TextEvaluator):
         size = tokenizers.vocab_size(tokenizer)
         blocks = text_batches.corrupted_blocks(tokens, config, vocab_size=size, batch_size=1, seed=0)
         _, batch = next(blocks)
-        self.probe_BL, self.source_BS, self.is_query_BL = batch["inputs"], batch["source"], batch["weights"] > 0
+        self.probe_row = ProbeRow(batch["inputs"], batch["weights"] > 0, batch["source"])
         source = spans.decode(batch["source"][0], tokenizer)
         self.prompt = source[: source.index("<0>") + len("<0>")].splitlines()[-1]
 
     def sample(self, model: LoadedModel, length: int) -> str:
-        assert self.source_BS is not None
-        (source_S,), separator = self.source_BS, tokenizers.separator(self.tokenizer)
+        assert self.probe_row.source_BS is not None
+        (source_S,), separator = self.probe_row.source_BS, tokenizers.separator(self.tokenizer)
         (written,) = generation.greedy_targets(model, [source_S], separator, min(length, self.config.context_length))
         return f"{spans.decode(source_S, self.tokenizer)}\n\n{spans.decode(written, self.tokenizer)}"
 
@@ -152,7 +146,7 @@ class PairEvaluator(Evaluator):
         self.pairs = stored.take(stored.fitting(config, "validation"))
         self.some_pairs = stored.spread(config, "validation")
         batch = batch_of([self.pairs[:1]], self.separator, (config.source_length, config.context_length))
-        self.probe_BL, self.source_BS, self.is_query_BL = batch["inputs"], batch["source"], batch["weights"] > 0
+        self.probe_row = ProbeRow(batch["inputs"], batch["weights"] > 0, batch["source"])
         self.prompt = tokenizer.decode(self.pairs[0].source)
 
     def score(self, model: LoadedModel, pairs: list[Pair]) -> task_accuracy.TaskScore:
@@ -190,12 +184,12 @@ class TaskEvaluator(Evaluator):
         lengths = tasks.trained_lengths(config.data)
         self.problems = tasks.different(config.data.corpus, "validation", count, **lengths)
         batch = task_batches.problem_batch(self.problems[:1], config, tokenizer, config.context_length)
-        self.probe_BL, self.source_BS = batch["inputs"], batch.get("source")
-        self.is_query_BL = self.probe_BL != tokenizers.separator(tokenizer)
-        self.prompt = self.problems[0][0] + tasks.ANSWER
-        if self.source_BS is not None:
-            self.is_query_BL = batch["weights"] > 0
+        if "source" in batch:
+            self.probe_row = ProbeRow(batch["inputs"], batch["weights"] > 0, batch["source"])
             self.prompt = self.problems[0][0]
+        else:
+            self.probe_row = ProbeRow(batch["inputs"], batch["inputs"] != tokenizers.separator(tokenizer))
+            self.prompt = self.problems[0][0] + tasks.ANSWER
 
     def score(self, model: LoadedModel, problems: list[tuple[str, str]]) -> task_accuracy.TaskScore:
         return task_accuracy.accuracy(model, self.tokenizer, problems, self.config.context_length)
@@ -206,9 +200,9 @@ class TaskEvaluator(Evaluator):
     def sample(self, model: LoadedModel, length: int) -> str:
         problems = self.problems[:SAMPLE_PROBLEMS]
         answers = self.score(model, problems).answers
-        end = (
-            int(self.tokenizer.encode(tasks.END)[0]) if self.source_BS is None else tokenizers.separator(self.tokenizer)
-        )
+        end = tokenizers.separator(self.tokenizer)
+        if self.probe_row.source_BS is None:
+            end = int(self.tokenizer.encode(tasks.END)[0])
         lines = []
         for (question, answer), predicted in zip(problems, answers, strict=True):
             *tokens, last = predicted[-len(answer) - 1 :]  # those before belong to the question

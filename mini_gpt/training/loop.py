@@ -25,7 +25,7 @@ from mini_gpt.training import assembly, monitor, stopping, trainable
 from mini_gpt.training import workdir as workdirs
 from mini_gpt.training.assembly import Assembly
 from mini_gpt.training.checkpoint import Checkpoints, Record
-from mini_gpt.training.evaluators import Evaluator
+from mini_gpt.training.evaluators import Evaluator, Probe
 from mini_gpt.training.monitor import Clock, Reporter, SilentReporter, Spikes
 from mini_gpt.training.run import InitialWeights, find_initial_weights
 from mini_gpt.training.state import TrainState
@@ -36,11 +36,19 @@ SUMMARY_TOKENS = 200  # of the sample in the summary
 log = logging.getLogger(__name__)
 
 
-def train(config: Config, workdir: Path, *, init_from: Path | None = None, conclude: bool = True) -> TrainState:
+def train(
+    config: Config,
+    workdir: Path,
+    *,
+    init_from: Path | None = None,
+    conclude: bool = True,
+    probe: Probe | None = None,
+) -> TrainState:
     """Train the run in `workdir` up to `train.steps`: start it, or resume it from its last checkpoint.
 
     init_from: another run; a new run takes the last weights and the tokenizer of that run. conclude: print a new
-    run's parameters, and at the end score the whole validation split and print a summary.
+    run's parameters, and at the end score the whole validation split and print a summary. probe: logs more of each
+    evaluation, such as `insight.training_curves.attention_metrics`.
 
     Returns the last state. Raises UserError for errors that the user can fix. Wrong input changes no files.
     """
@@ -74,7 +82,7 @@ def train(config: Config, workdir: Path, *, init_from: Path | None = None, concl
             if config.model.encoder_layers:
                 log.info("padding in the first batch: %s\n", pairs.padding(run.train_batches[0]))
         with workdirs.clear_errors_of_loss(workdir), files.clear_write_errors(workdir), devices.clear_memory_errors():
-            state, stop = _start_or_resume(run, workdir, first_state)
+            state, stop = _start_or_resume(run, workdir, first_state, probe)
             if conclude and stop.signal is None:
                 _conclude(workdir, run.evaluator, run.loaded(state.parameters), int(state.step))
     if stop.signal is not None:
@@ -125,7 +133,9 @@ class _FirstState:
         return self.weights.parameters(self.run.abstract_state.parameters) if self.weights else None
 
 
-def _start_or_resume(run: Assembly, workdir: Path, first_state: _FirstState) -> tuple[TrainState, StopRequest]:
+def _start_or_resume(
+    run: Assembly, workdir: Path, first_state: _FirstState, probe: Probe | None
+) -> tuple[TrainState, StopRequest]:
     """Train from the last undamaged checkpoint, or from step 0, until the last step or a signal."""
     last, directory = run.config.train.steps, workdir / workdirs.CHECKPOINTS
     with contextlib.closing(Checkpoints(directory, keep=run.config.checkpoint.keep)) as checkpoints:
@@ -144,7 +154,8 @@ def _start_or_resume(run: Assembly, workdir: Path, first_state: _FirstState) -> 
             if start == last:
                 return state, StopRequest()
             with stopping.listening() as stop:
-                state = _Loop(run, train_step, first_state, reporter, checkpoints, stop, record).run(start, state)
+                loop = _Loop(run, train_step, first_state, reporter, checkpoints, stop, record, probe)
+                state = loop.run(start, state)
                 checkpoints.wait()  # a signal during the last save must not lose it
                 if not processes.are_several():
                     stop.signal = stop.received  # also one that came after the last step
@@ -171,6 +182,7 @@ class _Loop:
     checkpoints: Checkpoints
     stop: StopRequest
     record: Record  # of the next checkpoint
+    probe: Probe | None
 
     def __post_init__(self):
         self.config = self.assembly.config
@@ -262,9 +274,9 @@ class _Loop:
         self.record = dataclasses.replace(self.record, bad_steps=failed.count)
 
     def _evaluate(self, state: TrainState) -> tuple[dict[str, float], dict[str, np.ndarray], dict[str, str]]:
-        """Return scores (with statistics of attention), images, and texts, each by name."""
+        """Return scores (with those of the probe), images, and texts, each by name."""
         evaluator, model = self.assembly.evaluator, self.assembly.loaded(state.parameters)
-        curves, images = evaluator.attention_metrics(model)
+        curves, images = self.probe(model, evaluator.probe_row) if self.probe else ({}, {})
         scores = evaluator.scalars(model) | curves
         texts = {"sample": evaluator.sample(model, self.config.eval.sample_tokens)} if evaluator.has_sample else {}
         return scores, images, texts

@@ -12,6 +12,7 @@ from mini_gpt.config import loading as configs
 from mini_gpt.data import tasks
 from mini_gpt.data.tokenizers import CharacterTokenizer
 from mini_gpt.insight.attention import attention_statistics
+from mini_gpt.insight.training_curves import attention_metrics
 from mini_gpt.model import MiniGPT, gpt
 from mini_gpt.model.attention.inputs import Context, Heads, Mask, Scoring
 from mini_gpt.model.attention.multi_head import MultiHeadAttention, Options, split_heads
@@ -172,6 +173,6 @@ def test_padding_does_not_change_the_attention_curves_of_a_task():
     for length in (14, 30):
         config = configs.load("configs/tasks.py:copy", fields | {"context_length": length})
         evaluator = TaskEvaluator(config, tokenizer)
-        curves, _ = evaluator.attention_metrics(random_model(config, tokenizer.token_bytes))
+        curves, _ = attention_metrics(random_model(config, tokenizer.token_bytes), evaluator.probe_row)
         logged.append((evaluator.problems[0], curves))
     assert logged[0][0] == logged[1][0] and logged[0][1] == pytest.approx(logged[1][1], rel=1e-4)

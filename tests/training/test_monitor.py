@@ -16,6 +16,7 @@ from tqdm import tqdm
 from mini_gpt import suites
 from mini_gpt.config import loading as configs
 from mini_gpt.evaluation import items
+from mini_gpt.insight import training_curves
 from mini_gpt.runtime import files
 from mini_gpt.suites.base import SuiteOptions
 from mini_gpt.training import assembly, loop, monitor
@@ -26,7 +27,8 @@ from tests.training.interruption import rows
 @pytest.mark.slow
 def test_all_metrics_and_images_are_logged(small, tmp_path, caplog):
     caplog.set_level("INFO", "mini_gpt")
-    loop.train(small(model__num_layers=2, model__position="learned", eval__sample_tokens=4), tmp_path)
+    config = small(model__num_layers=2, model__position="learned", eval__sample_tokens=4)
+    loop.train(config, tmp_path, probe=training_curves.attention_metrics)
     said = [message.split(":")[0] for message in caplog.messages]
     assert said.index("compiling the training step ...") < said.index("step 1 of 8")
     logged = rows(tmp_path)
@@ -52,6 +54,20 @@ def test_all_metrics_and_images_are_logged(small, tmp_path, caplog):
         assert [event.step for event in board.Images(name)] == [4, 8]
     tags = sorted(board.Tags()["scalars"] + board.Tags()["images"])  # TensorBoard's order of cards
     assert tags[:2] == ["loss/train", "loss/validation"] and tags[-1].startswith("weights/attention/")
+
+
+def test_evaluations_log_only_what_the_probe_returns(small, tmp_path):
+    seen = []
+
+    def probe(model, row):
+        seen.append(row)
+        return {"probe/calls": float(len(seen))}, {}
+
+    loop.train(small(), tmp_path, conclude=False, probe=probe)
+    logged = rows(tmp_path)
+    assert [row.get("probe/calls") for row in logged if "validation/loss" in row] == [1.0, 2.0]
+    assert not any(name.startswith("attention/") for row in logged for name in row)
+    assert seen[0].tokens_BL.shape == (1, 32) and seen[0].is_query_BL.all() and seen[0].source_BS is None
 
 
 @pytest.mark.slow
