@@ -15,10 +15,10 @@ from mini_gpt.generation import decoding, prompts
 from mini_gpt.generation.sampling import Sampling
 from mini_gpt.model import parameters as model_parameters
 from mini_gpt.model.attention.inputs import Memory
-from mini_gpt.model.layout import layout_of
 from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.runtime import sharding
 from mini_gpt.training import state as states
+from mini_gpt.training.layouts import layout_of
 
 ROUNDS = 10  # texts that are decoded
 

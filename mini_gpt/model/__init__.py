@@ -1,4 +1,4 @@
-"""The model, which computes logits from tokens. Imports runtime, config and data."""
+"""The model, which computes logits from tokens. Imports runtime and config."""
 
 from mini_gpt.model.gpt import MiniGPT
 

@@ -12,13 +12,14 @@ from mini_gpt.data.corpus import Corpus
 from mini_gpt.data.pairs import PairBatches, StoredPairs
 from mini_gpt.data.tokenizers import Tokenizer
 from mini_gpt.model.attention import choice
-from mini_gpt.model.layout import Layout, layout_of
+from mini_gpt.model.layout import Layout
 from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.model.parameters import Parameters
 from mini_gpt.runtime import devices, sharding
 from mini_gpt.runtime.errors import UserError, require
 from mini_gpt.training import state as states
 from mini_gpt.training.evaluators import Evaluator, PairEvaluator, SpanEvaluator, TaskEvaluator, TextEvaluator
+from mini_gpt.training.layouts import layout_of
 from mini_gpt.training.state import TrainState
 from mini_gpt.training.step import make_train_step
 

@@ -14,7 +14,6 @@ from mini_gpt.data import corpora, tasks, token_store, tokenizers
 from mini_gpt.data.corpus import Corpus
 from mini_gpt.data.tokenizers import Tokenizer
 from mini_gpt.model import parameters as model_parameters
-from mini_gpt.model.layout import layout_of
 from mini_gpt.model.loaded import LoadedModel
 from mini_gpt.model.parameters import Parameters
 from mini_gpt.runtime import devices, files, sharding
@@ -22,6 +21,7 @@ from mini_gpt.runtime.errors import UserError
 from mini_gpt.training import state as states
 from mini_gpt.training import workdir as workdirs
 from mini_gpt.training.checkpoint import Checkpoints
+from mini_gpt.training.layouts import layout_of
 
 log = logging.getLogger(__name__)
 

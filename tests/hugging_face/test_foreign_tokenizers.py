@@ -16,10 +16,11 @@ from mini_gpt.data.pairs import StoredPairs
 from mini_gpt.data.tokenizers import ByteTokenizer, CharacterTokenizer, ImportedTokenizer
 from mini_gpt.evaluation import pair_accuracy, scoring
 from mini_gpt.hugging_face import importing, tokenizer_files
-from mini_gpt.model.layout import Layout, layout_of
+from mini_gpt.model.layout import Layout
 from mini_gpt.runtime.errors import UserError
 from mini_gpt.suites.base import SuiteOptions
 from mini_gpt.suites.translation import Translation
+from mini_gpt.training.layouts import layout_of
 from mini_gpt.training.run import Run
 from tests.conftest import SMALL
 from tests.hugging_face import numpy_forwards

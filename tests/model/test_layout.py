@@ -5,10 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mini_gpt.config import loading as configs
-from mini_gpt.data import tasks, tokenizers
 from mini_gpt.data.pairs import Pair, batch_of
-from mini_gpt.model.layout import PLAIN, Layout, layout_of
+from mini_gpt.model.layout import PLAIN, Layout
 from tests import oracle
 from tests.model.test_gpt import VOCAB, make_model, run
 
@@ -19,20 +17,6 @@ def test_positions_restart_at_document_separators():
     np.testing.assert_array_equal(segments, [[0, 0, 1, 1, 1, 1, 2, 3], [1] * 8])
     np.testing.assert_array_equal(positions, [[0, 1, 0, 1, 2, 3, 0, 0], list(range(8))])
     assert PLAIN.of(make_model()[0], tokens) == (None, None)
-
-
-def test_position_ids_count_from_the_last_operator():
-    tokenizer = tokenizers.CharacterTokenizer(tasks.ALPHABET)
-    tokens = jnp.array([tokenizer.encode(text) for text in ("12+34=46\n\n", "+7a=A7\n123")])
-    expected = [[1, 2, 0, 1, 2, 0, 1, 2, 0, 0], [0, 1, 2, 0, 1, 2, 0, 1, 2, 3]]
-    fields = {"data.corpus": "task:copy", "data.tokenizer": "characters", "model.position": "learned"}
-    data = lambda ids: configs.load("configs/default.py", fields | {"data.position_ids": ids})
-    for ids in ("coupled", "abacus"):
-        layout = layout_of(data(ids), tokenizer)
-        positions, segments = layout.of(make_model()[0], tokens)
-        np.testing.assert_array_equal(positions, expected)
-        assert segments is None
-    assert layout_of(data("sequence"), tokenizer) == PLAIN
 
 
 def test_random_positions_are_ordered_distinct_and_uniform():

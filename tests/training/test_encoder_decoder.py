@@ -14,13 +14,13 @@ from mini_gpt.generation import decoding
 from mini_gpt.generation.sampling import Sampling
 from mini_gpt.model import gpt
 from mini_gpt.model.inputs import Inputs
-from mini_gpt.model.layout import layout_of
 from mini_gpt.model.loss import nll
 from mini_gpt.runtime import sharding
 from mini_gpt.runtime.errors import UserError
 from mini_gpt.suites.base import SuiteOptions
 from mini_gpt.training import loop
 from mini_gpt.training import state as states
+from mini_gpt.training.layouts import layout_of
 from mini_gpt.training.run import Run
 from mini_gpt.training.step import make_train_step
 from tests.conftest import slow

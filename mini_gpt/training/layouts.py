@@ -1,0 +1,25 @@
+"""The layout of the tokens of a run, which follows from its config and its tokenizer."""
+
+from mini_gpt.config.schema import Config
+from mini_gpt.data import tokenizers
+from mini_gpt.data.tokenizers import Tokenizer
+from mini_gpt.model.layout import Layout
+from mini_gpt.runtime.errors import require
+
+
+def layout_of(config: Config, tokenizer: Tokenizer) -> Layout:
+    """Return the layout of the tokens of a corpus. Operators are all characters but letters and digits.
+
+    With an encoder, each row of sources and of targets has several pairs, and each text starts with a separator. Span
+    corruption has one pair per row, and its text may have separators of documents. Raises UserError if it can't be used
+    with the tokenizer of an imported model.
+    """
+    data, has_pairs = config.data, config.model.encoder_layers > 0 and config.train.objective == "next_token"
+    separator_id = tokenizers.separator(tokenizer) if data.isolate_documents or has_pairs else None
+    if tokenizer.start is not None:
+        remedy = "must be next_token: the imported model's targets start with another token than the separator"
+        require(config.train.objective == "next_token", "train.objective", config.train.objective, remedy)
+    if data.position_ids == "sequence":
+        return Layout(separator_id, start_id=tokenizer.start if has_pairs else None)
+    characters = [text.decode() for text in tokenizer.texts]
+    return Layout(separator_id, tuple(i for i, character in enumerate(characters) if not character.isalnum()))
