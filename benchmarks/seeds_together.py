@@ -26,7 +26,7 @@ import numpy as np
 import psutil
 
 from mini_gpt.commands import command_line, measuring
-from mini_gpt.config import loading as configs
+from mini_gpt.config import loading
 from mini_gpt.config.schema import Config
 from mini_gpt.data import batches, corpora, token_store
 from mini_gpt.runtime.errors import require
@@ -76,7 +76,7 @@ def work() -> None:
     """Measure once when ready, and then for each line of the standard input."""
     path, overrides, *seeds = sys.argv[1:]
     command_line.set_up()
-    training = Training([configs.load(path, json.loads(overrides) | {"seed": seed}) for seed in seeds])
+    training = Training([loading.load(path, json.loads(overrides) | {"seed": seed}) for seed in seeds])
     measure = lambda: statistics.median(training.advance() for _ in range(STEPS))
     print([measure() for _ in range(WARMUP)][-1], flush=True)
     for _ in sys.stdin:
@@ -101,7 +101,7 @@ def answers(processes: Sequence[subprocess.Popen]) -> list[float]:
 
 def compare(path: str, overrides: dict[str, str], count: int, rounds: int) -> dict:
     """Measure the three ways in turns, and return the JSON object."""
-    first, whole = configs.load(path, overrides).seed, machine.slots(1)[0]
+    first, whole = loading.load(path, overrides).seed, machine.slots(1)[0]
     seeds = list(range(first, first + count))
     ways = {"alone": [start(path, overrides, seeds[:1], whole)]}
     answers(ways["alone"])  # it has tokenized the corpus before the others start

@@ -12,7 +12,7 @@ import shutil
 from pathlib import Path
 
 from mini_gpt.commands import command_line
-from mini_gpt.config import loading as configs
+from mini_gpt.config import loading
 from mini_gpt.data import tokenizers
 from mini_gpt.model import parameters
 from mini_gpt.runtime import files, sharding
@@ -30,9 +30,9 @@ def convert(workdir: Path, to: Path) -> None:
     to: an absolute path. Raise UserError also if it is inside `workdir`, or exists at the end.
     """
     files.check_contents(workdir)
-    config = configs.read(workdir / workdirs.CONFIG)
+    config = loading.read(workdir / workdirs.CONFIG)
     stacked = not config.model.scan_layers
-    changed = configs.override(config, {"model.scan_layers": stacked})
+    changed = loading.override(config, {"model.scan_layers": stacked})
     if to.is_relative_to(workdir.resolve()):
         raise UserError(f"--to: found {to}, which is in --workdir; name a directory outside {workdir}")
     vocab_size = states.vocab_size(config, tokenizers.load(workdir / workdirs.TOKENIZER))
@@ -57,7 +57,7 @@ def convert(workdir: Path, to: Path) -> None:
                         target.save(step, new, source.record(step))
                     except Damaged as reason:
                         raise UserError(f"{workdir}: checkpoint {step} is damaged ({reason}); move it away") from None
-            files.write_json(draft / workdirs.CONFIG, configs.to_dict(changed))
+            files.write_json(draft / workdirs.CONFIG, loading.to_dict(changed))
     print(f"{to}: copied with model.scan_layers={stacked}, steps {', '.join(map(str, steps))}")
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from mini_gpt.commands import bench, decoding_speed, measuring
-from mini_gpt.config import loading as configs
+from mini_gpt.config import loading
 from mini_gpt.model import gpt
 from mini_gpt.model.attention.inputs import Mask
 from mini_gpt.runtime.errors import UserError
@@ -65,7 +65,7 @@ def test_the_benchmark_measures_the_steps_of_training(small, tmp_path, monkeypat
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_flops_per_token_follow_palm(tied):
-    config = configs.load("configs/presets.py:gpt2_small", {"model.tie_embeddings": tied})
+    config = loading.load("configs/presets.py:gpt2_small", {"model.tie_embeddings": tied})
     parameters = gpt.abstract(config.model, 50_257)[1]
     products = 12 * 12 * 768**2 + 50_257 * 768  # parameters in matrix products
     rest = 12 * 13 * 768 + 2 * 768  # biases and norms: 13 vectors a layer, and the final norm
@@ -132,7 +132,7 @@ def test_a_comparison_alternates_between_its_configs(small, monkeypatch):
 def test_a_variant_has_a_path_and_overrides():
     path, overrides = bench.parse_variant("configs/presets.py:gpt2_small,model.position=(rope,none),train.steps=7")
     assert path == "configs/presets.py:gpt2_small"
-    assert overrides == dict(map(configs.parse_override, ["model.position=(rope,none)", "train.steps=7"]))
+    assert overrides == dict(map(loading.parse_override, ["model.position=(rope,none)", "train.steps=7"]))
 
 
 def test_spread_is_median_and_quartiles():
@@ -154,7 +154,7 @@ def decoded(small, monkeypatch):
 
         monkeypatch.setattr(decoding_speed, "ROUNDS", 2)
         monkeypatch.setattr(decoding_speed.decoding, "stream", stream)
-        monkeypatch.setattr(decoding_speed.configs, "load", lambda *_: config)
+        monkeypatch.setattr(decoding_speed.loading, "load", lambda *_: config)
         return json.loads(json.dumps(decoding_speed.decode("some.py", {}, 5, 20))), calls
 
     return measure
@@ -199,7 +199,7 @@ def test_too_many_positions_are_refused(small, monkeypatch, prompt_tokens, token
     fields = {"data__corpus": "task:copy", "data__tokenizer": "characters", "data__task_length": 4}
     config = small(**fields, model__encoder_layers=encoder_layers, model__position="learned")  # 32 positions
     monkeypatch.setattr(decoding_speed, "ROUNDS", 1)
-    monkeypatch.setattr(decoding_speed.configs, "load", lambda *_: config)
+    monkeypatch.setattr(decoding_speed.loading, "load", lambda *_: config)
     if longest is None:  # the last token of a target is not an input
         assert decoding_speed.decode("some.py", {}, prompt_tokens, tokens)["tokens"] == tokens
         return

@@ -10,7 +10,7 @@ import pytest
 
 from configs import presets
 from mini_gpt.commands import mesh_cost
-from mini_gpt.config import loading as configs
+from mini_gpt.config import loading
 from mini_gpt.config.schema import MeshConfig
 from mini_gpt.data import batches
 from mini_gpt.runtime import sharding
@@ -69,7 +69,7 @@ def test_memory_is_that_of_the_shards_of_a_device(small, make, mesh):
 def test_costs_equal_sums_by_hand():
     fields = {"context_length": 8, "model.num_layers": 1, "model.d_model": 4, "model.num_heads": 2, "model.d_ff": 8}
     fields |= {"model.use_bias": False, "model.norm": "rmsnorm", "data.tokenizer": "bpe", "data.vocab_size": 300}
-    config = configs.load("configs/default.py", fields)
+    config = loading.load("configs/default.py", fields)
     abstract = mesh_cost.abstract_state(config, 300)
     # Four kernels of 4 × 4, two of 4 × 8, an embedding of 300 × 4; three scales of 4; two int32 of the optimizer.
     kernels, embedding, scales = 4 * (4 * 16 + 2 * 32), 4 * 1200, 4 * 12
@@ -80,10 +80,10 @@ def test_costs_equal_sums_by_hand():
     # Per token, in units of 2 bytes: 6 widths at norms; q, k, v, attention output; 4 hidden widths; 3 at the last norm.
     assert alone["activations"] == 8 * 2 * (6 * 4 + 4 * 4 + 4 * 8 + 3 * 4)
     assert alone["maps"] == 2 * 8 * 8 * (4 + 4 + 2)
-    muon = mesh_cost.abstract_state(configs.override(config, {"optimizer.name": "muon"}), 300)
+    muon = mesh_cost.abstract_state(loading.override(config, {"optimizer.name": "muon"}), 300)
     found = mesh_cost.cost(config, muon, MeshConfig(1, 1, 1))["optimizer"]
     assert found == pytest.approx(kernels + 2 * (embedding + scales), abs=32)  # one moment of kernels; its counts
-    after = configs.override(config, {"model.norm_placement": "post"})
+    after = loading.override(config, {"model.norm_placement": "post"})
     assert (
         mesh_cost.cost(after, mesh_cost.abstract_state(after, 300), MeshConfig(1, 1, 1))["activations"]
         == alone["activations"] - 8 * 2 * 3 * 4
@@ -91,7 +91,7 @@ def test_costs_equal_sums_by_hand():
     # OLMo 2: the inputs of the sublayers and of the norms of their outputs, 2 bytes each; the last norm as before.
     fields = {"model.norm_placement": "none", "model.output_norm": True}
     outputs = mesh_cost.cost(
-        configs.override(config, fields), mesh_cost.abstract_state(config, 300), MeshConfig(1, 1, 1)
+        loading.override(config, fields), mesh_cost.abstract_state(config, 300), MeshConfig(1, 1, 1)
     )
     assert outputs["activations"] == 8 * 2 * (4 * 4 + 4 * 4 + 4 * 8 + 3 * 4)
     four = mesh_cost.cost(config, abstract, MeshConfig(4, 1, 1))
@@ -113,7 +113,7 @@ def test_costs_of_an_encoder_equal_sums_by_hand():
     fields = {"data.corpus": "task:copy", "data.tokenizer": "characters", "data.task_length": 2}
     fields |= {"model.d_model": 4, "model.num_heads": 2, "model.d_ff": 8, "model.use_bias": False}
     fields |= {"context_length": 8, "source_length": 5, "model.num_layers": 3, "model.encoder_layers": 2}
-    config = configs.load("configs/default.py", fields | {"model.norm": "rmsnorm", "model.share_embeddings": False})
+    config = loading.load("configs/default.py", fields | {"model.norm": "rmsnorm", "model.share_embeddings": False})
     abstract = mesh_cost.abstract_state(config, 70)
     alone = mesh_cost.cost(config, abstract, MeshConfig(1, 1, 1))
     # Five layers of four kernels of 4 × 4 and two of 4 × 8; cross-attention in three; two embeddings; scales.
@@ -143,7 +143,7 @@ def test_only_meshes_that_divide_the_model_are_listed(small):
     assert [(m.data, m.fsdp, m.tensor) for m in mesh_cost.meshes(on(small, MeshConfig(8, 1, 1)), 8)] == [
         (8 // t // f, f, t) for t in (1, 2, 4, 8) for f in (1, 2, 4, 8) if t * f <= 8
     ]
-    gpt2 = configs.load("configs/presets.py:gpt2_small")  # twelve heads
+    gpt2 = loading.load("configs/presets.py:gpt2_small")  # twelve heads
     assert {mesh.tensor for mesh in mesh_cost.meshes(gpt2, 8)} == {1, 2, 4}
 
 
@@ -243,11 +243,11 @@ def test_the_tables_of_the_presets_are_up_to_date():
     assert {path.stem for path in (REPOSITORY / "docs" / "sharding").glob("*.md")} == set(presets.SHAPES)
     for name in presets.SHAPES:
         written = (REPOSITORY / "docs" / "sharding" / f"{name}.md").read_text()
-        config = configs.load(f"configs/presets.py:{name}", {"model.num_layers": 2})  # one row for all layers
+        config = loading.load(f"configs/presets.py:{name}", {"model.num_layers": 2})  # one row for all layers
         table = mesh_cost.parameter_table(mesh_cost.abstract_state(config, config.data.vocab_size))
         assert table in written, f"{name}: make sharding-tables"
     source = "configs/presets.py:gpt2_small"
-    report = mesh_cost.report(source, configs.load(source), 50_257, f"--config={source}")
+    report = mesh_cost.report(source, loading.load(source), 50_257, f"--config={source}")
     assert (REPOSITORY / "docs" / "sharding" / "gpt2_small.md").read_text() == report + "\n", "make sharding-tables"
 
 
@@ -274,7 +274,7 @@ def test_the_tables_of_the_guide_are_up_to_date():
     ],
 )
 def test_parameter_counts_of_the_larger_presets(name, count):
-    config = configs.load(f"configs/presets.py:{name}")
-    shallow = [configs.override(config, {"model.num_layers": n}) for n in (1, 2)]
+    config = loading.load(f"configs/presets.py:{name}")
+    shallow = [loading.override(config, {"model.num_layers": n}) for n in (1, 2)]
     layers = [mesh_cost.count(mesh_cost.abstract_state(c, c.data.vocab_size).parameters) for c in shallow]
     assert layers[0] + (config.model.num_layers - 1) * (layers[1] - layers[0]) == count

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from mini_gpt.config import loading as configs
+from mini_gpt.config import loading
 from mini_gpt.data.tokenizers import ByteTokenizer
 from mini_gpt.generation import cache as caches
 from mini_gpt.generation import decoding as generation
@@ -32,7 +32,7 @@ GREEDY = Sampling(temperature=0.0)
 def make(separator_id=None, **overrides):
     base = {"context_length": CONTEXT, "model.d_model": 16, "model.num_layers": 2, "model.dtype": "float32"}
     base |= {"model.tie_embeddings": False, "model.use_bias": False}  # so that the most likely token varies
-    config = configs.load("configs/default.py", base | overrides)
+    config = loading.load("configs/default.py", base | overrides)
     definition, params = gpt.split(MiniGPT(config.model, VOCAB, rngs=nnx.Rngs(0)))
     keys = iter(jax.random.split(jax.random.key(3), len(jax.tree.leaves(params))))
     noisy = jax.tree.map(lambda leaf: leaf + 1.0 * jax.random.normal(next(keys), leaf.shape), params)
@@ -115,7 +115,7 @@ def test_sharded_parameters_generate_the_same_tokens(axes):
     fields = {"model.num_heads": 4, "model.d_model": 16}
     model = make(**fields)
     mesh = sharding.make_mesh(
-        *configs.load("configs/default.py", {f"mesh.{name}": n for name, n in axes.items()}).mesh.sizes
+        *loading.load("configs/default.py", {f"mesh.{name}": n for name, n in axes.items()}).mesh.sizes
     )
     sharded = jax.device_put(model.parameters, sharding.tree_shardings(model.parameters, mesh))
     assert max(len(leaf.sharding.device_set) for leaf in jax.tree.leaves(sharded)) == mesh.size > 1

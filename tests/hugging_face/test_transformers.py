@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from mini_gpt.config import loading as configs
+from mini_gpt.config import loading
 from mini_gpt.hugging_face import architectures, importing, settings
 from mini_gpt.hugging_face.architectures import ARCHITECTURES
 from mini_gpt.model import gpt, parameters
@@ -196,8 +196,8 @@ def test_imported_models_compute_the_same_logits(name, dtype, tmp_path):
     described = settings.read(tmp_path / "there" / "config.json")
     architecture = architectures.find(described)
     fields = importing.read_fields(tmp_path / "there", architecture, described)
-    read = configs.load("configs/default.py", FURTHER.get(architecture.model_type, {}) | fields)
-    read = configs.override(read, {"model.dtype": "float32"})
+    read = loading.load("configs/default.py", FURTHER.get(architecture.model_type, {}) | fields)
+    read = loading.override(read, {"model.dtype": "float32"})
     arrays = importing.read_weights(tmp_path / "there", architecture, read.model, VOCAB)
     expected_BLV = theirs(loaded(tmp_path / "there", dtype=torch.float32))
     assert_equal_logits(ours(read, arrays), expected_BLV, read)

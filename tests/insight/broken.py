@@ -6,7 +6,7 @@ import math
 import jax
 import numpy as np
 
-from mini_gpt.config import loading as configs
+from mini_gpt.config import loading
 from mini_gpt.model import gpt
 
 RNG = np.random.default_rng(3)
@@ -16,7 +16,7 @@ def fields(**overrides):
     """Read the weights under another definition."""
 
     def change(model):
-        config = configs.override(model.config, {name.replace("__", "."): value for name, value in overrides.items()})
+        config = loading.override(model.config, {name.replace("__", "."): value for name, value in overrides.items()})
         definition, _ = gpt.abstract(config.model, len(model.parameters["embedding"]))
         return dataclasses.replace(model, config=config, definition=definition)
 

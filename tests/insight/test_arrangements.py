@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from mini_gpt.config import loading as configs
+from mini_gpt.config import loading
 from mini_gpt.data import task_batches, tasks
 from mini_gpt.data.tokenizers import CharacterTokenizer
 from mini_gpt.insight.diagnosis import alternatives, arrangements
@@ -145,4 +145,4 @@ def test_rotary_pairs_of_cross_attention_need_positions(healthy):
         model, _ = healthy(model__position="rope", model__cross_positions=cross_positions)
         names = [name for name, _ in alternatives.others(model)]
         assert (wrong in names) is cross_positions
-        assert configs.flatten(configs.to_dict(model.config))["model.cross_positions"] is cross_positions
+        assert loading.flatten(loading.to_dict(model.config))["model.cross_positions"] is cross_positions

@@ -2,13 +2,13 @@
 
 import pytest
 
-from mini_gpt.config import loading as configs
+from mini_gpt.config import loading
 from mini_gpt.model import gpt, parameters
 from tests.model.test_gpt import VOCAB, make_model
 
 
 def test_gpt2_has_the_published_parameter_count():
-    config = configs.load("configs/presets.py:gpt2_small")
+    config = loading.load("configs/presets.py:gpt2_small")
     _, shapes = gpt.abstract(config.model, 50257)
     assert parameters.count(shapes) == 124_439_808
     report = parameters.report(shapes)
@@ -22,7 +22,7 @@ def test_gpt2_has_the_published_parameter_count():
     [("gpt2_small", 12, 64), ("gpt3_175b", 96, 128), ("llama2_70b", 64, 128), ("transformer_base", 8, 64)],
 )
 def test_presets_have_the_published_head_counts(preset, heads, width):
-    model = configs.load(f"configs/presets.py:{preset}").model
+    model = loading.load(f"configs/presets.py:{preset}").model
     assert (model.num_heads, model.head_width) == (heads, width)
 
 
@@ -36,11 +36,11 @@ def test_presets_have_the_published_head_counts(preset, heads, width):
 def test_the_largest_presets_have_the_published_size(preset, vocab_size, published, tolerance):
     one, two = (
         parameters.count(
-            gpt.abstract(configs.load(f"configs/presets.py:{preset}", {"model.num_layers": n}).model, vocab_size)[1]
+            gpt.abstract(loading.load(f"configs/presets.py:{preset}", {"model.num_layers": n}).model, vocab_size)[1]
         )
         for n in (1, 2)
     )
-    layers = configs.load(f"configs/presets.py:{preset}").model.num_layers
+    layers = loading.load(f"configs/presets.py:{preset}").model.num_layers
     assert one + (layers - 1) * (two - one) == pytest.approx(published, rel=tolerance)
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from mini_gpt.config import loading as configs
+from mini_gpt.config import loading
 from mini_gpt.model import MiniGPT, gpt, parameters
 from mini_gpt.model.inputs import Inputs
 from tests.model.test_gpt import VOCAB, make_model, run
@@ -25,7 +25,7 @@ def test_a_scan_over_layers_equals_the_unrolled_model(activation, dtype, toleran
     definitions, first = [], []
     for scan in (False, True):
         overrides = {f"model.{name}": value for name, value in (fields | {"scan_layers": scan}).items()}
-        config = configs.load("configs/default.py", {"model.d_model": 16, "context_length": 12} | overrides)
+        config = loading.load("configs/default.py", {"model.d_model": 16, "context_length": 12} | overrides)
         make = lambda model=config.model: MiniGPT(model, VOCAB, rngs=nnx.Rngs(3))
         definitions.append(gpt.abstract(config.model, VOCAB)[0])
         first.append(jax.jit(lambda make=make: gpt.split(make())[1])())
@@ -64,7 +64,7 @@ def test_a_scan_has_a_program_of_one_size_for_any_depth():
     lines = []
     for layers in (4, 24):
         fields = {"model.num_layers": layers, "model.scan_layers": True, "model.position": ("rope", "none")}
-        config = configs.load("configs/default.py", fields)
+        config = loading.load("configs/default.py", fields)
         definition, shapes = gpt.abstract(config.model, VOCAB)
         init = lambda config=config: gpt.split(MiniGPT(config.model, VOCAB, rngs=nnx.Rngs(0)))[1]
         gradient = jax.grad(lambda p, d=definition: run(d, p, jnp.zeros((1, 8), int)).sum())

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh
 
-from mini_gpt.config import loading as configs
+from mini_gpt.config import loading
 from mini_gpt.model import gpt, parameters
 from mini_gpt.model.layout import PLAIN, Layout
 from mini_gpt.model.positions import ENCODINGS
@@ -257,7 +257,7 @@ def test_all_sizes_that_the_mesh_does_not_divide_are_named():
         "train.accumulation_steps": 2,
     }
     with pytest.raises(UserError) as raised:
-        configs.load("configs/default.py", fields)
+        loading.load("configs/default.py", fields)
     assert str(raised.value) == (
         "model.num_heads: found 6; must be divisible by mesh.tensor (4); "
         "model.num_kv_heads: found 3; must be divisible by mesh.tensor (4); "
@@ -267,7 +267,7 @@ def test_all_sizes_that_the_mesh_does_not_divide_are_named():
         "train.accumulation_steps"
     )
     fits = {"model.num_heads": 8, "model.num_kv_heads": 4, "model.d_model": 96, "mesh.fsdp": 3, "mesh.tensor": 4}
-    assert configs.load("configs/default.py", fits).mesh.tensor == 4
+    assert loading.load("configs/default.py", fits).mesh.tensor == 4
 
 
 def test_the_next_batch_is_prefetched():

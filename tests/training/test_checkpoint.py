@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import orbax.checkpoint as ocp
 import pytest
 
-from mini_gpt.config import loading as configs
+from mini_gpt.config import loading
 from mini_gpt.data import corpora, token_store
 from mini_gpt.runtime import files, sharding
 from mini_gpt.runtime.errors import UserError
@@ -299,7 +299,7 @@ def test_a_run_of_format_2_is_read_and_resumed(tmp_path):
         losses = {step: checkpoints.record(step).validation_loss for step in checkpoints.steps()}
         best = checkpoints.resolve("best")
     assert losses.keys() == {2, 4} and losses[best] == min(losses.values())
-    config = configs.override(configs.read(workdir / "config.json"), overrides | {"train.steps": "6"})
+    config = loading.override(loading.read(workdir / "config.json"), overrides | {"train.steps": "6"})
     assert int(loop.train(config, workdir, conclude=False).step) == 6
     steps = [json.loads(line)["step"] for line in (workdir / "metrics.jsonl").read_text().splitlines()]
     assert steps == [1, 2, 3, 4, 5, 6]

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from mini_gpt.config import loading as configs
+from mini_gpt.config import loading
 from mini_gpt.config.attention import ROPE_FREQUENCIES
 from mini_gpt.config.fields import specs
 from mini_gpt.config.model import ModelConfig
@@ -48,11 +48,11 @@ def check(model: LoadedModel, loss_of: Callable[[LoadedModel], float], excess: f
 def others(model: LoadedModel) -> Iterator[tuple[str, LoadedModel]]:
     """Yield (what is wrong, model) with another value of a field, or with the weights in another arrangement."""
     config = model.config.model
-    flat = configs.flatten(configs.to_dict(model.config))
+    flat = loading.flatten(loading.to_dict(model.config))
     for field, value in fields(config):
         with contextlib.suppress(UserError):
             unscaled = UNSCALED if field == "model.position" and value != "rope" else {}
-            changed = configs.override(model.config, unscaled | {field: value})
+            changed = loading.override(model.config, unscaled | {field: value})
             definition, abstract = gpt.abstract(changed.model, len(model.parameters["embedding"]))
             if changed.model != config and by_name(abstract).keys() == by_name(model.parameters).keys():
                 other = dataclasses.replace(model, config=changed, definition=definition)
