@@ -25,7 +25,7 @@ from pathlib import Path
 import numpy as np
 
 from mini_gpt.commands import command_line
-from mini_gpt.config import loading as configs
+from mini_gpt.config import loading
 from mini_gpt.data.simple_tokenizers import ByteTokenizer
 from mini_gpt.pages.play import page as playground
 from tests.evaluation.models import random_model
@@ -107,7 +107,7 @@ def main() -> None:
     flags = parser.parse_args()
     fields = {"model.num_layers": flags.layers, "model.d_model": flags.width, "context_length": flags.tokens}
     fields |= {"model.position": flags.position, "model.dtype": "float32", "mesh.data": 1}
-    config = configs.load("configs/default.py", fields)
+    config = loading.load("configs/default.py", fields)
     tokenizer = ByteTokenizer()
     model = random_model(config, tokenizer.token_bytes, noise=0.05)
     random = np.random.default_rng(0)

@@ -80,7 +80,7 @@ def set_fastest_threads(model: Any) -> None:
 
 def compare(config_path: str, overrides: dict[str, str], prompt_tokens: int, tokens: int) -> dict:
     """Generate texts in alternating runs, and return the JSON object."""
-    config = configs.load(config_path, overrides)
+    config = loading.load(config_path, overrides)
     config.model.check_length(prompt_tokens + tokens)
     model, dtype = decoding_speed.random_model(config), prompts.dtype(config.model).name
     prompt, sampling = (

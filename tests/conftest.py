@@ -19,8 +19,7 @@ from pathlib import Path
 import jax
 import pytest
 
-from mini_gpt.config import loading as configs
-from mini_gpt.config import places
+from mini_gpt.config import loading, places
 from mini_gpt.runtime import devices, sharding
 from mini_gpt.training import loop
 
@@ -138,7 +137,7 @@ def small(corpus_files, tmp_path):
     def make(**overrides):
         paths = {"data.path": corpus_files, "data.cache_dir": str(tmp_path / "cache")}
         dotted = {name.replace("__", "."): value for name, value in overrides.items()}
-        return configs.load("configs/default.py", SMALL | paths | dotted)
+        return loading.load("configs/default.py", SMALL | paths | dotted)
 
     return make
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import jax
 import pytest
 
-from mini_gpt.config import loading as configs
+from mini_gpt.config import loading
 from tests.conftest import REPOSITORY
 
 DOCS = REPOSITORY / "docs"
@@ -84,7 +84,7 @@ def test_named_config_fields_exist(page):
     named += re.findall(r"`((?:model|data|train|optimizer|eval|checkpoint|mesh)\.[a-z][\w.]*)(?:=[^`]*)?`", text)
     for name in named:
         if name.rpartition(".")[2] not in added and not re.search(r"\.(py|md|json|tokens)$", name):
-            configs.check_field(name)
+            loading.check_field(name)
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,11 @@
-"""The architecture: thirteen packages in one order. A file imports only from its own package and from earlier ones."""
+"""The architecture: the core, the tools beside it, and the commands, in one order of packages.
+
+A file imports only from its own package and from earlier ones.
+"""
 
 import ast
 import functools
+import re
 
 import pytest
 
@@ -53,6 +57,17 @@ def test_each_package_describes_its_contents(name):
 def test_imports_come_from_earlier_packages(name):
     for other in imports(name):
         assert PACKAGES.index(package(other)) <= PACKAGES.index(package(name)), f"{name} imports {other}"
+
+
+def test_the_core_imports_no_tool():
+    imported = {(package(name), package(other)) for name in modules() for other in imports(name)}
+    assert {(here, there) for here, there in imported if here in CORE and there not in CORE} == set()
+    assert {there for here, there in imported if here == "model"} == {"config", "model", "runtime"}
+
+
+def test_the_readme_lists_the_packages_in_their_order():
+    readme = (REPOSITORY / "README.md").read_text(encoding="utf-8")
+    assert re.findall(r"^\| \w* ?\| `mini_gpt/(\w+)/` \|", readme, re.MULTILINE) == list(PACKAGES)
 
 
 def test_imports_have_no_cycle():

@@ -1,1 +1,1 @@
-"""One file for each command. Imports all other packages."""
+"""One file for each command, which reads its flags. Imports all other packages."""

@@ -27,7 +27,7 @@ import psutil
 from mini_gpt.commands import command_line, decoding_speed, measuring
 from mini_gpt.commands.flops import flops_per_token
 from mini_gpt.commands.measuring import spread
-from mini_gpt.config import loading as configs
+from mini_gpt.config import loading
 from mini_gpt.config.schema import Config
 from mini_gpt.data import batches, corpora, token_store
 from mini_gpt.insight import training_curves
@@ -160,7 +160,7 @@ class Bench:
 
 def measure(path: str, overrides: dict[str, str], steps: int) -> dict:
     """Measure the training step of one config. seconds_to_first_step counts from the start of the process."""
-    bench = Bench(configs.load(path, overrides))
+    bench = Bench(loading.load(path, overrides))
     first = bench.first_step_done - psutil.Process().create_time() - bench.compile_seconds[1]
     log.info(f"{path}: first step after {first:.1f} s; next: {WARMUP_STEPS} warm-up steps and {steps} measured steps")
     bench.steps(WARMUP_STEPS)
@@ -170,7 +170,7 @@ def measure(path: str, overrides: dict[str, str], steps: int) -> dict:
 
 def compare(names: list[str], overrides: dict[str, str], steps: int) -> dict:
     """Measure the steps and forward passes of two configs in turns, and the ratios of their medians in each round."""
-    benches = [Bench(configs.load(path, overrides | own)) for path, own in map(parse_variant, names)]
+    benches = [Bench(loading.load(path, overrides | own)) for path, own in map(parse_variant, names)]
     for bench in benches:
         bench.steps(WARMUP_STEPS)
     result: dict[str, Any] = {"compared": names, "rounds": ROUNDS}
@@ -192,7 +192,7 @@ def compare(names: list[str], overrides: dict[str, str], steps: int) -> dict:
 def parse_variant(name: str) -> tuple[str, dict[str, str]]:
     """Return the path and the overrides of FILE,FIELD=VALUE,FIELD=VALUE."""
     path, *fields = re.split(r",(?=[a-z_.0-9]+=)", name)
-    return path, dict(map(configs.parse_override, fields))
+    return path, dict(map(loading.parse_override, fields))
 
 
 @command_line.command

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from mini_gpt.config import loading as configs
+from mini_gpt.config import loading
 from mini_gpt.data.splits import SPLITS
 from mini_gpt.runtime import errors, files, processes, startup
 from mini_gpt.runtime.errors import UserError, shown
@@ -126,14 +126,14 @@ def config_overrides(arguments: Sequence[str]) -> dict[str, str]:
         text = argument.removeprefix("--config.")
         if "=" not in text and rest:
             text = f"{text}={rest.pop(0)}"
-        name, value = configs.parse_override(text)
+        name, value = loading.parse_override(text)
         overrides[name] = value
     return overrides
 
 
 def run_name(config_path: str, overrides: dict[str, str], *varied: str) -> str:
     """Return a name for a run, such as tiny,model.position=alibi. varied: the fields that a sweep varies."""
-    file, argument = configs.find_file(config_path)
+    file, argument = loading.find_file(config_path)
     changed = [f"{name}={value}" for name, value in overrides.items()]
     return files.plain_name(",".join([file.stem, *filter(None, [argument]), *changed, *varied]))
 

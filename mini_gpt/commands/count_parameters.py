@@ -9,7 +9,7 @@ it is data.vocab_size. The masked objective adds a token, and span corruption ad
 from pathlib import Path
 
 from mini_gpt.commands import command_line
-from mini_gpt.config import loading as configs
+from mini_gpt.config import loading
 from mini_gpt.config.data import DataConfig
 from mini_gpt.config.fields import LARGEST
 from mini_gpt.data import tasks, tokenizers
@@ -33,9 +33,9 @@ def main() -> None:
         run = SavedRun(flags.workdir)
         config, tokens = run.trained, tokens or tokenizers.vocab_size(run.tokenizer)
     else:
-        is_json = flags.config.endswith(".json")  # configs.read does not check the corpus
+        is_json = flags.config.endswith(".json")  # loading.read does not check the corpus
         unread = {"data.path": "unread"}  # a Python config may need a path, but this command does not read it
-        config = configs.read(Path(flags.config)) if is_json else configs.load(flags.config, unread)
+        config = loading.read(Path(flags.config)) if is_json else loading.load(flags.config, unread)
         tokens = tokens or _vocab_size(config.data)
     print(parameters.report(build.abstract(config.model, tokens + config.extra_tokens)[1]))
 

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from mini_gpt.commands.measuring import machine, spread
-from mini_gpt.config import loading as configs
+from mini_gpt.config import loading
 from mini_gpt.config.schema import Config
 from mini_gpt.data import corpora, token_store
 from mini_gpt.evaluation.loaded import LoadedModel
@@ -69,7 +69,7 @@ def decode(path: str, overrides: dict[str, str], prompt_tokens: int, tokens: int
     With an encoder, the source is random, and the target starts with a separator. Raises the errors of
     `ModelConfig.check_length`.
     """
-    config = configs.load(path, overrides)
+    config = loading.load(path, overrides)
     config.model.check_length(prompt_tokens + (1 if config.model.encoder_layers else tokens))  # a separator
     model = random_model(config)
     prompt, source = np.random.default_rng(0).integers(model.merge().vocab_size, size=prompt_tokens), None

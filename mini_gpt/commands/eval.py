@@ -5,7 +5,7 @@ python eval.py --workdir=runs/tiny [--suite=perplexity,extrapolation] [--overrid
 
 from mini_gpt import suites
 from mini_gpt.commands import command_line
-from mini_gpt.config import loading as configs
+from mini_gpt.config import loading
 from mini_gpt.suites.base import SuiteOptions
 from mini_gpt.training.run import Run
 
@@ -33,7 +33,7 @@ def main() -> None:
     options = SuiteOptions(flags.split, flags.lengths, flags.strides, flags.text, flags.tokens, flags.other, beside)
     suites.check(names, options)
     names.sort(key=list(suites.SUITES).index)  # heads before explorer: explorer shows the labels of heads
-    overrides = dict(map(configs.parse_override, flags.override))
+    overrides = dict(map(loading.parse_override, flags.override))
     command_line.set_up(overrides.get("data.cache_dir"), flags)
     run = Run(flags.workdir, checkpoint=flags.checkpoint, overrides=overrides)
     for name in names:  # check all suites before the first measurement

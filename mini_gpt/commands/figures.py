@@ -13,7 +13,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from mini_gpt.commands import command_line
-from mini_gpt.config import loading as configs
+from mini_gpt.config import loading
 from mini_gpt.data import spans
 from mini_gpt.insight import figures
 from mini_gpt.insight import maps as attention_maps
@@ -78,7 +78,7 @@ def main() -> None:
     for name in names:
         require(name in ENCODINGS, "--only", name, f"must be one of {', '.join(ENCODINGS)}")
     command_line.set_up()
-    config = configs.load("configs/tiny.py", {}).model
+    config = loading.load("configs/tiny.py", {}).model
     contents: results.Contents = {f"{name}.png": ENCODINGS[name](config) for name in names}
     if flags.maps:
         contents["maps.png"] = maps(flags.maps)

@@ -8,7 +8,7 @@ import socket
 import uvicorn
 
 from mini_gpt.commands import command_line
-from mini_gpt.config import loading as configs
+from mini_gpt.config import loading
 from mini_gpt.pages.play import page
 from mini_gpt.pages.play.answers import Answers
 from mini_gpt.pages.play.server import ADDRESS, Server
@@ -30,7 +30,7 @@ def main() -> None:
     add("--override", action="append", default=[], metavar="FIELD=VALUE", help="change a config field; repeatable")
     add("--port", type=int, default=PORT, help="port on this machine; 0: any free one")
     flags = parser.parse_args()
-    overrides = dict(map(configs.parse_override, flags.override))
+    overrides = dict(map(loading.parse_override, flags.override))
     command_line.set_up(overrides.get("data.cache_dir"))
     run = Run(flags.workdir, checkpoint=flags.checkpoint, overrides=overrides)
     options = SuiteOptions(text=flags.text, beside=flags.beside)

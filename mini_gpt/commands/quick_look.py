@@ -7,7 +7,7 @@ import re
 
 from mini_gpt import suites
 from mini_gpt.commands import command_line
-from mini_gpt.config import loading as configs
+from mini_gpt.config import loading
 from mini_gpt.runtime.errors import UserError, require
 from mini_gpt.study.definition import Contrast, Plan, Study
 from mini_gpt.suites.base import SuiteOptions
@@ -47,7 +47,7 @@ def plan(flags: argparse.Namespace, overrides: dict[str, str]) -> Plan:
     suites.check([suite], options)
     combinations = itertools.product(*([(name, value) for value in vary[name]] for name in vary))
     conditions = {",".join(f"{name}={value}" for name, value in combined): dict(combined) for combined in combinations}
-    seed = configs.load(flags.config, overrides | next(iter(conditions.values()))).seed
+    seed = loading.load(flags.config, overrides | next(iter(conditions.values()))).seed
     name, seeds = command_line.run_name(flags.config, overrides, *vary), range(seed, seed + count)
     shared = {field: value for field, value in overrides.items() if field != "seed"}
     study = Study("", flags.config, conditions, seeds, {suite: options}, overrides=shared)
@@ -63,7 +63,7 @@ def _contrast(text: str, study: Study, suite: str) -> Contrast:
         raise UserError(f"--contrast: found {text!r}; must be 'A<B' or 'A>B', such as 'alibi<rope@nll,2x'")
     metric, _, lengths = (parts["where"] or suites.SUITES[suite].values[0]).partition(",")
     first, second = (_condition(parts[name].strip(), study) for name in ("first", "second"))
-    config = configs.load(study.config, {**study.overrides, **study.conditions[first]})
+    config = loading.load(study.config, {**study.overrides, **study.conditions[first]})
     label = suites.SUITES[suite].compared(config, study.suites[suite])[0][0]
     claim = "lower" if parts["claim"] == "<" else "higher"
     return Contrast(first, claim, second, suite, metric, lengths or None, label)
@@ -79,8 +79,8 @@ def _condition(text: str, study: Study) -> str:
 
 def parse_vary(text: str) -> tuple[str, list[str]]:
     """Return the field and the values of FIELD=VALUE,VALUE,…; commas inside brackets do not separate values."""
-    name, listed = configs.parse_override(text)
-    configs.check_field(name)
+    name, listed = loading.parse_override(text)
+    loading.check_field(name)
     if name == "seed":
         raise UserError("--vary: found seed; give the number of seeds with --seeds")
     values = [value.strip() for value in re.split(r",(?![^(\[]*[)\]])", listed)]

@@ -22,7 +22,7 @@ def main() -> None:
     command_line.add_process_flags(parser)
     flags, rest = parser.parse_known_args()
     overrides = command_line.config_overrides(rest)
-    config = configs.load(flags.config, overrides)
+    config = loading.load(flags.config, overrides)
     command_line.set_up(config.data.cache_dir, flags)
     workdir = flags.workdir or Path("runs", command_line.run_name(flags.config, overrides))
     loop.train(config, workdir, init_from=flags.init_from, probe=training_curves.attention_metrics)

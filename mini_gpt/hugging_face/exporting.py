@@ -12,7 +12,7 @@ import numpy as np
 from flax import nnx
 from safetensors.numpy import save_file
 
-from mini_gpt.config import loading as configs
+from mini_gpt.config import loading
 from mini_gpt.config.model import ModelConfig
 from mini_gpt.config.schema import SENTINELS
 from mini_gpt.data.tokenizers import SubwordTokenizer
@@ -57,7 +57,7 @@ def export(run: Run, output: Path, options: Options = Options()) -> str:  # noqa
         # The import may have chosen a shorter context than that of the model, which has not changed.
         of_model = (workdirs.imported_from(run.workdir) or {}).get("context_length", 0)
         length, masked = max(run.config.context_length, of_model), run.model.masked
-        model = dataclasses.replace(run.model, config=configs.override(run.config, {"context_length": length}))
+        model = dataclasses.replace(run.model, config=loading.override(run.config, {"context_length": length}))
         ids = tokenizer_files.write(tokenizer, draft, options.length or length, masked=masked, sentinels=sentinels)
         if not masked:
             source_files.write(tokenizer.source, draft, ids)

@@ -15,8 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from tqdm import tqdm
 
-from mini_gpt.config import loading as configs
-from mini_gpt.config import places
+from mini_gpt.config import loading, places
 from mini_gpt.config.attention import pattern
 from mini_gpt.config.model import ModelConfig
 from mini_gpt.config.schema import Config
@@ -108,13 +107,13 @@ def _config(fields: dict[str, Any], tokenizer: Tokenizer, config_path: str, over
         given.setdefault("model.rope.original_context", before_scaling)
     given["context_length"] = min(length, MOST_CONTEXT)
     try:
-        config = configs.load(config_path, given | dict(overrides))
+        config = loading.load(config_path, given | dict(overrides))
     except UserError as error:
         if not fields.get("model.encoder_layers") or not str(error).startswith("data."):
             raise
         pairs = "--config.data.corpus=pairs --config.data.path=FILE, a TSV file of sources and targets"
         raise UserError(f"{error}. An imported model with an encoder needs pairs: give {pairs}") from None
-    found = configs.flatten(configs.to_dict(config))
+    found = loading.flatten(loading.to_dict(config))
     for name, value in given.items():
         if found[name] != value and name != "context_length":
             raise UserError(f"{name}: found {shown(found[name])}; the imported model has {shown(value)}")
@@ -122,7 +121,7 @@ def _config(fields: dict[str, Any], tokenizer: Tokenizer, config_path: str, over
     fitting = memory.rows_in_budget(config.model, len(tokenizer.token_bytes), config.longest_row, "gradients")
     rows = min(fitting, max(1, BATCH_TOKENS // config.longest_row // shares)) * shares * config.train.accumulation_steps
     if rows < config.train.batch_size and "train.batch_size" not in overrides:
-        config = configs.override(config, {"train.batch_size": rows})
+        config = loading.override(config, {"train.batch_size": rows})
     log.info(
         f"context_length is {config.context_length:,}; the model was made for {length:,} tokens. train.batch_size is "
         f"{config.train.batch_size}. To change them: --config.context_length=N --config.train.batch_size=N"

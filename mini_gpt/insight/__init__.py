@@ -1,1 +1,1 @@
-"""Analyses and figures of a loaded model. Imports runtime, config, data, model and evaluation."""
+"""Analyses and figures of a loaded model. Imports the core."""

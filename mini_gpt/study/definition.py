@@ -12,7 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from mini_gpt.config import loading as configs
+from mini_gpt.config import loading
 from mini_gpt.config.schema import Config
 from mini_gpt.data import corpora, task_batches, token_store
 from mini_gpt.data.corpus import Corpus
@@ -167,7 +167,7 @@ class Plan:
     def to_dict(self) -> dict[str, Any]:
         """Return the plan in the form of JSON. The configs belong to it: a changed config file is a changed plan."""
         fields = dataclasses.asdict(self.study) | {"seeds": list(self.study.seeds)}
-        loaded = {condition: configs.flatten(configs.to_dict(config)) for condition, config in self.configs.items()}
+        loaded = {condition: loading.flatten(loading.to_dict(config)) for condition, config in self.configs.items()}
         shared = {
             condition: {name: value for name, value in values.items() if name not in PLACES}
             for condition, values in loaded.items()
@@ -180,12 +180,12 @@ class Plan:
         names = [name for name in current if name != "configs" and current[name] != saved.get(name)]
         for condition, config in self.configs.items():
             try:
-                places = {place: configs.flatten(configs.to_dict(config))[place] for place in PLACES}
-                old = configs.from_dict(saved["configs"][condition] | places)
+                places = {place: loading.flatten(loading.to_dict(config))[place] for place in PLACES}
+                old = loading.from_dict(saved["configs"][condition] | places)
             except (UserError, KeyError, TypeError):
                 names.append(f"configs of {condition}")
             else:
-                names += [f"{name} of {condition}" for name in configs.differences(old, config)]
+                names += [f"{name} of {condition}" for name in loading.differences(old, config)]
         return names
 
     def fit_length(self, condition: str) -> int:
@@ -199,7 +199,7 @@ class Plan:
         study = self.study
         fields = {**study.overrides, **study.conditions[condition], **self.places, study.seed_field: seed}
         try:
-            return configs.load(study.config, fields)
+            return loading.load(study.config, fields)
         except UserError as error:
             raise UserError(f"{error} (condition {condition})" if len(study.conditions) > 1 else str(error)) from None
 
@@ -245,7 +245,7 @@ def load(path: str, overrides: Mapping[str, str]) -> Plan:
     """
     for name in overrides:
         require(name in PLACES, f"--config.{name}", overrides[name], f"a study takes only {' and '.join(PLACES)} here")
-    file, argument = configs.find_file(path, "study", "configs/studies/positions.py")
+    file, argument = loading.find_file(path, "study", "configs/studies/positions.py")
     require(file.suffix == ".py" and not argument, "study", path, "must be a Python file with get_study()")
 
     def plan(module: Any) -> Plan:
@@ -255,7 +255,7 @@ def load(path: str, overrides: Mapping[str, str]) -> Plan:
         )
         return Plan(file.stem, study, overrides)
 
-    return configs.call(file, plan)  # names the file in errors, such as for a field of a wrong type
+    return loading.call(file, plan)  # names the file in errors, such as for a field of a wrong type
 
 
 def fingerprints(plan: Plan) -> dict[str, str]:

@@ -7,7 +7,7 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-from mini_gpt.config import loading as configs
+from mini_gpt.config import loading
 from mini_gpt.runtime.errors import UserError
 from mini_gpt.study import processes, statistics
 from mini_gpt.study.definition import Plan
@@ -30,7 +30,7 @@ def measure(plan: Plan, slots: Sequence[Slot]) -> dict[str, Cost]:
     conditions, started = list(plan.configs), []
     for index, slot in enumerate(slots):
         names = conditions[index :: len(slots)] or [conditions[index % len(conditions)]]  # no slot stays idle
-        content = {"configs": [configs.to_dict(plan.configs[name]) for name in names], "suites": suites}
+        content = {"configs": [loading.to_dict(plan.configs[name]) for name in names], "suites": suites}
         process = processes.start(MODULE, content, slot, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         started.append((names, process))
     costs: dict[str, Cost] = {}

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from mini_gpt.config import loading as configs
+from mini_gpt.config import loading
 from mini_gpt.config.schema import Config
 from mini_gpt.data import batches, corpora, token_store
 from mini_gpt.runtime import errors, sharding, startup
@@ -45,7 +45,7 @@ class Cost(NamedTuple):
 def main() -> None:
     job = json.load(sys.stdin)
     suites = {name: SuiteOptions(**options) for name, options in job["suites"].items()}
-    loaded = [configs.from_dict(values) for values in job["configs"]]
+    loaded = [loading.from_dict(values) for values in job["configs"]]
     startup.set_up(loaded[0].data.cache_dir)
     print(json.dumps([_cost(config, suites) for config in loaded]))
 

@@ -13,7 +13,7 @@ from typing import TextIO
 
 import psutil
 
-from mini_gpt.config import loading as configs
+from mini_gpt.config import loading
 from mini_gpt.runtime import files
 from mini_gpt.runtime.errors import UserError
 from mini_gpt.study import machine, processes
@@ -91,7 +91,7 @@ class Runner:
                 job.state = "complete"
                 return
             suites = {name: dataclasses.asdict(self.results.plan.study.suites[name]) for name in job.suites}
-            content = {"workdir": str(job.workdir), "config": configs.to_dict(job.run.config), "suites": suites}
+            content = {"workdir": str(job.workdir), "config": loading.to_dict(job.run.config), "suites": suites}
             job.log_start = file.tell()
             job.process = processes.start(WORKER, content, slot, stdout=file, stderr=file)
         job.state, job.slot, job.began = "running", slot, time.monotonic()

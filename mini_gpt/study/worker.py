@@ -25,7 +25,7 @@ PR_SET_PDEATHSIG = 1  # from linux/prctl.h
 def main() -> None:
     job = json.load(sys.stdin)
     _stop_with_parent(job["parent"])
-    config, workdir = configs.from_dict(job["config"]), Path(job["workdir"])
+    config, workdir = loading.from_dict(job["config"]), Path(job["workdir"])
     startup.set_up(config.data.cache_dir)
     loop.train(config, workdir, conclude=False, probe=training_curves.attention_metrics)
     run = Run(workdir)

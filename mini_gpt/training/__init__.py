@@ -1,1 +1,1 @@
-"""Training: a config in, a run directory out. Imports the packages from runtime to insight."""
+"""Training: a config in, a run directory out. Imports the rest of the core."""

@@ -27,7 +27,7 @@ from tensorboardX.proto.plugin_hparams_pb2 import HParamsPluginData
 from tensorboardX.utils import figure_to_image
 from tqdm import tqdm
 
-from mini_gpt.config import loading as configs
+from mini_gpt.config import loading
 from mini_gpt.config.schema import Config
 from mini_gpt.runtime import files
 from mini_gpt.runtime.errors import UserError
@@ -76,7 +76,7 @@ class EventFile(contextlib.AbstractContextManager):
 
     def hyperparameters(self, config: Config) -> None:
         """Add the config fields and the names of the results for TensorBoard's page HParams."""
-        fields = configs.flatten(configs.to_dict(config)).items()
+        fields = loading.flatten(loading.to_dict(config)).items()
         shown = lambda value: str(value).encode(errors="replace").decode()  # a path may have bytes that are not UTF-8
         plain = {name: shown(value) if isinstance(value, str | tuple) else value for name, value in fields}
         experiment, start, _ = summary.hparams(plain, {_tag("validation/loss"): None, _tag("train/loss"): None})
@@ -251,7 +251,7 @@ class Spikes:
 
 def _check_had_no_checkpoint(workdir: Path, config: Config) -> None:
     # Rows after step 2 * every prove a checkpoint: the second save waits for the first. `every` may have changed.
-    every = max(config.checkpoint.every, configs.read(workdir / workdirs.CONFIG).checkpoint.every)
+    every = max(config.checkpoint.every, loading.read(workdir / workdirs.CONFIG).checkpoint.every)
     last = max((row["step"] for row in read(workdir / workdirs.METRICS)), default=0)
     if last > 2 * every:
         directory, remedy = workdir / workdirs.CHECKPOINTS, "restore it from a backup, or name a new directory"

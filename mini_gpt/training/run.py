@@ -7,8 +7,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from mini_gpt.config import loading as configs
-from mini_gpt.config import places
+from mini_gpt.config import loading, places
 from mini_gpt.config.schema import Config
 from mini_gpt.data import corpora, tasks, token_store, tokenizers
 from mini_gpt.data.corpus import Corpus
@@ -37,7 +36,7 @@ class SavedRun:
     def __init__(self, workdir: str | Path):
         self.workdir = workdir = Path(workdir)
         files.check_contents(workdir)
-        self.trained: Config = configs.read(workdir / workdirs.CONFIG)
+        self.trained: Config = loading.read(workdir / workdirs.CONFIG)
         self.tokenizer: Tokenizer = tokenizers.load(workdir / workdirs.TOKENIZER)
 
     def open_checkpoints(self) -> contextlib.closing[Checkpoints]:
@@ -67,7 +66,7 @@ class Run(SavedRun):
     def __init__(self, workdir: str | Path, *, checkpoint: str = "last", overrides: Mapping[str, str] | None = None):
         super().__init__(workdir)
         self.checkpoint, self.overrides = checkpoint, dict(overrides or {})
-        self.config: Config = configs.with_known_cache(configs.override(self.trained, self.overrides), self.overrides)
+        self.config: Config = loading.with_known_cache(loading.override(self.trained, self.overrides), self.overrides)
         self.other_text = any(name in self.overrides for name in SOURCES)
         self._check_overrides()
         self.mesh = sharding.make_reading_mesh(self.config.mesh.fsdp, self.config.mesh.tensor)
@@ -132,7 +131,7 @@ class InitialWeights:
     def run(self) -> SavedRun:
         """The other run. Raises UserError if it is invalid, or differs in a field that must be the same."""
         run = SavedRun(self.workdir)
-        old, new = (configs.flatten(configs.to_dict(config)) for config in (run.trained, self.config))
+        old, new = (loading.flatten(loading.to_dict(config)) for config in (run.trained, self.config))
         same = ["data.tokenizer", "data.vocab_size"]
         if self.config.model.rope.scaling != "none" and "rope" in run.trained.model.position_pattern:
             same.append("model.rope.original_context")
@@ -156,7 +155,7 @@ class InitialWeights:
 
         Raises UserError if the checkpoint is missing, a shape does not fit the new config, or a weight is not finite.
         """
-        changed = configs.differences(self.run.trained, self.config).items()
+        changed = loading.differences(self.run.trained, self.config).items()
         listed = [f"{name} {old!r} → {new!r}" for name, (old, new) in changed if name.startswith(("model.", "context"))]
         try:
             step, parameters = self.run.read_parameters(self.checkpoint, self.config, abstract, str(self.workdir))

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mini_gpt.config import loading as configs
+from mini_gpt.config import loading
 from mini_gpt.config.schema import Config
 from mini_gpt.data import tokenizers
 from mini_gpt.data.corpus import Corpus
@@ -112,7 +112,7 @@ def claim(
     files.write_json(workdir / CORPUS, record)
     if not (workdir / RUN).exists():
         files.write_json(workdir / RUN, {"identity": uuid.uuid4().hex})
-    files.write_json(workdir / CONFIG, configs.to_dict(config))  # last: it marks the directory as complete
+    files.write_json(workdir / CONFIG, loading.to_dict(config))  # last: it marks the directory as complete
 
 
 def record_import(workdir: Path, source: Path, model: Mapping[str, Any]) -> None:
@@ -174,10 +174,10 @@ def check_same_config(workdir: Path, config: Config) -> None:
     """Raise UserError, with the fields that differ, if the directory holds a run of another config."""
     if not (workdir / CONFIG).exists():
         return
-    saved = configs.read(workdir / CONFIG)
+    saved = loading.read(workdir / CONFIG)
     listed = "; ".join(
         f"{name} was {old!r}, is {new!r}"
-        for name, (old, new) in configs.differences(saved, config).items()
+        for name, (old, new) in loading.differences(saved, config).items()
         if not (name.startswith(FREE_SECTIONS) or name in (*FREE_FIELDS, LENGTH))
     )
     if listed:
@@ -203,10 +203,10 @@ def _check_length(workdir: Path, saved: Config, config: Config) -> None:
 
 def record_length(workdir: Path, config: Config) -> None:
     """Write the length of a resumed run to its config.json, if it has changed."""
-    saved = configs.read(workdir / CONFIG)
+    saved = loading.read(workdir / CONFIG)
     if saved.train.steps != config.train.steps:
         log.info(f"{LENGTH} was {saved.train.steps}, is {config.train.steps}")
-        files.write_json(workdir / CONFIG, configs.to_dict(configs.override(saved, {LENGTH: config.train.steps})))
+        files.write_json(workdir / CONFIG, loading.to_dict(loading.override(saved, {LENGTH: config.train.steps})))
 
 
 def _read_record(path: Path, content: str, fields: Mapping[str, type]) -> dict[str, Any]:

@@ -132,7 +132,7 @@ def test_a_comparison_alternates_between_its_configs(small, monkeypatch):
 def test_a_variant_has_a_path_and_overrides():
     path, overrides = bench.parse_variant("configs/presets.py:gpt2_small,model.position=(rope,none),train.steps=7")
     assert path == "configs/presets.py:gpt2_small"
-    assert overrides == dict(map(configs.parse_override, ["model.position=(rope,none)", "train.steps=7"]))
+    assert overrides == dict(map(loading.parse_override, ["model.position=(rope,none)", "train.steps=7"]))
 
 
 def test_spread_is_median_and_quartiles():
@@ -154,7 +154,7 @@ def decoded(small, monkeypatch):
 
         monkeypatch.setattr(decoding_speed, "ROUNDS", 2)
         monkeypatch.setattr(decoding_speed.decoding, "stream", stream)
-        monkeypatch.setattr(decoding_speed.configs, "load", lambda *_: config)
+        monkeypatch.setattr(decoding_speed.loading, "load", lambda *_: config)
         return json.loads(json.dumps(decoding_speed.decode("some.py", {}, 5, 20))), calls
 
     return measure
@@ -199,7 +199,7 @@ def test_too_many_positions_are_refused(small, monkeypatch, prompt_tokens, token
     fields = {"data__corpus": "task:copy", "data__tokenizer": "characters", "data__task_length": 4}
     config = small(**fields, model__encoder_layers=encoder_layers, model__position="learned")  # 32 positions
     monkeypatch.setattr(decoding_speed, "ROUNDS", 1)
-    monkeypatch.setattr(decoding_speed.configs, "load", lambda *_: config)
+    monkeypatch.setattr(decoding_speed.loading, "load", lambda *_: config)
     if longest is None:  # the last token of a target is not an input
         assert decoding_speed.decode("some.py", {}, prompt_tokens, tokens)["tokens"] == tokens
         return

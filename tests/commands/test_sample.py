@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from mini_gpt.commands.generate import request
-from mini_gpt.config import loading as configs
+from mini_gpt.config import loading
 from mini_gpt.data import tasks
 from mini_gpt.data.tokenizers import CharacterTokenizer
 from mini_gpt.generation import chat
@@ -210,7 +210,7 @@ def test_positions_limit_the_length_or_a_warning_is_logged(sample, capsys, caplo
 @pytest.mark.parametrize("isolated", [True, False])
 def test_documents_of_a_chat_must_not_be_isolated(isolated):
     made = tokenizer(CHATML)
-    config = configs.load("configs/tiny.py", {"data.isolate_documents": isolated, "data.tokenizer": "bytes"})
+    config = loading.load("configs/tiny.py", {"data.isolate_documents": isolated, "data.tokenizer": "bytes"})
     run, flags = SimpleNamespace(config=config, tokenizer=made), SimpleNamespace(chat=True, length=9, source_file=None)
     if isolated:
         with pytest.raises(UserError, match=r"--chat: the run has data\.isolate_documents=True, but the ch"):

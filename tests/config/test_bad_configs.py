@@ -4,7 +4,7 @@ import functools
 
 import pytest
 
-from mini_gpt.config import loading as configs
+from mini_gpt.config import loading
 from mini_gpt.config.fields import specs
 from mini_gpt.config.schema import Config
 from mini_gpt.runtime.errors import UserError
@@ -203,7 +203,7 @@ BAD = [
 @pytest.mark.parametrize("overrides, message", BAD, ids=lambda value: str(value)[:50])
 def test_bad_values_are_refused_in_one_line(overrides, message):
     with pytest.raises(UserError, match=message) as raised:
-        configs.load("configs/default.py", overrides)
+        loading.load("configs/default.py", overrides)
     assert "\n" not in str(raised.value)
 
 
@@ -213,10 +213,10 @@ DEEP = functools.reduce(lambda inner, _: [inner], range(10**5), 0)
 @pytest.mark.parametrize("value", [10**5000, [10**5000], DEEP, "0x" + "f" * 5000], ids=["int", "list", "deep", "text"])
 @pytest.mark.parametrize("name", sorted(specs(Config)))
 def test_values_without_a_repr_are_refused_in_one_line(name, value):
-    if isinstance(value, str) and not isinstance(configs._parse(value, specs(Config)[name].hint), int):
+    if isinstance(value, str) and not isinstance(loading._parse(value, specs(Config)[name].hint), int):
         return  # a text field
     with pytest.raises(UserError, match=rf"^{name}: found a value of type (int|list) that is too long") as raised:
-        configs.load("configs/default.py", {name: value})
+        loading.load("configs/default.py", {name: value})
     assert "\n" not in str(raised.value)
 
 
@@ -241,23 +241,23 @@ def test_mistakes_in_a_config_file_are_refused_in_one_line(tmp_path, line, messa
         "    return config\n"
     )
     with pytest.raises(UserError, match=message) as raised:
-        configs.load(str(file))
+        loading.load(str(file))
     assert "\n" not in str(raised.value)
 
 
 def test_missing_and_unreadable_files_are_refused(tmp_path):
     with pytest.raises(UserError, match=r"--config: /no/a:b/config\.json not found; name a file"):
-        configs.load("/no/a:b/config.json")
+        loading.load("/no/a:b/config.json")
     with pytest.raises(UserError, match=r"nothing\.py not found"):
-        configs.load("configs/nothing.py")
+        loading.load("configs/nothing.py")
     with pytest.raises(UserError, match=r"config\.json: not found"):
-        configs.read(tmp_path / "config.json")
+        loading.read(tmp_path / "config.json")
     not_a_config = "not a run's config .found '3'; must be an object"
     for text, message in {"{": "not a run's config", '{"seed": 3}': ".*missing", "3": not_a_config}.items():
         (tmp_path / "config.json").write_text(text)
         with pytest.raises(UserError, match=rf"config\.json: {message}"):
-            configs.read(tmp_path / "config.json")
+            loading.read(tmp_path / "config.json")
     with pytest.raises(UserError, match=r"found README\.md; must be a Python file"):
-        configs.load("README.md")
+        loading.load("README.md")
     with pytest.raises(UserError, match="found preset 'gpt5'"):
-        configs.load("configs/presets.py:gpt5")
+        loading.load("configs/presets.py:gpt5")

@@ -35,7 +35,7 @@ def test_every_field_is_used():
     sources = "\n".join(path.read_text() for path in folder.rglob("*.py") if path.parent != folder / "config")
     # Code reads properties of the schema in place of some fields. model.dropout only sets defaults of other rates.
     proxies = {"model.rope.fraction": "rotated_width", "model.position": "position_pattern", "data.corpus": "is_task"}
-    for name in configs.flatten(configs.to_dict(configs.load("configs/default.py"))):
+    for name in loading.flatten(loading.to_dict(loading.load("configs/default.py"))):
         *sections, leaf = name.split(".")
         owners = ["config", "o", *sections[-1:]]
         read = rf"\b({'|'.join(owners)})\.{proxies.get(name, leaf)}\b"
@@ -43,39 +43,39 @@ def test_every_field_is_used():
 
 
 def test_defaults_are_filled_in():
-    config = configs.load(
+    config = loading.load(
         "configs/default.py", {"context_length": 77, "model.dropout": 0.3, "model.attention_dropout": 0.0}
     )
     m = config.model
     assert (m.max_positions, m.num_kv_heads, m.d_ff) == (77, m.num_heads, 4 * m.d_model)
     assert (m.embedding_dropout, m.sublayer_dropout, m.attention_dropout) == (0.3, 0.3, 0.0)
     assert m.dtype == "auto", "resolved when the model is built, not before"
-    swiglu = configs.load("configs/default.py", {"model.activation": "swiglu", "model.d_model": 96}).model
+    swiglu = loading.load("configs/default.py", {"model.activation": "swiglu", "model.d_model": 96}).model
     assert swiglu.d_ff == 256
     with pytest.raises(dataclasses.FrozenInstanceError):
         config.seed = 3
 
 
 def test_original_context_is_context_length_over_factor():
-    load = lambda **fields: configs.load("configs/default.py", {k.replace("__", "."): v for k, v in fields.items()})
+    load = lambda **fields: loading.load("configs/default.py", {k.replace("__", "."): v for k, v in fields.items()})
     trained = load(context_length=64)
     assert trained.model.rope.original_context == 64
     longer = {"model.rope.scaling": "yarn", "model.rope.factor": "4"}
-    assert configs.override(trained, longer).model.rope.original_context == 64
-    assert configs.override(trained, longer | {"context_length": 256}).model.rope.original_context == 64
+    assert loading.override(trained, longer).model.rope.original_context == 64
+    assert loading.override(trained, longer | {"context_length": 256}).model.rope.original_context == 64
     tuned = load(context_length=256, model__rope__scaling="yarn", model__rope__factor=4.0)
     assert tuned.model.rope.original_context == 64
     own = load(context_length=64, model__rope__original_context=50)
-    assert configs.override(own, {"model.position": "('rope', 'none')"}).model.rope.original_context == 50
+    assert loading.override(own, {"model.position": "('rope', 'none')"}).model.rope.original_context == 50
     assert load(model__position="alibi").model.rope.original_context is None
     llama3 = {"model.rope.scaling": "llama3", "model.rope.factor": "4"}
-    assert configs.override(trained, llama3).model.rope.beta_fast == 4
-    assert configs.override(trained, llama3 | {"model.rope.beta_fast": "9"}).model.rope.beta_fast == 9
-    assert configs.override(configs.override(trained, llama3), longer).model.rope.beta_fast == 32
-    chosen = configs.override(trained, longer | {"model.rope.beta_fast": "9"})
-    assert configs.override(chosen, longer).model.rope.beta_fast == 9
-    assert configs.override(trained, {"model.position": "none"}).model.rope.original_context is None
-    assert configs.override(trained, {"model.position": "('none', 'rope')"}).model.rope.original_context == 64
+    assert loading.override(trained, llama3).model.rope.beta_fast == 4
+    assert loading.override(trained, llama3 | {"model.rope.beta_fast": "9"}).model.rope.beta_fast == 9
+    assert loading.override(loading.override(trained, llama3), longer).model.rope.beta_fast == 32
+    chosen = loading.override(trained, longer | {"model.rope.beta_fast": "9"})
+    assert loading.override(chosen, longer).model.rope.beta_fast == 9
+    assert loading.override(trained, {"model.position": "none"}).model.rope.original_context is None
+    assert loading.override(trained, {"model.position": "('none', 'rope')"}).model.rope.original_context == 64
     assert load(model__position="learned", model__random_positions=512).model.max_positions == 512
 
 
@@ -86,19 +86,19 @@ def test_a_config_file_may_set_a_pattern_of_positions(tmp_path):
             "from configs import default\n\ndef get_config():\n    config = default.get_config()\n"
             f"    config.model.position = {value}\n    return config\n"
         )
-        position = configs.load(str(file)).model.position
+        position = loading.load(str(file)).model.position
         assert position == (("rope", "none") if "rope" in value else "learned")
     with pytest.raises(UserError, match="learned positions end at"):
-        configs.load(str(file), {"model.max_positions": 8})
+        loading.load(str(file), {"model.max_positions": 8})
 
 
 def test_config_json_holds_the_same_config(tmp_path):
-    config = configs.load("configs/tiny.py", {"model.position": ("rope", "none")})
-    (tmp_path / "config.json").write_text(json.dumps(configs.to_dict(config)))
-    assert configs.read(tmp_path / "config.json") == config
-    assert configs.differences(config, configs.override(config, {"seed": "5"})) == {"seed": (0, 5)}
+    config = loading.load("configs/tiny.py", {"model.position": ("rope", "none")})
+    (tmp_path / "config.json").write_text(json.dumps(loading.to_dict(config)))
+    assert loading.read(tmp_path / "config.json") == config
+    assert loading.differences(config, loading.override(config, {"seed": "5"})) == {"seed": (0, 5)}
     with pytest.raises(UserError, match=r"--config: found '\S+/config\.json:gpt2_small'; must end with \.json"):
-        configs.load(f"{tmp_path}/config.json:gpt2_small")
+        loading.load(f"{tmp_path}/config.json:gpt2_small")
 
 
 def without(values, name):
@@ -145,8 +145,8 @@ def test_the_list_of_a_section_has_its_fields(monkeypatch, capsys):
 
 
 def test_a_config_is_frozen_hashable_and_checked_when_replaced():
-    config = configs.load("configs/tiny.py")
-    assert {config: 1}[configs.load("configs/tiny.py")] == 1
+    config = loading.load("configs/tiny.py")
+    assert {config: 1}[loading.load("configs/tiny.py")] == 1
     assert dataclasses.replace(config, seed=3) != config
     assert isinstance(dataclasses.replace(config.train, label_smoothing=0).label_smoothing, float)
     for name, value in (("steps", 0), ("steps", "3"), ("label_smoothing", 2)):
@@ -160,7 +160,7 @@ def test_hostile_names_are_refused_in_one_line():
         nested = {"a": nested}
     for values in ({"a\nb" * 1000: 3}, nested, {"model": {"rope": {"base": nested}}}):
         with pytest.raises(UserError, match="no such config field") as raised:
-            configs.from_dict(values)
+            loading.from_dict(values)
         assert "\n" not in str(raised.value) and len(str(raised.value)) < 1000
 
 
@@ -189,7 +189,7 @@ def test_reading_a_config_does_not_import_jax():
 )
 def test_text_is_parsed_as_the_type_of_the_field(text, value):
     (name,) = text
-    assert configs.flatten(configs.to_dict(configs.load("configs/default.py", text)))[name] == value
+    assert loading.flatten(loading.to_dict(loading.load("configs/default.py", text)))[name] == value
 
 
 @pytest.mark.parametrize("name", ["a:b/config.py", "a:b/x:y.py", "c.py"])
@@ -202,12 +202,12 @@ def test_a_path_may_have_a_colon_and_an_argument(tmp_path, name, argument):
         "    config.data.path = argument\n    return config\n"
     )
     path = f"{file}:{argument}" if argument else str(file)
-    assert configs.load(path).data.path == (argument or "none")
-    assert configs.find_file(path) == (file, argument)
+    assert loading.load(path).data.path == (argument or "none")
+    assert loading.find_file(path) == (file, argument)
     saved = tmp_path / "run:1" / "config.json"
     saved.parent.mkdir()
-    saved.write_text(json.dumps(configs.to_dict(configs.load("configs/default.py"))))
-    assert configs.load(saved) == configs.load("configs/default.py")
+    saved.write_text(json.dumps(loading.to_dict(loading.load("configs/default.py"))))
+    assert loading.load(saved) == loading.load("configs/default.py")
 
 
 FOLLOWED = [
@@ -226,6 +226,6 @@ FOLLOWED = [
 @pytest.mark.parametrize("own", [{}, {"model.d_ff": 1000, "model.num_kv_heads": 2, "model.sublayer_dropout": 0.3}])
 def test_fields_of_a_run_follow_other_fields_as_in_its_config(tmp_path, overrides, own):
     run = tmp_path / "config.json"
-    run.write_text(json.dumps(configs.to_dict(configs.load("configs/default.py", own))))
-    assert configs.load(run) == configs.load("configs/default.py", own)
-    assert configs.load(run, overrides) == configs.load("configs/default.py", own | overrides)
+    run.write_text(json.dumps(loading.to_dict(loading.load("configs/default.py", own))))
+    assert loading.load(run) == loading.load("configs/default.py", own)
+    assert loading.load(run, overrides) == loading.load("configs/default.py", own | overrides)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import train
 from mini_gpt import suites
 from mini_gpt.commands import command_line
-from mini_gpt.config import loading as configs
+from mini_gpt.config import loading
 from mini_gpt.data import corpora, token_store, tokenizers
 from mini_gpt.runtime.errors import UserError
 from mini_gpt.suites.base import SuiteOptions
@@ -23,7 +23,7 @@ from tests.conftest import REPOSITORY
 FUZZ = settings(
     max_examples=700, derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck)
 )
-FIELDS = sorted(configs.flatten(configs.to_dict(configs.load("configs/default.py"))))
+FIELDS = sorted(loading.flatten(loading.to_dict(loading.load("configs/default.py"))))
 ODD = st.one_of(
     st.integers().map(str),
     st.floats().map(str),
@@ -88,7 +88,7 @@ def mutated(content: bytes):
 
 
 def test_fuzzed_configs_load_or_are_refused(small, tmp_path):
-    right = configs.to_dict(small())
+    right = loading.to_dict(small())
     content, path = json.dumps(right, indent=2).encode(), tmp_path / "config.json"
 
     @FUZZ
@@ -103,7 +103,7 @@ def test_fuzzed_configs_load_or_are_refused(small, tmp_path):
     def check(raw):
         path.write_bytes(raw)
         try:
-            assert configs.to_dict(configs.read(path)).keys() == right.keys()
+            assert loading.to_dict(loading.read(path)).keys() == right.keys()
         except UserError as error:
             assert str(path) in str(error) and "\n" not in str(error)
 

@@ -33,7 +33,7 @@ def home(tmp_path_factory):
 @pytest.fixture
 def config(home, corpus_files):
     more = {"data.path": corpus_files, "data.cache_dir": str(home / "cache"), "train.steps": 4}
-    return configs.load("configs/default.py", SMALL | more)
+    return loading.load("configs/default.py", SMALL | more)
 
 
 @pytest.fixture
@@ -74,7 +74,7 @@ def test_a_place_never_typed_is_not_read(run, fields, name, monkeypatch):
     with pytest.raises(UserError, match=rf"^{name}: found .*config\.json names it.* type it once: --override={name}="):
         _ = opened_run.corpus
     with pytest.raises(UserError, match=rf"^{name}: found .*config\.json names it.* type it once: --config\.{name}="):
-        configs.load(run / "config.json")
+        loading.load(run / "config.json")
     assert opened == []
 
 
@@ -84,7 +84,7 @@ def test_a_place_typed_once_is_remembered(run, corpus_files):
         _ = Run(run).corpus
     assert Run(run, overrides={"data.path": corpus_files + "*"}).corpus.num_documents == 150
     assert Run(run).corpus.num_documents == 150
-    assert configs.load(run / "config.json").data.path == corpus_files + "*"
+    assert loading.load(run / "config.json").data.path == corpus_files + "*"
 
 
 def test_both_files_of_pairs_must_have_been_typed(small, tmp_path):
@@ -103,13 +103,13 @@ def test_both_files_of_pairs_must_have_been_typed(small, tmp_path):
 
 def test_a_run_of_the_same_user_needs_no_override(run, config):
     assert Run(run).corpus.num_documents == 150
-    assert Run(run).config.data.cache_dir == configs.load(run / "config.json").data.cache_dir == config.data.cache_dir
+    assert Run(run).config.data.cache_dir == loading.load(run / "config.json").data.cache_dir == config.data.cache_dir
 
 
 def test_another_text_at_a_known_place_is_refused(run, tmp_path, corpus_files):
     (tmp_path / "other.txt").write_text("another text of the user's")
-    other = configs.override(configs.load("configs/default.py"), {"data.corpus": "text"} | {"data.path": str(tmp_path)})
-    places.remember(configs.override(other, {"data.path": str(tmp_path / "*.txt")}).data)
+    other = loading.override(loading.load("configs/default.py"), {"data.corpus": "text"} | {"data.path": str(tmp_path)})
+    places.remember(loading.override(other, {"data.path": str(tmp_path / "*.txt")}).data)
     change(run, path=str(tmp_path / "*.txt"))
     with pytest.raises(UserError, match="the text has changed"):
         _ = Run(run).corpus
@@ -138,7 +138,7 @@ def test_dots_after_a_link_lead_to_no_known_place(run, tmp_path, corpus_files):
     (run / "a" / "b").mkdir(parents=True)
     (run / "link").symlink_to("a/b")
     (tmp_path / "cache").mkdir()
-    ours = configs.override(configs.load("configs/default.py"), {"data.cache_dir": str(tmp_path / "cache")})
+    ours = loading.override(loading.load("configs/default.py"), {"data.cache_dir": str(tmp_path / "cache")})
     places.remember(ours.data)
     for path, is_known in ((run / ".." / "cache", True), (run / "link" / ".." / ".." / "cache", False)):
         change(run, cache_dir=str(path))
@@ -246,7 +246,7 @@ def test_invalid_rows_of_metrics_are_left_out(tmp_path):
 
 
 def test_a_token_store_with_invalid_fields_is_rebuilt(config, run, tmp_path):
-    data = configs.override(config, {"data.cache_dir": str(tmp_path / "cache")}).data
+    data = loading.override(config, {"data.cache_dir": str(tmp_path / "cache")}).data
     tokenizer = tokenizers.load(run / "tokenizer")
     corpus = corpora.open_corpus(data)
     store = token_store.open_store(corpus, data, tokenizer)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from mini_gpt.config import loading as configs
+from mini_gpt.config import loading
 from mini_gpt.data.tokenizers import BpeTokenizer
 from mini_gpt.hugging_face import architectures, importing, model_card, settings, tokenizer_files
 from mini_gpt.runtime.errors import UserError
@@ -50,7 +50,7 @@ def test_only_regular_files_of_a_model_are_read(model, name, what, tmp_path):
 def weights(model):
     fields = settings.read(model / "config.json")
     architecture = architectures.find(fields)
-    config = configs.load("configs/default.py", architecture.fields(fields))
+    config = loading.load("configs/default.py", architecture.fields(fields))
     arrays = importing.read_weights(model, architecture, config.model, fields.whole("vocab_size"))
     return {path: np.asarray(array) for path, array in arrays.items()}
 

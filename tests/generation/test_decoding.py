@@ -115,7 +115,7 @@ def test_sharded_parameters_generate_the_same_tokens(axes):
     fields = {"model.num_heads": 4, "model.d_model": 16}
     model = make(**fields)
     mesh = sharding.make_mesh(
-        *configs.load("configs/default.py", {f"mesh.{name}": n for name, n in axes.items()}).mesh.sizes
+        *loading.load("configs/default.py", {f"mesh.{name}": n for name, n in axes.items()}).mesh.sizes
     )
     sharded = jax.device_put(model.parameters, sharding.tree_shardings(model.parameters, mesh))
     assert max(len(leaf.sharding.device_set) for leaf in jax.tree.leaves(sharded)) == mesh.size > 1

@@ -205,7 +205,7 @@ def _imported(directory: pathlib.Path) -> tuple[LoadedModel, Any]:
     described = settings.read(directory / "config.json")
     architecture = architectures.find(described)
     fields = FURTHER.get(architecture.model_type, {}) | importing.read_fields(directory, architecture, described)
-    config = configs.override(configs.load("configs/default.py", fields), {"model.dtype": "float32"})
+    config = loading.override(loading.load("configs/default.py", fields), {"model.dtype": "float32"})
     arrays = importing.read_weights(directory, architecture, config.model, VOCAB)
     definition, shapes = build.abstract(config.model, VOCAB)
     tree = jax.tree_util.tree_map_with_path(lambda path, _: jnp.asarray(arrays[parameters.path_name(path)]), shapes)

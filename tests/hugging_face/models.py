@@ -148,7 +148,7 @@ def make(name, vocab_size=VOCAB, **overrides):
     small = {"context_length": 16, "model.num_layers": 2, "model.d_model": 32, "model.dtype": "float32"}
     kind, own = EXPORTABLE[name]
     fields = FURTHER.get(kind, {}) | {f"model.{field}": value for field, value in own.items()}
-    config = configs.load("configs/default.py", small | fields | overrides)
+    config = loading.load("configs/default.py", small | fields | overrides)
     rng = np.random.default_rng(3)
 
     def drawn(path, leaf):

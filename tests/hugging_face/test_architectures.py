@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from mini_gpt.config import loading as configs
+from mini_gpt.config import loading
 from mini_gpt.hugging_face import architectures, settings
 from mini_gpt.runtime.errors import UserError
 from tests.hugging_face import models
@@ -103,7 +103,7 @@ def read(directory, model_type, **changes):
     (directory / "config.json").write_text(json.dumps(values))
     described = settings.read(directory / "config.json")
     fields = architectures.find(described).fields(described)
-    return configs.load("configs/default.py", models.FURTHER.get(model_type, {}) | fields)
+    return loading.load("configs/default.py", models.FURTHER.get(model_type, {}) | fields)
 
 
 def test_encoders_give_their_configs(tmp_path):
@@ -168,7 +168,7 @@ def test_a_byte_order_mark_is_left_out(tmp_path):
     path = tmp_path / "config.json"
     path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
     described = settings.read(path)
-    assert configs.load("configs/default.py", architectures.find(described).fields(described)) == plain
+    assert loading.load("configs/default.py", architectures.find(described).fields(described)) == plain
 
 
 def test_equivalent_settings_give_equal_configs(tmp_path):

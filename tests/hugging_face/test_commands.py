@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from mini_gpt.config import loading as configs
+from mini_gpt.config import loading
 from mini_gpt.hugging_face import model_card
 from mini_gpt.model import parameters
 from mini_gpt.training import loop
@@ -214,7 +214,7 @@ def test_exported_files_have_the_imported_ids(imports, monkeypatch, tmp_path):
 
 
 def test_a_model_card_has_no_damaged_result(tmp_path):
-    run = SimpleNamespace(workdir=tmp_path, step=4, config=configs.load("configs/tiny.py", {}))
+    run = SimpleNamespace(workdir=tmp_path, step=4, config=loading.load("configs/tiny.py", {}))
     path = tmp_path / "eval" / "perplexity.json"
     path.parent.mkdir()
     assert model_card._measured(run) == ""

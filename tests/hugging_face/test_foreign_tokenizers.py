@@ -10,7 +10,7 @@ import tokenizers as library
 from safetensors.numpy import load_file
 from scipy.special import logsumexp
 
-from mini_gpt.config import loading as configs
+from mini_gpt.config import loading
 from mini_gpt.data import charsmaps, token_store, tokenizers
 from mini_gpt.data.layout import Layout
 from mini_gpt.data.pairs import StoredPairs
@@ -174,10 +174,10 @@ def test_layouts_have_the_token_before_targets(tmp_path):
     unigram().save(str(tmp_path / "tokenizer.json"))
     read = tokenizer_files.read(tmp_path, 100, 1, start=0)
     pairs = {"model.encoder_layers": 1, "data.corpus": "pairs", "data.path": "a.tsv", "data.tokenizer": "imported"}
-    assert layout_of(configs.load("configs/tiny.py", pairs), read) == Layout(99, start_id=0)
+    assert layout_of(loading.load("configs/tiny.py", pairs), read) == Layout(99, start_id=0)
     spans = {"model.encoder_layers": 1, "train.objective": "span_corruption", "data.tokenizer": "imported"}
     with pytest.raises(UserError, match=r"train\.objective: found 'span_corruption'; must be next_token"):
-        layout_of(configs.load("configs/tiny.py", spans), read)
+        layout_of(loading.load("configs/tiny.py", spans), read)
 
 
 @pytest.mark.slow
@@ -216,7 +216,7 @@ def test_an_imported_t5_reads_its_own_start_and_end(corpus_files, tmp_path, capl
 
 
 def test_an_imported_tokenizer_is_not_made_from_text():
-    config = configs.load("configs/tiny.py", {"data.tokenizer": "imported"})
+    config = loading.load("configs/tiny.py", {"data.tokenizer": "imported"})
     with pytest.raises(UserError, match=re.escape("data.tokenizer: found 'imported'; no text makes it")):
         token_store.fit_tokenizer(None, config.data)
 

@@ -15,7 +15,7 @@ import tokenizers as library
 from safetensors.numpy import load_file, save_file
 from tokenizers import decoders, models, pre_tokenizers
 
-from mini_gpt.config import loading as configs
+from mini_gpt.config import loading
 from mini_gpt.hugging_face import exporting, importing, stored
 from mini_gpt.runtime.errors import UserError
 from mini_gpt.training import assembly, loop
@@ -170,7 +170,7 @@ def test_bfloat16_parameters_compute_as_the_rounded_weights(tmp_path, corpus_fil
     # A run may be read in either dtype, and trained in float32.
     again = Run(tmp_path / "wide", overrides={"model.param_dtype": "bfloat16"}).model
     np.testing.assert_array_equal(again.logits(tokens_BL), expected_BLV)
-    config = configs.override(
+    config = loading.override(
         Run(tmp_path / "narrow").config, {"model.param_dtype": "float32", "train.steps": 1, "context_length": 32}
     )
     state = loop.train(config, tmp_path / "tuned", init_from=tmp_path / "narrow", conclude=False)

@@ -92,7 +92,7 @@ def test_models_that_no_architecture_supports_are_refused(fields, message):
     fields = {f"model.{name}": value for name, value in fields.items()}
     further = models.FURTHER["bert"] if fields.get("model.causal") is False else {}
     further |= models.TASK if "model.encoder_layers" in fields else {}
-    config = configs.load("configs/default.py", fields | further)
+    config = loading.load("configs/default.py", fields | further)
     with pytest.raises(UserError, match=message):
         architectures.choose(config.model)
 

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import tokenizers as library
 
-from mini_gpt.config import loading as configs
+from mini_gpt.config import loading
 from mini_gpt.data import tokenizers
 from mini_gpt.data.model_source import LONGEST_TEMPLATE, MOST_SETTINGS, ModelSource
 from mini_gpt.data.tokenizers import BpeTokenizer, ByteTokenizer
@@ -162,7 +162,7 @@ def test_the_license_is_that_of_the_source_s_card(card, license, tmp_path):
 
 def card_of(tokenizer, workdir):
     """Return the text of a model card that depends on the tokenizer and the directory of a run."""
-    config = configs.load("configs/tiny.py", {"data.tokenizer": "bytes"})
+    config = loading.load("configs/tiny.py", {"data.tokenizer": "bytes"})
     run = SimpleNamespace(tokenizer=tokenizer, workdir=workdir, config=config, step=3)
     return f"{model_card._metadata(run)}\n{model_card._about_license(run)}"
 

@@ -19,7 +19,7 @@ def test_the_two_models_alternate(small, monkeypatch):
         return lambda *arguments: turns.append(name) or write(*arguments)
 
     monkeypatch.setattr(decoding_speed, "ROUNDS", 4)
-    monkeypatch.setattr(transformers_baseline.configs, "load", lambda *_: config)
+    monkeypatch.setattr(transformers_baseline.loading, "load", lambda *_: config)
     monkeypatch.setattr(decoding_speed, "time_decoding", recorded("ours", decoding_speed.time_decoding))
     monkeypatch.setattr(transformers_baseline, "set_fastest_threads", lambda model: None)
     monkeypatch.setattr(transformers_baseline, "time_decoding", recorded("theirs", transformers_baseline.time_decoding))

@@ -8,7 +8,7 @@ import pytest
 from safetensors import safe_open
 from safetensors.numpy import load_file
 
-from mini_gpt.config import loading as configs
+from mini_gpt.config import loading
 from mini_gpt.hugging_face import architectures, importing, settings
 from mini_gpt.model import parameters
 from mini_gpt.runtime.errors import UserError
@@ -32,7 +32,7 @@ def read(directory):
     described = settings.read(directory / "config.json")
     architecture = architectures.find(described)
     fields = importing.read_fields(directory, architecture, described)
-    config = configs.load("configs/default.py", FURTHER.get(architecture.model_type, {}) | fields)
+    config = loading.load("configs/default.py", FURTHER.get(architecture.model_type, {}) | fields)
     arrays = importing.read_weights(directory, architecture, config.model, described.whole("vocab_size"))
     return config, {path: np.asarray(array) for path, array in arrays.items()}
 
@@ -67,7 +67,7 @@ def test_exported_files_hold_the_model_and_are_read_back(name, tmp_path):
                 np.testing.assert_array_equal(arrays[path], leaf, path)
         added = arrays.keys() - original.keys() - ({"positions/learned/embedding"} if name == "sinusoidal" else set())
         assert all(not arrays[path].any() for path in added), "added biases, and positions of a model without, are 0"
-    differing = {name for name, _ in configs.differences(config, again).items() if name.startswith("model.")}
+    differing = {name for name, _ in loading.differences(config, again).items() if name.startswith("model.")}
     assert differing <= {"model.dtype", "model.scan_layers"} | CHANGED_FIELDS.get(name, set())
 
 

@@ -9,7 +9,7 @@ import pytest
 from mini_gpt.model.inputs import Inputs
 
 from mini_gpt import suites
-from mini_gpt.config import loading as configs
+from mini_gpt.config import loading
 from mini_gpt.data import task_batches, tasks
 from mini_gpt.data.tokenizers import CharacterTokenizer
 from mini_gpt.insight import examples
@@ -129,7 +129,7 @@ def test_padding_is_in_no_statistic(initial):
     problems = tasks.different("task:copy", "validation", 5, shortest=6, longest=6)
     found = []
     for target, source in ((7, 7), (30, 16)):  # six characters and an end: no padding, and much padding
-        config = configs.override(model.config, {"context_length": target, "source_length": source})
+        config = loading.override(model.config, {"context_length": target, "source_length": source})
         shown = [examples.of_problem(problem, config, tokenizer) for problem in problems]
         found.append(pairs.targets(dataclasses.replace(model, config=config), shown))
     assert found[0][0].shape == (35, len(model.parameters["embedding"]))

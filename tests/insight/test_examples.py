@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from mini_gpt import suites
-from mini_gpt.config import loading as configs
+from mini_gpt.config import loading
 from mini_gpt.data import spans, tokenizers
 from mini_gpt.data.tokenizers import ByteTokenizer
 from mini_gpt.evaluation import perplexity
@@ -63,7 +63,7 @@ def run_of(tmp_path_factory):
     def opened(kind):
         if not (root / kind).exists():
             fields = SMALL | ENCODER | {"data.cache_dir": f"{root}/cache"} | data[kind]
-            loop.train(configs.load("configs/default.py", fields), root / kind, conclude=False)
+            loop.train(loading.load("configs/default.py", fields), root / kind, conclude=False)
         return Run(root / kind)
 
     return opened

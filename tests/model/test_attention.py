@@ -10,7 +10,7 @@ from flax import nnx
 from mini_gpt.model.attention.inputs import Context, Heads, Mask, Scoring
 from mini_gpt.model.inputs import Inputs
 
-from mini_gpt.config import loading as configs
+from mini_gpt.config import loading
 from mini_gpt.data import tasks
 from mini_gpt.data.layout import PLAIN
 from mini_gpt.data.tokenizers import CharacterTokenizer
@@ -33,7 +33,7 @@ def draw(*shape, seed=0, dtype=jnp.float32):
 
 
 def test_projections_heads_and_maps_have_the_expected_shapes():
-    config = configs.load("configs/default.py", {"model.d_model": 8, "model.num_heads": 2}).model
+    config = loading.load("configs/default.py", {"model.d_model": 8, "model.num_heads": 2}).model
     attention = MultiHeadAttention(config, rngs=nnx.Rngs(0))
     x_BLD = draw(1, 3, 8)
     assert attention.query(x_BLD).shape == (1, 3, 8)
@@ -69,7 +69,7 @@ def test_attend_equals_loops_in_float64(kv_heads):
 
 @pytest.mark.parametrize("fields", [{}, *slow({"model.scan_layers": True}, {"model.remat": "block"})], ids=str)
 def test_traced_weights_sum_to_one_and_leave_logits_unchanged(fields):
-    config = configs.load("configs/tiny.py", {"model.num_layers": 3, "model.num_kv_heads": 2} | fields).model
+    config = loading.load("configs/tiny.py", {"model.num_layers": 3, "model.num_kv_heads": 2} | fields).model
     model, tokens = MiniGPT(config, 257, rngs=nnx.Rngs(0)), jnp.arange(20).reshape(2, 10)
     x_BLD, caches, maps = model.forward(Inputs(tokens), trace=lambda trace: trace.attention)
     assert caches is None
@@ -140,7 +140,7 @@ def test_the_scale_keeps_the_logits_variance_at_one():
 
 @pytest.mark.slow
 def test_attention_statistics_use_visible_pairs_without_padding():
-    config = configs.load("configs/tiny.py", {"model.position": "alibi"})
+    config = loading.load("configs/tiny.py", {"model.position": "alibi"})
     module, tokens = MiniGPT(config.model, 257, rngs=nnx.Rngs(0)), jnp.arange(24).reshape(2, 12)
     _, _, maps = module.forward(Inputs(tokens), trace=lambda trace: trace.attention)
     definition, params = build.split(module)
@@ -171,7 +171,7 @@ def test_padding_does_not_change_the_attention_curves_of_a_task():
     fields = {"data.task_length": 6, "model.num_layers": 1, "model.d_model": 16, "model.num_heads": 2}
     tokenizer, logged = CharacterTokenizer(tasks.ALPHABET), []
     for length in (14, 30):
-        config = configs.load("configs/tasks.py:copy", fields | {"context_length": length})
+        config = loading.load("configs/tasks.py:copy", fields | {"context_length": length})
         evaluator = TaskEvaluator(config, tokenizer)
         curves, _ = attention_metrics(random_model(config, tokenizer.token_bytes), evaluator.probe_row)
         logged.append((evaluator.problems[0], curves))

@@ -12,7 +12,7 @@ from flax import nnx
 from jax._src.cudnn import fused_attention_stablehlo
 from jax.sharding import NamedSharding, PartitionSpec
 
-from mini_gpt.config import loading as configs
+from mini_gpt.config import loading
 from mini_gpt.model import MiniGPT, positions
 from mini_gpt.model.attention import blockwise, cached, choice, kernels, reference
 from mini_gpt.model.attention.inputs import Context, Heads, KeyValues, Mask, Scoring
@@ -30,7 +30,7 @@ def draw(*shape, seed, dtype=jnp.float32):
 def encoding(name, heads, groups, causal=True):
     overrides = {"model.position": name, "model.d_model": 16 * heads, "model.num_heads": heads, "model.causal": causal}
     overrides |= {"model.num_kv_heads": groups, "train.objective": "next_token" if causal else "masked"}
-    position = positions.ENCODINGS[name](configs.load("configs/default.py", overrides).model, rngs=nnx.Rngs(0))
+    position = positions.ENCODINGS[name](loading.load("configs/default.py", overrides).model, rngs=nnx.Rngs(0))
     definition, weights = nnx.split(position)
     return definition, jax.tree.map(lambda leaf: leaf + draw(*leaf.shape, seed=9), weights)
 
@@ -162,7 +162,7 @@ def test_blockwise_memory_is_linear_in_the_length(name, lengths):
     overrides = {"model.position": name, "model.num_layers": 1, "model.d_model": 32, "model.num_heads": 2}
 
     def temporary_bytes(attention, length):
-        config = configs.load("configs/default.py", overrides | {"model.attention": attention}).model
+        config = loading.load("configs/default.py", overrides | {"model.attention": attention}).model
         definition, weights = nnx.split(nnx.eval_shape(lambda: MiniGPT(config, 64, rngs=nnx.Rngs(0))))
 
         def loss(weights, tokens):
@@ -197,7 +197,7 @@ def test_interpreted_splash_equals_the_reference(case):
 
 @pytest.mark.slow
 def test_splash_is_sharded_over_rows_and_heads():
-    mesh = sharding.make_mesh(*configs.load("configs/tiny.py", {"mesh.fsdp": 2, "mesh.tensor": 2}).mesh.sizes)
+    mesh = sharding.make_mesh(*loading.load("configs/tiny.py", {"mesh.fsdp": 2, "mesh.tensor": 2}).mesh.sizes)
     heads = NamedSharding(mesh, PartitionSpec(("data", "fsdp"), None, "tensor"))
     arrays = [draw(4, 128, 2, 64, seed=seed) for seed in range(3)]
     segments = jnp.arange(4 * 128).reshape(4, 128) // 50
@@ -297,7 +297,7 @@ def test_the_choice_fits_device_and_inputs(platform, setting, length, dtype, ext
 )
 def test_training_with_a_kernel_of_other_devices_is_an_error(setting, platform, message, monkeypatch):
     monkeypatch.setattr(devices, "platform", lambda _: platform)
-    config = configs.load("configs/tiny.py", {"model.attention": setting})
+    config = loading.load("configs/tiny.py", {"model.attention": setting})
     with pytest.raises(UserError, match=rf"^model.attention: found '{setting}', which {message}$"):
         assembly.make_mesh(config)
 

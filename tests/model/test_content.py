@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from mini_gpt.config import loading as configs
+from mini_gpt.config import loading
 from mini_gpt.model import MiniGPT, positions
 from mini_gpt.model.attention import blockwise, reference, rows
 from mini_gpt.model.attention.inputs import Context, Heads, Mask, Scoring
@@ -23,7 +23,7 @@ def draw(*shape, seed):
 def make(name="rope", **fields):
     named = {f"model.{field}": value for field, value in fields.items()} | {"model.position": name}
     base = {"model.d_model": 32, "model.num_heads": 4, "model.num_layers": 1, "model.dtype": "float32"}
-    return configs.load("configs/default.py", base | named).model
+    return loading.load("configs/default.py", base | named).model
 
 
 def encoding(name, **fields):

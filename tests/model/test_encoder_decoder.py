@@ -203,7 +203,7 @@ def test_what_has_no_encoder_is_refused(fields, message):
 
 
 def test_old_configs_have_no_encoder():
-    assert configs.load("configs/default.py").model.encoder_layers == 0
+    assert loading.load("configs/default.py").model.encoder_layers == 0
 
 
 def test_a_source_is_needed_if_there_is_an_encoder():

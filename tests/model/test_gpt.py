@@ -242,7 +242,7 @@ def test_each_dropout_rate_acts_alone(rate):
     [("swiglu", lambda x: x / (1 + math.exp(-x))), ("geglu", lambda x: 0.5 * x * (1 + math.erf(x / math.sqrt(2))))],
 )
 def test_the_activated_gate_multiplies_the_other_half(activation, exact):
-    config = configs.load("configs/default.py", {"model.activation": activation, "model.d_model": 8}).model
+    config = loading.load("configs/default.py", {"model.activation": activation, "model.d_model": 8}).model
     assert config.d_ff == 24 and config.gated
     for gate in (-40.0, -0.5, 0.0, 0.5, 40.0):
         found = float(ACTIVATIONS[activation](jnp.float32(gate), jnp.float32(3.0)))
@@ -275,6 +275,6 @@ def test_the_prediction_heads_bias_is_added_to_the_logits():
 
 def test_initial_embeddings_have_the_documented_std():
     for scaled, std in ((True, 64**-0.5), (False, 0.02)):
-        config = configs.load("configs/default.py", {"model.scale_embeddings": scaled, "model.d_model": 64})
+        config = loading.load("configs/default.py", {"model.scale_embeddings": scaled, "model.d_model": 64})
         model = MiniGPT(config.model, 1000, rngs=nnx.Rngs(0))
         assert float(jnp.std(model.embedding[...])) == pytest.approx(std, rel=0.02)

@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from mini_gpt.config import loading as configs
+from mini_gpt.config import loading
 from mini_gpt.model.layers import Linear, make_norm
 
 
 @pytest.mark.parametrize("tokens, d_in, d_out", [(1, 1, 1), (1, 65, 3), (3, 2, 16), (130, 65, 64), (64, 256, 128)])
 def test_a_bfloat16_linear_equals_exact_sums(tokens, d_in, d_out):
     """Operands are bfloat16 and sums are float32. Only activations are rounded to bfloat16."""
-    config = configs.load("configs/default.py", {"model.dtype": "bfloat16"}).model
+    config = loading.load("configs/default.py", {"model.dtype": "bfloat16"}).model
     linear = Linear(config, d_in, d_out, std=1.0, rngs=nnx.Rngs(0))
     definition, weights = nnx.split(linear)
     x, dy = (jax.random.normal(jax.random.key(i), (tokens, d), jnp.bfloat16) for i, d in enumerate((d_in, d_out)))
@@ -39,7 +39,7 @@ def test_a_bfloat16_linear_equals_exact_sums(tokens, d_in, d_out):
 @pytest.mark.parametrize("name", ["layernorm", "rmsnorm"])
 def test_norms_are_computed_in_float32(name):
     """Near 300, bfloat16 values are 2 apart, more than the standard deviation of these inputs (1)."""
-    config = configs.load("configs/default.py", {"model.norm": name, "model.dtype": "bfloat16"}).model
+    config = loading.load("configs/default.py", {"model.norm": name, "model.dtype": "bfloat16"}).model
     x = np.random.default_rng(0).normal(300, 1, (8, config.d_model)).astype(np.float32)
     exact = np.asarray(x, np.float64)
     if name == "layernorm":

@@ -22,7 +22,7 @@ def test_gpt2_has_the_published_parameter_count():
     [("gpt2_small", 12, 64), ("gpt3_175b", 96, 128), ("llama2_70b", 64, 128)],
 )
 def test_presets_have_the_published_head_counts(preset, heads, width):
-    model = configs.load(f"configs/presets.py:{preset}").model
+    model = loading.load(f"configs/presets.py:{preset}").model
     assert (model.num_heads, model.head_width) == (heads, width)
 
 
@@ -40,7 +40,7 @@ def test_the_largest_presets_have_the_published_size(preset, vocab_size, publish
         )
         for n in (1, 2)
     )
-    layers = configs.load(f"configs/presets.py:{preset}").model.num_layers
+    layers = loading.load(f"configs/presets.py:{preset}").model.num_layers
     assert one + (layers - 1) * (two - one) == pytest.approx(published, rel=tolerance)
 
 

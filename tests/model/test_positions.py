@@ -10,7 +10,7 @@ import pytest
 from flax import nnx
 
 from mini_gpt.config import attention as attention_fields
-from mini_gpt.config import loading as configs
+from mini_gpt.config import loading
 from mini_gpt.model import MiniGPT, positions
 from mini_gpt.model.inputs import Inputs
 from mini_gpt.model.positions import biases
@@ -22,7 +22,7 @@ ENCODINGS = tuple(positions.ENCODINGS)
 
 def make(name, **overrides):
     base = {"model.position": name, "model.d_model": 128, "model.num_heads": 2, "context_length": 600}
-    config = configs.load(
+    config = loading.load(
         "configs/default.py", base | {f"model.{key}": value for key, value in overrides.items()}
     ).model
     return positions.make(config, rngs=nnx.Rngs(0))[0]
@@ -253,7 +253,7 @@ def test_alibi_slopes_equal_written_out_values(heads):
 @pytest.mark.slow
 def test_the_attention_scale_does_not_apply_to_alibi():
     overrides = {"model.position": "alibi", "model.d_model": 32, "model.num_heads": 2, "model.num_layers": 1}
-    model = MiniGPT(configs.load("configs/default.py", overrides).model, 7, rngs=nnx.Rngs(0))
+    model = MiniGPT(loading.load("configs/default.py", overrides).model, 7, rngs=nnx.Rngs(0))
     model.blocks[0].attention.query.kernel[...] *= 0
     *_, (maps,) = model.forward(Inputs(jnp.zeros((1, 5), int)), trace=lambda trace: trace.attention)
     expected = [[[-slope * abs(i - j) for j in range(5)] for i in range(5)] for slope in (1 / 16, 1 / 256)]
@@ -288,7 +288,7 @@ def test_t5_has_a_bias_for_each_head_and_bucket():
 
 
 def test_layers_share_the_encodings_of_a_pattern():
-    config = configs.load("configs/default.py", {"model.position": ("rope", "none", "t5"), "model.num_layers": 7}).model
+    config = loading.load("configs/default.py", {"model.position": ("rope", "none", "t5"), "model.num_layers": 7}).model
     made = positions.make(config, rngs=nnx.Rngs(0))
     assert [type(e).__name__ for e in made] == ["Rope", "Position", "T5", "Rope", "Position", "T5", "Rope"]
     assert made[2] is made[5] and made[0] is made[3] is made[6]
@@ -342,7 +342,7 @@ def test_the_config_knows_which_encodings_have_parameters_in_each_layer():
         == attention_fields.PER_LAYER
     )
     assert get_args(attention_fields.Position) == tuple(positions.ENCODINGS)
-    config = configs.load("configs/default.py", {"model.position": ("fire", "t5"), "model.num_layers": 4}).model
+    config = loading.load("configs/default.py", {"model.position": ("fire", "t5"), "model.num_layers": 4}).model
     made = positions.make(config, rngs=nnx.Rngs(0))
     assert made[1] is made[3] and made[0] is not made[2]
     assert np.abs(made[0].up[...] - made[2].up[...]).max() > 0.1

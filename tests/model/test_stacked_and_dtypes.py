@@ -25,7 +25,7 @@ def test_a_scan_over_layers_equals_the_unrolled_model(activation, dtype, toleran
     definitions, first = [], []
     for scan in (False, True):
         overrides = {f"model.{name}": value for name, value in (fields | {"scan_layers": scan}).items()}
-        config = configs.load("configs/default.py", {"model.d_model": 16, "context_length": 12} | overrides)
+        config = loading.load("configs/default.py", {"model.d_model": 16, "context_length": 12} | overrides)
         make = lambda model=config.model: MiniGPT(model, VOCAB, rngs=nnx.Rngs(3))
         definitions.append(build.abstract(config.model, VOCAB)[0])
         first.append(jax.jit(lambda make=make: build.split(make())[1])())

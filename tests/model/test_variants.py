@@ -21,7 +21,7 @@ TOKENS = jnp.arange(10)[None]
 def make(**fields):
     named = {f"model.variants.{name}": value for name, value in fields.items()}
     base = {"model.d_model": 16, "model.num_heads": 2, "model.num_layers": 1, "context_length": 64}
-    return configs.load("configs/default.py", base | {"model.dtype": "float32"} | named).model
+    return loading.load("configs/default.py", base | {"model.dtype": "float32"} | named).model
 
 
 def variants(**fields):
@@ -75,7 +75,7 @@ def test_ssmax_scales_the_logits_and_does_not_shift_them():
 def test_ssmax_starts_with_a_mean_factor_of_1(causal, window, counts):
     fields = {"model.causal": causal, "model.attention_window": window, "context_length": 64}
     fields["train.objective"] = "next_token" if causal else "masked"
-    start = configs.load("configs/default.py", fields).model.variants.ssmax_start
+    start = loading.load("configs/default.py", fields).model.variants.ssmax_start
     assert start * np.mean(np.log(counts)) == pytest.approx(1)
 
 

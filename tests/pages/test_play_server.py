@@ -15,7 +15,7 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.support.ui import WebDriverWait
 
 from mini_gpt.commands import play as command
-from mini_gpt.config import loading as configs
+from mini_gpt.config import loading
 from mini_gpt.data.tokenizers import ByteTokenizer
 from mini_gpt.evaluation.perplexity import make_nll_fn
 from mini_gpt.evaluation.scoring import score_tokens
@@ -34,7 +34,7 @@ def served(tmp_path_factory):
     """Serve a small model; return its port and the model."""
     fields = {"model.num_layers": 2, "model.d_model": 16, "model.num_heads": 2, "context_length": 32}
     tokenizer = ByteTokenizer()
-    model = random_model(configs.load("configs/default.py", fields | {"model.dtype": "float32"}), tokenizer.token_bytes)
+    model = random_model(loading.load("configs/default.py", fields | {"model.dtype": "float32"}), tokenizer.token_bytes)
     connection = command._listening(0)
     port = connection.getsockname()[1]
     runs = [Shown("run", 3, model)]

@@ -17,6 +17,7 @@ import jax
 import numpy as np
 import pytest
 
+from mini_gpt.insight import training_curves
 from mini_gpt.runtime import errors, processes
 from mini_gpt.runtime.errors import UserError
 from mini_gpt.training import loop
@@ -58,7 +59,8 @@ def test_two_processes_train_as_one(small, tmp_path):
     paths = {"data.path": small().data.path, "data.cache_dir": str(tmp_path / "cache"), "data.tokenizer": "bpe"}
     paths |= {"data.vocab_size": 300, "eval.sample_tokens": 4}
     bpe = {name.replace(".", "__"): value for name, value in paths.items()}
-    loop.train(small(train__steps=4, **bpe), one)
+    probe = training_curves.attention_metrics  # as train.py
+    loop.train(small(train__steps=4, **bpe), one, probe=probe)
     (tmp_path / "apart").mkdir()  # an empty cache, so both processes prepare the data
     paths["data.cache_dir"] = str(tmp_path / "apart")
 
@@ -83,7 +85,7 @@ def test_two_processes_train_as_one(small, tmp_path):
     assert [row["step"] for row in rows(two)] == [1, 2, 3, 4]
     assert_close(rows(two), rows(one)[:4])
     assert_close(Run(two).model.parameters, Run(one, checkpoint="4").model.parameters)
-    again = loop.train(small(**bpe), two)
+    again = loop.train(small(**bpe), two, probe=probe)
     assert_close(rows(two), rows(one))
     assert_close(again.parameters, Run(one).model.parameters)
     for written in (two / "checkpoints" / "4", one / "checkpoints" / "8"):

@@ -306,7 +306,7 @@ def test_all_sizes_that_the_mesh_does_not_divide_are_named():
         "train.accumulation_steps": 2,
     }
     with pytest.raises(UserError) as raised:
-        configs.load("configs/default.py", fields)
+        loading.load("configs/default.py", fields)
     assert str(raised.value) == (
         "model.num_heads: found 6; must be divisible by mesh.tensor (4); "
         "model.num_kv_heads: found 3; must be divisible by mesh.tensor (4); "
@@ -316,7 +316,7 @@ def test_all_sizes_that_the_mesh_does_not_divide_are_named():
         "train.accumulation_steps"
     )
     fits = {"model.num_heads": 8, "model.num_kv_heads": 4, "model.d_model": 96, "mesh.fsdp": 3, "mesh.tensor": 4}
-    assert configs.load("configs/default.py", fits).mesh.tensor == 4
+    assert loading.load("configs/default.py", fits).mesh.tensor == 4
 
 
 def test_the_next_batch_is_prefetched():

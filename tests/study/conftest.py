@@ -3,7 +3,7 @@
 import jax
 import pytest
 
-from mini_gpt.config import loading as configs
+from mini_gpt.config import loading
 from mini_gpt.data import corpora
 from mini_gpt.study import machine, processes, runner
 from tests.commands.test_command_line import type_in
@@ -66,5 +66,5 @@ def real(monkeypatch, started, caplog):
 def overrides(corpus_files, tmp_path):
     """Return the fields of a small config, as a study has them."""
     fields = SMALL | {"data.path": corpus_files, "data.cache_dir": str(tmp_path / "cache"), "train.steps": 4}
-    configs.load("configs/default.py", fields)
+    loading.load("configs/default.py", fields)
     return fields

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from mini_gpt.config import loading as configs
+from mini_gpt.config import loading
 from mini_gpt.runtime import files
 from mini_gpt.runtime.errors import UserError
 from mini_gpt.study import definition
@@ -40,7 +40,7 @@ def test_a_plan_has_a_run_for_each_seed_and_condition(study):
     ]
     for run in plan.runs:
         fields = {**study.overrides, **study.conditions[run.condition], "seed": run.seed}
-        assert run.config == configs.load(study.config, fields) and run.config.data.seed == run.seed
+        assert run.config == loading.load(study.config, fields) and run.config.data.seed == run.seed
     assert plan.comparisons == [Comparison("wide", "lower", "narrow", "extrapolation", "nll", "blocks", 64, 0.0)]
 
 

@@ -5,7 +5,7 @@ import re
 
 import numpy as np
 
-from mini_gpt.config import loading as configs
+from mini_gpt.config import loading
 from mini_gpt.data import corpora
 from mini_gpt.evaluation import items
 from mini_gpt.evaluation.items import Items
@@ -54,7 +54,7 @@ def write_run(folder, run, suite, content=""):
     path = folder / run.name / "eval" / f"{suite}.json"
     path.parent.mkdir(parents=True)
     corpus = corpora.open_corpus(run.config.data)
-    files.write_json(folder / run.name / "config.json", configs.to_dict(run.config))
+    files.write_json(folder / run.name / "config.json", loading.to_dict(run.config))
     files.write_json(folder / run.name / "corpus.json", {"name": corpus.name, "fingerprint": corpus.fingerprint})
     path.write_text(content)
     return path

@@ -8,7 +8,7 @@ from flax import nnx
 from mini_gpt.model.inputs import Inputs
 
 from mini_gpt import suites
-from mini_gpt.config import loading as configs
+from mini_gpt.config import loading
 from mini_gpt.data import batches, pairs, task_batches, tasks, tokenizers
 from mini_gpt.data.pairs import Pair
 from mini_gpt.generation import decoding
@@ -138,7 +138,7 @@ def test_lengths_that_are_too_short_are_refused(small, fields, message):
 
 
 def test_the_default_config_has_little_padding():
-    config = configs.load("configs/seq2seq.py")
+    config = loading.load("configs/seq2seq.py")
     tokenizer = tokenizers.CharacterTokenizer(tasks.find(config.data.corpus).alphabet)
     batch = task_batches.TaskBatches(config, tokenizer)[0]
     assert max(pairs.padding_shares(batch)) < 0.3

@@ -14,7 +14,7 @@ from tensorboardX import event_file_writer
 from tqdm import tqdm
 
 from mini_gpt import suites
-from mini_gpt.config import loading as configs
+from mini_gpt.config import loading
 from mini_gpt.evaluation import items
 from mini_gpt.insight import training_curves
 from mini_gpt.runtime import files
@@ -79,7 +79,7 @@ def test_tensorboard_has_the_config_and_the_results(small, tmp_path):
     contents = runs.GetAccumulator("run/tensorboard").PluginTagToContent("hparams")
     start = metadata.parse_session_start_info_plugin_data(contents[metadata.SESSION_START_INFO_TAG]).hparams
     shown = {name: getattr(value, value.WhichOneof("kind")) for name, value in start.items()}
-    fields = configs.flatten(configs.to_dict(config))
+    fields = loading.flatten(loading.to_dict(config))
     assert shown == {
         name: str(value) if isinstance(value, tuple) else value for name, value in fields.items() if value is not None
     }

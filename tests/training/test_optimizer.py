@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mini_gpt.config import loading as configs
+from mini_gpt.config import loading
 from mini_gpt.training.optimizer import decays, is_hidden_matrix, make_optimizer, make_schedule
 
 PEAK, WARMUP, STEPS = 3e-3, 20, 200
@@ -15,7 +15,7 @@ PEAK, WARMUP, STEPS = 3e-3, 20, 200
 
 def rates(schedule, **overrides):
     values = {"learning_rate": PEAK, "warmup_steps": WARMUP, "schedule": schedule} | overrides
-    config = configs.load("configs/default.py", {f"optimizer.{name}": value for name, value in values.items()})
+    config = loading.load("configs/default.py", {f"optimizer.{name}": value for name, value in values.items()})
     made = make_schedule(config.optimizer, STEPS)
     return np.array([float(made(jnp.int32(count))) for count in range(STEPS)])
 
@@ -45,7 +45,7 @@ def test_the_papers_schedule_peaks_at_0_0007():
     """Vaswani et al., eq. 3, with d=512 and 4,000 steps of warm-up: d^-0.5 min(t^-0.5, t w^-1.5)."""
     peak = 512**-0.5 * 4000**-0.5
     assert peak == pytest.approx(7.0e-4, rel=2e-3)
-    config = configs.load("configs/default.py", {"optimizer.learning_rate": peak, "optimizer.warmup_steps": 4000})
+    config = loading.load("configs/default.py", {"optimizer.learning_rate": peak, "optimizer.warmup_steps": 4000})
     schedule = make_schedule(config.optimizer, 100_000)
     for t in (1, 399, 4000, 4001, 90_000):
         paper = 512**-0.5 * min(t**-0.5, t * 4000**-1.5)
@@ -66,7 +66,7 @@ def test_a_short_run_ends_during_warm_up(schedule, warmup):
 
 @pytest.mark.slow
 def test_only_matrices_decay():
-    config = configs.load(
+    config = loading.load(
         "configs/default.py",
         {"optimizer.weight_decay": 0.5, "optimizer.learning_rate": 0.1, "optimizer.warmup_steps": 1, "train.steps": 10},
     )
@@ -114,7 +114,7 @@ class MuonByHand(AdamWByHand):
 
 
 def test_adamw_equals_the_paper_by_hand():
-    config = configs.load(
+    config = loading.load(
         "configs/default.py",
         {"optimizer.schedule": "constant", "optimizer.warmup_steps": 0, "optimizer.learning_rate": 0.01},
     )
@@ -133,7 +133,7 @@ def test_adamw_equals_the_paper_by_hand():
 def test_muon_orthogonalises_only_the_hidden_matrices():
     fields = {"name": "muon", "schedule": "cosine", "warmup_steps": 2, "learning_rate": 0.02, "weight_decay": 0.3}
     fields |= {"muon.adam_learning_rate": 0.004, "muon.newton_schulz_steps": 4, "muon.momentum": 0.9, "clip_norm": 5.0}
-    config = configs.load(
+    config = loading.load(
         "configs/default.py", {f"optimizer.{name}": value for name, value in fields.items()} | {"train.steps": 9}
     )
     rng = np.random.default_rng(0)
@@ -176,7 +176,7 @@ def test_muon_orthogonalises_only_the_hidden_matrices():
 @pytest.mark.slow
 def test_muon_updates_have_the_scale_of_adamw():
     """The RMS of AdamW's updates is 0.2 to 0.4 for any shape (Liu et al. 2025, 2.2)."""
-    config = configs.load(
+    config = loading.load(
         "configs/default.py", {"optimizer.name": "muon", "optimizer.schedule": "constant", "optimizer.warmup_steps": 0}
     )
     optimizer, rng = make_optimizer(config), np.random.default_rng(0)

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mini_gpt.config import loading as configs
+from mini_gpt.config import loading
 from mini_gpt.data import corpora, token_store
 from mini_gpt.data.tokenizers import ByteTokenizer
 from mini_gpt.runtime.errors import UserError
@@ -28,7 +28,7 @@ def test_more_steps_need_a_schedule_that_does_not_change(small, tmp_path):
     longer = loop.train(small(train__steps=8), tmp_path / "run")
     assert_same_bits(longer.parameters, loop.train(small(train__steps=8), tmp_path / "uninterrupted").parameters)
     assert [row["step"] for row in rows(tmp_path / "run")] == list(range(1, 9))
-    assert configs.read(tmp_path / "run" / "config.json").train.steps == 8
+    assert loading.read(tmp_path / "run" / "config.json").train.steps == 8
     cosine = {"optimizer__schedule": "cosine"}
     loop.train(small(train__steps=6, **cosine), tmp_path / "cosine")
     with pytest.raises(UserError, match=r"train\.steps was 6, is 8: .*; copy the run, .* checkpoints after step 4$"):
@@ -45,7 +45,7 @@ def test_a_wsd_run_is_lengthened_before_its_decay(small, tmp_path, monkeypatch, 
 
     def assert_equals_uninterrupted(run):
         assert_same_bits(loop.train(config(15), run, conclude=False), uninterrupted)
-        assert configs.read(run / "config.json") == config(15)
+        assert loading.read(run / "config.json") == config(15)
         assert list(map(without_rates, rows(run))) == list(map(without_rates, rows(tmp_path / "uninterrupted")))
 
     for steps, taken in ((11, 9), (15, 6)):  # the second lengthens the run; the third resumes it in its decay
@@ -166,7 +166,7 @@ def test_a_run_with_a_kernel_of_other_devices_is_read_with_one_of_these(trained)
 def test_config_json_is_the_resolved_config(small, tmp_path):
     config = small()
     loop.train(config, tmp_path)
-    assert configs.read(tmp_path / "config.json") == config
+    assert loading.read(tmp_path / "config.json") == config
     assert json.loads((tmp_path / "config.json").read_text())["model"]["d_ff"] == 128
 
 

@@ -10,7 +10,7 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.support.ui import WebDriverWait
 
 from mini_gpt import suites
-from mini_gpt.config import loading as configs
+from mini_gpt.config import loading
 from mini_gpt.insight.attention import attention_maps
 from mini_gpt.pages import document
 from mini_gpt.pages.explorer import largest
@@ -32,7 +32,7 @@ def opened(browser, tmp_path_factory):
         (root / "text" / f"{number}.txt").write_text(HOSTILE * (1 + number % 3), encoding="utf-8")
     paths = {"data.path": f"{root}/text/*.txt", "data.cache_dir": f"{root}/cache", "data.tokenizer": "bpe"}
     fields = paths | {"data.vocab_size": 300, "model.num_layers": 2, "mesh.data": 8}
-    loop.train(configs.load("configs/default.py", SMALL | fields), root / "run", conclude=False)
+    loop.train(loading.load("configs/default.py", SMALL | fields), root / "run", conclude=False)
     suites.evaluate(Run(root / "run"), "heads", SuiteOptions())
     suites.evaluate(Run(root / "run"), "explorer", SuiteOptions())
     show(browser, root / "run" / "eval" / "explorer.html")
