@@ -23,7 +23,7 @@ import torch
 import transformers
 
 from mini_gpt.commands import command_line, decoding_speed, measuring
-from mini_gpt.config import loading as configs
+from mini_gpt.config import loading
 from mini_gpt.evaluation.loaded import LoadedModel
 from mini_gpt.generation import prompts
 from mini_gpt.generation.sampling import Sampling

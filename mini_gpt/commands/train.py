@@ -8,7 +8,7 @@ Any field of the config can be set by --config.FIELD=VALUE. `python -m mini_gpt.
 from pathlib import Path
 
 from mini_gpt.commands import command_line
-from mini_gpt.config import loading as configs
+from mini_gpt.config import loading
 from mini_gpt.insight import training_curves
 from mini_gpt.training import loop
 

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 from mini_gpt import suites
-from mini_gpt.config import loading as configs
+from mini_gpt.config import loading
 from mini_gpt.insight import training_curves
 from mini_gpt.runtime import errors, startup
 from mini_gpt.suites.base import SuiteOptions

@@ -13,7 +13,7 @@ import pytest
 from mini_gpt.model.attention.inputs import Mask
 
 from mini_gpt.commands import bench, decoding_speed, measuring
-from mini_gpt.config import loading as configs
+from mini_gpt.config import loading
 from mini_gpt.model import build
 from mini_gpt.runtime.errors import UserError
 from mini_gpt.training import loop
@@ -65,7 +65,7 @@ def test_the_benchmark_measures_the_steps_of_training(small, tmp_path, monkeypat
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_flops_per_token_follow_palm(tied):
-    config = configs.load("configs/presets.py:gpt2_small", {"model.tie_embeddings": tied})
+    config = loading.load("configs/presets.py:gpt2_small", {"model.tie_embeddings": tied})
     parameters = build.abstract(config.model, 50_257)[1]
     products = 12 * 12 * 768**2 + 50_257 * 768  # parameters in matrix products
     rest = 12 * 13 * 768 + 2 * 768  # biases and norms: 13 vectors a layer, and the final norm

@@ -11,7 +11,7 @@ import sys
 import pytest
 
 from mini_gpt.config import __main__ as listing
-from mini_gpt.config import loading as configs
+from mini_gpt.config import loading
 from mini_gpt.config.fields import specs
 from mini_gpt.config.schema import Config
 from mini_gpt.model import build, parameters
@@ -25,7 +25,7 @@ FILES = sorted(
 
 @pytest.mark.parametrize("path", FILES)
 def test_every_config_loads_and_its_model_builds(path):
-    config = configs.load(path)
+    config = loading.load(path)
     definition, shapes = build.abstract(config.model, config.data.vocab_size)
     assert parameters.count(shapes) > 0 and definition is not None
 
@@ -110,15 +110,15 @@ def without(values, name):
 
 
 def test_a_config_without_a_field_is_refused(tmp_path):
-    values = configs.to_dict(configs.load("configs/tiny.py"))
-    for name in configs.flatten(values):
+    values = loading.to_dict(loading.load("configs/tiny.py"))
+    for name in loading.flatten(values):
         with pytest.raises(UserError, match=rf"^{name}: missing; if an older version made this config, train again"):
-            configs.from_dict(without(values, name))
+            loading.from_dict(without(values, name))
     del values["model"]["t5"], values["optimizer"]["muon"]
     (tmp_path / "config.json").write_text(json.dumps(values))
     names = r"model\.t5\.num_buckets, model\.t5\.max_distance, optimizer\.muon\.adam_learning_rate and 2 more"
     with pytest.raises(UserError, match=rf"^\S+/config\.json: {names}: missing; "):
-        configs.read(tmp_path / "config.json")
+        loading.read(tmp_path / "config.json")
 
 
 def test_each_field_has_a_description_of_one_line():

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from mini_gpt.config import loading as configs
+from mini_gpt.config import loading
 from mini_gpt.data.layout import PLAIN
 from mini_gpt.evaluation import memory, task_accuracy
 from mini_gpt.evaluation.loaded import LoadedModel
@@ -22,7 +22,7 @@ GPT2 |= {"model.position": "learned", "context_length": 1024, "model.dtype": "fl
 
 def shaped(fields, vocab_size):
     """Return a LoadedModel with the shapes of parameters in place of their values."""
-    config = configs.load("configs/default.py", fields)
+    config = loading.load("configs/default.py", fields)
     definition, shapes = build.abstract(config.model, vocab_size)
     mesh = sharding.make_mesh(1, 1, 1)
     return LoadedModel(shapes, definition, config, mesh, config.batch_tokens, PLAIN)

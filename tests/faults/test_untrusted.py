@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 import train
-from mini_gpt.config import loading as configs
-from mini_gpt.config import places
+from mini_gpt.config import loading, places
 from mini_gpt.data import corpora, token_store, tokenizers
 from mini_gpt.runtime import errors, files
 from mini_gpt.runtime.errors import UserError

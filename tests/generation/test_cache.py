@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from mini_gpt.config import loading as configs
+from mini_gpt.config import loading
 from mini_gpt.data.layout import Layout
 from mini_gpt.evaluation.loaded import LoadedModel
 from mini_gpt.generation import cache
@@ -117,7 +117,7 @@ def make(fields, separator_id=None):
         "model.num_kv_heads": 2,
     }
     base |= {"model.max_positions": CAPACITY}
-    config = configs.load("configs/default.py", base | fields)
+    config = loading.load("configs/default.py", base | fields)
     definition, params = build.split(build.make(config.model, VOCAB, rngs=nnx.Rngs(0)))
     keys = iter(jax.random.split(jax.random.key(1), len(jax.tree.leaves(params))))
     noisy = jax.tree.map(lambda leaf: leaf + 0.3 * jax.random.normal(next(keys), leaf.shape), params)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from mini_gpt.config import loading as configs
+from mini_gpt.config import loading
 from mini_gpt.data.layout import Layout
 from mini_gpt.data.tokenizers import ByteTokenizer
 from mini_gpt.evaluation.loaded import LoadedModel
@@ -32,7 +32,7 @@ GREEDY = Sampling(temperature=0.0)
 def make(separator_id=None, **overrides):
     base = {"context_length": CONTEXT, "model.d_model": 16, "model.num_layers": 2, "model.dtype": "float32"}
     base |= {"model.tie_embeddings": False, "model.use_bias": False}  # so that the most likely token varies
-    config = configs.load("configs/default.py", base | overrides)
+    config = loading.load("configs/default.py", base | overrides)
     definition, params = build.split(build.make(config.model, VOCAB, rngs=nnx.Rngs(0)))
     keys = iter(jax.random.split(jax.random.key(3), len(jax.tree.leaves(params))))
     noisy = jax.tree.map(lambda leaf: leaf + 1.0 * jax.random.normal(next(keys), leaf.shape), params)

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mini_gpt.config import loading as configs
+from mini_gpt.config import loading
 from mini_gpt.data.layout import PLAIN
 from mini_gpt.evaluation.loaded import LoadedModel
 from mini_gpt.generation import cache as caches

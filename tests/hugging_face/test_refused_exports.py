@@ -2,7 +2,7 @@
 
 import pytest
 
-from mini_gpt.config import loading as configs
+from mini_gpt.config import loading
 from mini_gpt.data.layout import PLAIN
 from mini_gpt.evaluation.loaded import LoadedModel
 from mini_gpt.hugging_face import architectures, exporting

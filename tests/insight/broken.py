@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from mini_gpt.model.attention.inputs import Context, Mask
 
-from mini_gpt.config import loading as configs
+from mini_gpt.config import loading
 from mini_gpt.model import build
 
 RNG = np.random.default_rng(3)
@@ -18,7 +18,7 @@ def fields(**overrides):
     """Read the weights under another definition."""
 
     def change(model):
-        config = configs.override(model.config, {name.replace("__", "."): value for name, value in overrides.items()})
+        config = loading.override(model.config, {name.replace("__", "."): value for name, value in overrides.items()})
         definition, _ = build.abstract(config.model, len(model.parameters["embedding"]))
         return dataclasses.replace(model, config=config, definition=definition)
 

@@ -82,7 +82,7 @@ def test_traced_weights_sum_to_one_and_leave_logits_unchanged(fields):
 
 def test_a_scan_keeps_the_maps_of_one_layer_at_a_time():
     fields = {"model.num_layers": 12, "model.scan_layers": True, "context_length": 256, "model.num_heads": 4}
-    definition, shapes = build.abstract(configs.load("configs/tiny.py", fields).model, 257)
+    definition, shapes = build.abstract(loading.load("configs/tiny.py", fields).model, 257)
     entropy = lambda trace: jax.scipy.special.entr(trace.attention.weights_BHLS).sum()
     traces = lambda p, tokens: nnx.merge(definition, p).forward(Inputs(tokens), trace=entropy)[2]
     compiled = jax.jit(traces).lower(shapes, jax.ShapeDtypeStruct((8, 256), jnp.int32)).compile()

@@ -11,12 +11,12 @@ import pytest
 from flax import nnx
 from jax._src.cudnn import fused_attention_stablehlo
 from jax.sharding import NamedSharding, PartitionSpec
+from mini_gpt.model.attention.inputs import Context, Heads, KeyValues, Mask, Scoring
+from mini_gpt.model.inputs import Inputs
 
 from mini_gpt.config import loading
 from mini_gpt.model import MiniGPT, positions
 from mini_gpt.model.attention import blockwise, cached, choice, kernels, reference
-from mini_gpt.model.attention.inputs import Context, Heads, KeyValues, Mask, Scoring
-from mini_gpt.model.inputs import Inputs
 from mini_gpt.runtime import devices, sharding
 from mini_gpt.runtime.errors import UserError
 from mini_gpt.training import assembly

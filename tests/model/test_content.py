@@ -5,11 +5,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from mini_gpt.model.attention.inputs import Context, Heads, Mask, Scoring
 
 from mini_gpt.config import loading
 from mini_gpt.model import MiniGPT, positions
 from mini_gpt.model.attention import blockwise, reference, rows
-from mini_gpt.model.attention.inputs import Context, Heads, Mask, Scoring
 from mini_gpt.model.attention.variants import Variants
 from mini_gpt.model.positions import biases, waves
 from tests import oracle

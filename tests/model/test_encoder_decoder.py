@@ -9,7 +9,7 @@ import pytest
 from flax import nnx
 from mini_gpt.model.inputs import Inputs
 
-from mini_gpt.config import loading as configs
+from mini_gpt.config import loading
 from mini_gpt.model import build, parameters
 from mini_gpt.model.attention import blockwise
 from mini_gpt.runtime.errors import UserError

@@ -10,7 +10,7 @@ import pytest
 from flax import nnx
 from mini_gpt.model.inputs import Inputs
 
-from mini_gpt.config import loading as configs
+from mini_gpt.config import loading
 from mini_gpt.model import MiniGPT, build, parameters, positions
 from mini_gpt.model import loss as losses
 from mini_gpt.model.layers import ACTIVATIONS
@@ -29,7 +29,7 @@ def make_model(seed=0, **overrides):
     base |= {"context_length": 12, "train.objective": "next_token" if overrides.get("causal", True) else "masked"}
     if overrides.get("encoder_layers"):
         base |= {"data.corpus": "task:copy", "data.tokenizer": "characters"}
-    config = configs.load("configs/default.py", base | {f"model.{name}": value for name, value in overrides.items()})
+    config = loading.load("configs/default.py", base | {f"model.{name}": value for name, value in overrides.items()})
     definition, params = build.split(build.make(config.model, VOCAB, rngs=nnx.Rngs(seed)))
     keys = iter(jax.random.split(jax.random.key(seed), len(jax.tree.leaves(params))))
     params = jax.tree.map(lambda leaf: leaf + 0.3 * jax.random.normal(next(keys), leaf.shape), params)

@@ -2,13 +2,13 @@
 
 import pytest
 
-from mini_gpt.config import loading as configs
+from mini_gpt.config import loading
 from mini_gpt.model import build, parameters
 from tests.model.test_gpt import VOCAB, make_model
 
 
 def test_gpt2_has_the_published_parameter_count():
-    config = configs.load("configs/presets.py:gpt2_small")
+    config = loading.load("configs/presets.py:gpt2_small")
     _, shapes = build.abstract(config.model, 50257)
     assert parameters.count(shapes) == 124_439_808
     report = parameters.report(shapes)
@@ -36,7 +36,7 @@ def test_presets_have_the_published_head_counts(preset, heads, width):
 def test_the_largest_presets_have_the_published_size(preset, vocab_size, published, tolerance):
     one, two = (
         parameters.count(
-            build.abstract(configs.load(f"configs/presets.py:{preset}", {"model.num_layers": n}).model, vocab_size)[1]
+            build.abstract(loading.load(f"configs/presets.py:{preset}", {"model.num_layers": n}).model, vocab_size)[1]
         )
         for n in (1, 2)
     )

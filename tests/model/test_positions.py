@@ -8,11 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from mini_gpt.model.inputs import Inputs
 
 from mini_gpt.config import attention as attention_fields
 from mini_gpt.config import loading
 from mini_gpt.model import MiniGPT, positions
-from mini_gpt.model.inputs import Inputs
 from mini_gpt.model.positions import biases
 from tests import oracle
 from tests.conftest import slow

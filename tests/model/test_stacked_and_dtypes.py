@@ -9,7 +9,7 @@ import pytest
 from flax import nnx
 from mini_gpt.model.inputs import Inputs
 
-from mini_gpt.config import loading as configs
+from mini_gpt.config import loading
 from mini_gpt.model import MiniGPT, build, parameters
 from tests.model.test_gpt import VOCAB, make_model, run
 
@@ -64,7 +64,7 @@ def test_a_scan_has_a_program_of_one_size_for_any_depth():
     lines = []
     for layers in (4, 24):
         fields = {"model.num_layers": layers, "model.scan_layers": True, "model.position": ("rope", "none")}
-        config = configs.load("configs/default.py", fields)
+        config = loading.load("configs/default.py", fields)
         definition, shapes = build.abstract(config.model, VOCAB)
         init = lambda config=config: build.split(build.make(config.model, VOCAB, rngs=nnx.Rngs(0)))[1]
         gradient = jax.grad(lambda p, d=definition: run(d, p, jnp.zeros((1, 8), int)).sum())

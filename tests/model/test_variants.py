@@ -10,7 +10,7 @@ from flax import nnx
 from mini_gpt.model.attention.inputs import Context, Heads, Mask, Scoring
 from mini_gpt.model.inputs import Inputs
 
-from mini_gpt.config import loading as configs
+from mini_gpt.config import loading
 from mini_gpt.model import MiniGPT, build
 from mini_gpt.model.attention import reference
 from mini_gpt.model.attention.variants import Variants

@@ -6,7 +6,7 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from mini_gpt.config import loading as configs
+from mini_gpt.config import loading
 from mini_gpt.data.layout import Layout
 from mini_gpt.evaluation.loaded import LoadedModel
 from mini_gpt.model import build
@@ -77,7 +77,7 @@ def replies(requests):
 def make(fields=None, *, seed=0, layout=None, **overrides) -> LoadedModel:
     """Return a small model whose parameters are all random. fields: of the model, without `model.` before them."""
     named = {f"model.{name}": value for name, value in (fields or {}).items()}
-    config = configs.load("configs/default.py", SIZE | named | overrides)
+    config = loading.load("configs/default.py", SIZE | named | overrides)
     definition, abstract = build.abstract(config.model, VOCAB)
     rng = np.random.default_rng(seed)
 

@@ -8,7 +8,7 @@ import pytest
 from mini_gpt.model.attention.inputs import Mask
 from mini_gpt.model.inputs import Inputs
 
-from mini_gpt.config import loading as configs
+from mini_gpt.config import loading
 from mini_gpt.data.layout import Layout
 from mini_gpt.model import build
 from mini_gpt.model.editing import NONE, Edit, Edits
@@ -197,7 +197,7 @@ def test_patched_heads_are_those_of_the_other_text(model, places):
 def test_all_edits_combine(monkeypatch):
     model = make({"position": "rope"})
     fields = {"scale_width": 4.0, "attention_window": 6, "rope.base": 30.0}  # a temperature of 2, without a scale
-    config = configs.override(model.config, {f"model.{name}": value for name, value in fields.items()})
+    config = loading.override(model.config, {f"model.{name}": value for name, value in fields.items()})
     definition, _ = build.abstract(config.model, play_engine.VOCAB)
     edited = dataclasses.replace(model, config=config, definition=definition)
     edits = {"scale": "off", "temperature": 2, "window": 6, "rope": {"base": 30}, "start": 7, "mask": "causal"}

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh
 
-from mini_gpt.config import loading as configs
+from mini_gpt.config import loading
 from mini_gpt.data import batches
 from mini_gpt.data.layout import PLAIN, Layout
 from mini_gpt.model import build, parameters

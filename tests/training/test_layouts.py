@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 import numpy as np
 
-from mini_gpt.config import loading as configs
+from mini_gpt.config import loading
 from mini_gpt.data import tasks, tokenizers
 from mini_gpt.data.layout import PLAIN
 from mini_gpt.training.layouts import layout_of
@@ -15,7 +15,7 @@ def test_position_ids_count_from_the_last_operator():
     tokens = jnp.array([tokenizer.encode(text) for text in ("12+34=46\n\n", "+7a=A7\n123")])
     expected = [[1, 2, 0, 1, 2, 0, 1, 2, 0, 0], [0, 1, 2, 0, 1, 2, 0, 1, 2, 3]]
     fields = {"data.corpus": "task:copy", "data.tokenizer": "characters", "model.position": "learned"}
-    data = lambda ids: configs.load("configs/default.py", fields | {"data.position_ids": ids})
+    data = lambda ids: loading.load("configs/default.py", fields | {"data.position_ids": ids})
     for ids in ("coupled", "abacus"):
         layout = layout_of(data(ids), tokenizer)
         positions, segments = layout.of(make_model()[0], tokens)

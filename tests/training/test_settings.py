@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from configs import presets
-from mini_gpt.config import loading as configs
+from mini_gpt.config import loading
 from mini_gpt.data import tasks
 from mini_gpt.data.task_batches import TaskBatches
 from mini_gpt.data.text_batches import TextBatches
@@ -195,7 +195,7 @@ def shipped():
     files = sorted(path.stem for path in (REPOSITORY / "configs").glob("*.py") if path.stem != "__init__")
     plain = [f"configs/{name}.py" for name in files if name not in arguments]
     names = plain + [f"configs/{name}.py:{argument}" for name in arguments for argument in arguments[name]]
-    return {name: configs.load(name) for name in names}
+    return {name: loading.load(name) for name in names}
 
 
 def test_the_projects_own_configs_have_no_warning():
