@@ -11,21 +11,9 @@ import pytest
 
 from tests.structure import LIMITS, MEASURES, REPOSITORY, ROOT, imports, modules, number, package
 
-PACKAGES = (
-    "runtime",
-    "config",
-    "data",
-    "model",
-    "evaluation",
-    "generation",
-    "training",
-    "insight",
-    "hugging_face",
-    "pages",
-    "suites",
-    "study",
-    "commands",
-)
+CORE = ("runtime", "config", "data", "model", "evaluation", "generation", "training")
+TOOLS = ("insight", "hugging_face", "pages", "suites", "study")
+PACKAGES = (*CORE, *TOOLS, "commands")
 # Thin modules beside the packages, for `python -m`.
 ENTRY_POINTS = ("__init__.py", "bench.py", "lab.py", "play.py", "sweep.py")
 LONGEST_CHAIN, LONGEST_CHAIN_IN_A_PACKAGE = 18, 6  # without the entry points

@@ -18,6 +18,7 @@ from mini_gpt.model.parameters import Parameters
 from mini_gpt.runtime import devices, sharding
 from mini_gpt.runtime.errors import UserError, require
 from mini_gpt.training import state as states
+from mini_gpt.training import trainable
 from mini_gpt.training.evaluators import Evaluator, PairEvaluator, SpanEvaluator, TaskEvaluator, TextEvaluator
 from mini_gpt.training.layouts import layout_of
 from mini_gpt.training.optimizer import make_optimizer
@@ -124,5 +125,6 @@ def make_step(
     definition: nnx.GraphDef, config: Config, abstract_state: TrainState, layout: Layout = PLAIN
 ) -> jax.stages.Wrapped:
     """Return the jitted training step of a config; see `make_train_step`."""
-    optimizer, prepare = make_optimizer(config), make_prepare(config, layout)
+    optimizer = make_optimizer(config, trainable.checked(config, abstract_state.parameters))
+    prepare = make_prepare(config, layout)
     return make_train_step(definition, config.train, optimizer, prepare, abstract_state, config.seed)

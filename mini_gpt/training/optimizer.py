@@ -81,18 +81,24 @@ class Optimizer(NamedTuple):
         return self.transformation.update(gradients, at_step(state, step), parameters)
 
 
-def make_optimizer(config: Config) -> Optimizer:
-    """Return AdamW (Loshchilov and Hutter 2019) or Muon, after global-norm clipping, with weight decay of matrices."""
+def make_optimizer(config: Config, parameters: Parameters) -> Optimizer:
+    """Return AdamW (Loshchilov and Hutter 2019) or Muon, after global-norm clipping, with weight decay of matrices.
+
+    parameters: those that are trained, or their shapes.
+    """
     o, rates = config.optimizer, schedules(config)
-    made = _muon(o, rates) if o.name == "muon" else _adamw(o, rates["learning_rate"])
+    adamw = _adamw(o, rates["learning_rate"], decays(parameters))
+    made = _muon(o, rates, parameters) if o.name == "muon" else adamw
     return Optimizer(optax.chain(optax.clip_by_global_norm(o.clip_norm), made), rates)
 
 
-def _adamw(o: OptimizerConfig, rate: optax.Schedule) -> optax.GradientTransformation:
-    return optax.adamw(rate, b1=o.b1, b2=o.b2, weight_decay=o.weight_decay, mask=decays)
+def _adamw(o: OptimizerConfig, rate: optax.Schedule, decayed: Any) -> optax.GradientTransformation:
+    return optax.adamw(rate, b1=o.b1, b2=o.b2, weight_decay=o.weight_decay, mask=decayed)
 
 
-def _muon(o: OptimizerConfig, rates: Mapping[str, optax.Schedule]) -> optax.GradientTransformation:
+def _muon(
+    o: OptimizerConfig, rates: Mapping[str, optax.Schedule], parameters: Parameters
+) -> optax.GradientTransformation:
     """Return Muon (Jordan et al. 2024) for the hidden matrices, AdamW for the rest.
 
     The update of an m × n matrix is orthogonalised and scaled by 0.2 sqrt(max(m, n)). Its entries then have the same
@@ -111,8 +117,8 @@ def _muon(o: OptimizerConfig, rates: Mapping[str, optax.Schedule]) -> optax.Grad
         optax.add_decayed_weights(o.weight_decay),
         optax.scale_by_learning_rate(rates["learning_rate"]),
     )
-    adamw = _adamw(o, rates["adam_learning_rate"])
-    labels = lambda parameters: jax.tree.map(lambda hidden: "muon" if hidden else "adamw", is_hidden_matrix(parameters))
+    adamw = _adamw(o, rates["adam_learning_rate"], decays)  # optax.partition hides the other parameters from it
+    labels = jax.tree.map(lambda hidden: "muon" if hidden else "adamw", is_hidden_matrix(parameters))
     return optax.partition({"muon": muon, "adamw": adamw}, labels)
 
 

@@ -11,11 +11,11 @@ from mini_gpt.data.layout import PLAIN, Layout
 from mini_gpt.runtime.errors import require
 
 Arrays = dict[str, jax.Array]
-Prepare = Callable[[Arrays, jax.Array], tuple[Any, ...]]
+Prepare = Callable[[Arrays, jax.Array], tuple[Any, ...]]  # (batch, key) -> the arguments of the model's `hidden`
 
 
-def make_prepare(config: Config, layout: Layout = PLAIN) -> Prepare:
-    """Return prepare(batch, key) -> the arguments of the model's `hidden`.
+def make_prepare(config: Config, layout: Layout = PLAIN) -> Prepare | None:
+    """Return prepare(batch, key), or None if rows have one segment, positions 0, 1, 2, …, and no source.
 
     layout: where segments start and positions restart. key: of random positions and offsets. Raises UserError if
     `train.random_offsets` does not fit the model.
@@ -24,7 +24,7 @@ def make_prepare(config: Config, layout: Layout = PLAIN) -> Prepare:
     model, most = config.model, config.train.random_offsets
     unmasked = "inputs" if config.train.objective == "next_token" else "targets"  # the tokens before masking
     if layout == PLAIN and most is None and model.random_positions is None and not model.encoder_layers:
-        return _tokens
+        return None
 
     def prepare(batch: Arrays, key: jax.Array) -> tuple[Any, ...]:
         text_BL = batch[unmasked]
@@ -38,10 +38,6 @@ def make_prepare(config: Config, layout: Layout = PLAIN) -> Prepare:
         return *inputs, layout.read_source(batch["source"]), *layout.of_source(batch["source"])
 
     return prepare
-
-
-def _tokens(batch: Arrays, key: jax.Array) -> tuple[jax.Array]:
-    return (batch["inputs"],)
 
 
 def _with_offsets(

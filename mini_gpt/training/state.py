@@ -73,7 +73,7 @@ def create(config: Config, vocab_size: int, abstract_state: TrainState) -> Train
 
 def _initial(config: Config, parameters: Parameters) -> TrainState:
     trained = trainable.checked(config, parameters) if config.train.trainable else parameters
-    optimizer_state = make_optimizer(config).transformation.init(trained)
+    optimizer_state = make_optimizer(config, trained).transformation.init(trained)
     return TrainState(jnp.zeros((), jnp.int32), parameters, optimizer_state, jnp.asarray(False))
 
 

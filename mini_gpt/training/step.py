@@ -25,13 +25,13 @@ def make_train_step(
     definition: nnx.GraphDef,
     config: TrainConfig,
     optimizer: Optimizer,
-    prepare: Prepare,
+    prepare: Prepare | None,
     abstract_state: TrainState,
     seed: int,
 ) -> jax.stages.Wrapped:
     """Return the jitted step (state, batch) -> (state, metrics). The old state is donated.
 
-    prepare: (batch, key) -> the arguments of the model's `hidden`. seed: of dropout and random positions.
+    prepare: from `make_prepare`. seed: of dropout and random positions.
 
     metrics: float32 scalars loss (unsmoothed NLL, nats per token), objective (the minimised loss), learning_rate,
     adam_learning_rate (of Muon's AdamW), gradient_norm (of the trained parameters, before clipping), parameter_norm (of
@@ -39,35 +39,25 @@ def make_train_step(
     skips the update. Unless `train.nonfinite` is skip, later steps skip theirs too: the host reads the metrics one step
     late, and needs the state before the non-finite step.
     """
-    mesh, pattern, microbatches = sharding.mesh_of(abstract_state), config.trainable, config.accumulation_steps
+    mesh, pattern = sharding.mesh_of(abstract_state), config.trainable
 
     def sums(trained: Parameters, fixed: Parameters | None, batch: Arrays, key: jax.Array) -> tuple[jax.Array, Arrays]:
         """Return the sum of the objective over the targets, and all sums."""
-        parameters = trained if fixed is None else trainable.join(trained, fixed)
-        model = nnx.merge(definition, parameters)
-        x_BLD = model.hidden(*prepare(batch, key), dropout_key=key)
+        model = nnx.merge(definition, trained if fixed is None else trainable.join(trained, fixed))
+        positions_BL = jnp.arange(batch["inputs"].shape[1])[None]
+        inputs = (batch["inputs"], positions_BL) if prepare is None else prepare(batch, key)
+        x_BLD = model.hidden(*inputs, dropout_key=key)
         fields = losses.Objective(config.label_smoothing, model.config.output_soft_cap)
         objective, loss = losses.loss_sums(x_BLD, model.output_table, batch["targets"], batch["weights"], fields, mesh)
         return objective, {"objective": objective, "loss": loss, "count": jnp.sum(batch["weights"])}
 
-    def accumulated(trained: Parameters, fixed: Parameters | None, batch: Arrays, key: jax.Array) -> Any:
-        """Return the gradients of `sums` and its sums, over the microbatches of a batch."""
-        gradients_of = jax.grad(sums, has_aux=True)
-        if microbatches == 1:
-            return gradients_of(trained, fixed, batch, key)
-
-        def add(total: Any, microbatch: Any) -> tuple[Any, None]:
-            return jax.tree.map(jnp.add, total, gradients_of(trained, fixed, *microbatch)), None
-
-        # Microbatch i has rows i, i + microbatches, ..., so that each device uses its own rows in every one.
-        split = jax.tree.map(lambda x: x.reshape(-1, microbatches, *x.shape[1:]).swapaxes(0, 1), batch)
-        zero = jax.tree.map(jnp.zeros_like, (trained, {"objective": 0.0, "loss": 0.0, "count": 0.0}))
-        return jax.lax.scan(add, zero, (split, jax.random.split(key, microbatches)))[0]
-
     def train_step(state: TrainState, batch: Arrays) -> tuple[TrainState, Metrics]:
         key = jax.random.fold_in(jax.random.key(seed), state.step)
         trained, fixed = trainable.split(pattern, state.parameters) if pattern else (state.parameters, None)
-        gradients, totals = accumulated(trained, fixed, batch, key)
+        gradients_of = jax.grad(sums, has_aux=True)
+        if config.accumulation_steps > 1:
+            gradients_of = accumulated(gradients_of, config.accumulation_steps)
+        gradients, totals = gradients_of(trained, fixed, batch, key)
         count = jnp.maximum(totals["count"], 1.0)
         gradients = jax.tree.map(lambda gradient: gradient / count, gradients)
         metrics = {
@@ -77,7 +67,8 @@ def make_train_step(
             "gradient_norm": optax.tree.norm(gradients),
             "parameter_norm": optax.tree.norm(state.parameters),
         }
-        finite = jnp.all(jnp.isfinite(jnp.stack([metrics[name] for name in ("loss", "objective", "gradient_norm")])))
+        checked = jnp.stack([metrics["loss"], metrics["objective"], metrics["gradient_norm"]])
+        finite = jnp.all(jnp.isfinite(checked))
         halted = state.halted | (~finite & (config.nonfinite != "skip"))
 
         def update() -> tuple[Parameters, Any]:
@@ -92,3 +83,18 @@ def make_train_step(
     # Explicit shardings: if the new state had other ones, the step would be compiled a second time.
     shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract_state)
     return jax.jit(sharding.use_mesh(mesh)(train_step), donate_argnums=0, out_shardings=(shardings, None))
+
+
+def accumulated(gradients_of: Callable[..., Any], microbatches: int) -> Callable[..., Any]:
+    """Return a function as gradients_of(trained, fixed, batch, key), which sums over the microbatches of a batch."""
+
+    def sum_of_gradients(trained: Parameters, fixed: Parameters | None, batch: Arrays, key: jax.Array) -> Any:
+        def add(total: Any, microbatch: Any) -> tuple[Any, None]:
+            return jax.tree.map(jnp.add, total, gradients_of(trained, fixed, *microbatch)), None
+
+        # Microbatch i has rows i, i + microbatches, ..., so that each device uses its own rows in every one.
+        split = jax.tree.map(lambda x: x.reshape(-1, microbatches, *x.shape[1:]).swapaxes(0, 1), batch)
+        zero = jax.tree.map(jnp.zeros_like, (trained, {"objective": 0.0, "loss": 0.0, "count": 0.0}))
+        return jax.lax.scan(add, zero, (split, jax.random.split(key, microbatches)))[0]
+
+    return sum_of_gradients

@@ -6,10 +6,11 @@ import math
 import jax
 import jax.numpy as jnp
 import numpy as np
-from mini_gpt.model.attention.inputs import Context, Mask
 
 from mini_gpt.config import loading
 from mini_gpt.model import build
+from mini_gpt.model.attention import multi_head
+from mini_gpt.model.attention.context import Context, Mask
 
 RNG = np.random.default_rng(3)
 
@@ -128,7 +129,7 @@ WAYS = {
 
 def masks_as(make):
     """Change the masks of self-attention. make: takes and returns causal, window and segments."""
-    return lambda patch: patch.setattr(gpt, "Mask", lambda *mask: Mask(*make(*mask)))
+    return lambda patch: patch.setattr(multi_head, "Mask", lambda *mask: Mask(*make(*mask)))
 
 
 def causal_cross_attention(patch):

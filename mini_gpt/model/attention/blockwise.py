@@ -8,6 +8,8 @@ Further letters: N blocks, C queries of a block, M query heads of a group, R = M
 """
 
 import functools
+import itertools
+import operator
 from typing import Any, NamedTuple
 
 import jax
@@ -17,7 +19,7 @@ from flax import nnx
 from mini_gpt.model.attention.context import HIDDEN, Context, Mask, Tokens, scaled
 
 BLOCK = 256  # queries or keys in a block; docs/performance.md has the measurements of block sizes
-UNROLLED = {256: 64, 512: 128}  # {sequence length: block size}; up to these lengths, the loop is unrolled
+UNROLLED_BLOCK = {1: 64, 2: 128}  # up to 256 and 512 tokens, blocks are smaller and the loop is unrolled
 
 
 class _Plan(NamedTuple):
@@ -37,16 +39,15 @@ def attend(core: Any, q_BLHK: jax.Array, k_BSGK: jax.Array, v_BSGK: jax.Array, c
     """Return out_BLHK, equal to `reference.attend` up to rounding; score mods are applied block by block."""
     B, L, H, K = q_BLHK.shape
     S, G = k_BSGK.shape[1:3]
-    unrolled = next((size for longest, size in UNROLLED.items() if longest >= max(L, S)), None)
-    size = unrolled or BLOCK
-    mods, of_mods = nnx.split((core.score_mods, dict(context.shared))) if len(core.score_mods) else (None, {})
+    size = UNROLLED_BLOCK.get(-(-max(L, S) // 256), BLOCK)
     pairs = _pairs(context, -(-L // size), -(-S // size), size)
-    plan = _Plan(pairs, len(pairs) if unrolled else 1, context.mask, mods)
+    mods, of_mods = nnx.split((core.score_mods, dict(context.shared))) if len(core.score_mods) else (None, {})
+    plan = _Plan(pairs, 1 if size == BLOCK else len(pairs), context.mask, mods)
     # Each group's queries are the R rows of one matrix, so that products have two batch axes and two matrix axes.
     q_NBCGMK = _blocks(scaled(core.scale, q_BLHK).reshape(B, L, G, H // G, K), size)
     q_NBGRK = q_NBCGMK.transpose(0, 1, 3, 4, 2, 5).reshape(len(q_NBCGMK), B, G, -1, K)
-    k_NBGSK, v_NBGSK = (_blocks(x_BSGK, size).swapaxes(2, 3) for x_BSGK in (k_BSGK, v_BSGK))
-    queries, keys = (_token_blocks(tokens, size) for tokens in (context.queries, context.keys))
+    k_NBGSK, v_NBGSK = _blocks(k_BSGK, size).swapaxes(2, 3), _blocks(v_BSGK, size).swapaxes(2, 3)
+    queries, keys = _token_blocks(context.queries, size), _token_blocks(context.keys, size)
     parameters = {"mods": of_mods, "sink": core.sink_H, "decay": (queries.decay_BLH, keys.decay_BLH)}
     tokens = queries._replace(decay_BLH=None), keys._replace(decay_BLH=None)
     out_NBGRK = _attend(plan, q_NBGRK, k_NBGSK, v_NBGSK, parameters, tokens)
@@ -57,11 +58,13 @@ def attend(core: Any, q_BLHK: jax.Array, k_BSGK: jax.Array, v_BSGK: jax.Array, c
 def _pairs(context: Context, queries: int, keys: int, size: int) -> tuple[tuple[int, int], ...]:
     """Return sorted pairs of blocks that the mask does not hide; segments are ignored."""
     if context.queries is not context.keys:  # cross-attention: places of queries and keys are not related
-        return tuple((i, j) for i in range(queries) for j in range(keys))
-    mask = context.mask
+        return tuple(itertools.product(range(queries), range(keys)))
+    mask, pairs = context.mask, []
     reach = keys if mask.window is None else (mask.window + size - 2) // size  # blocks to the furthest key
-    last = [i if mask.causal else min(keys - 1, i + reach) for i in range(queries)]
-    return tuple((i, j) for i in range(queries) for j in range(max(0, i - reach), last[i] + 1))
+    for i in range(queries):
+        last = i if mask.causal else min(keys - 1, i + reach)
+        pairs += itertools.product([i], range(max(0, i - reach), last + 1))
+    return tuple(pairs)
 
 
 def _blocks(x: jax.Array, size: int, padding: int = 0) -> jax.Array:
@@ -73,7 +76,7 @@ def _blocks(x: jax.Array, size: int, padding: int = 0) -> jax.Array:
 
 def _token_blocks(tokens: Tokens, size: int) -> Tokens:
     """Return the tokens in blocks; padding has place -1, so that no query sees it."""
-    blocks = jax.tree.map(lambda x: _blocks(x, size), tokens)
+    blocks = jax.tree.map(functools.partial(_blocks, size=size), tokens)
     return blocks._replace(places_BL=_blocks(tokens.places_BL, size, padding=-1))
 
 
@@ -88,7 +91,7 @@ def _forward(plan: _Plan, q_NBGRK, k_NBGSK, v_NBGSK, parameters, tokens) -> tupl
     def add(sums: tuple, pair: tuple) -> tuple[tuple, None]:
         """Add a pair of blocks to the sums of the queries' block."""
         (sum_NBGRK, max_NBGR, total_NBGR), (i, j) = sums, pair
-        logits_BGRS = _changed(plan, _products(q_NBGRK[i], k_NBGSK[j]), parameters, tokens, pair)
+        logits_BGRS = _changed(plan, _product("bgrk,bgsk->bgrs", q_NBGRK[i], k_NBGSK[j]), parameters, tokens, pair)
         max_BGR = jnp.maximum(max_NBGR[i], jnp.max(logits_BGRS, axis=-1))
         weights_BGRS = jnp.exp(logits_BGRS - max_BGR[..., None])
         rescale_BGR = jnp.exp(max_NBGR[i] - max_BGR)
@@ -120,7 +123,7 @@ def _backward(plan: _Plan, saved: tuple, dout_NBGRK: jax.Array) -> tuple:
     def add(sums: tuple, pair: tuple) -> tuple[tuple, None]:
         """Add the gradients that a pair of blocks contributes."""
         (dq_NBGRK, dk_NBGKS, dv_NBGKS, dparameters), (i, j) = sums, pair
-        products_BGRS = _products(q_NBGRK[i], k_NBGSK[j])
+        products_BGRS = _product("bgrk,bgsk->bgrs", q_NBGRK[i], k_NBGSK[j])
         if plan.mods is not None:
             changed = lambda products, parameters: _changed(plan, products, parameters, tokens, pair)
             logits_BGRS, pullback = jax.vjp(changed, products_BGRS, parameters)
@@ -138,7 +141,7 @@ def _backward(plan: _Plan, saved: tuple, dout_NBGRK: jax.Array) -> tuple:
         return (dq_NBGRK, dk_NBGKS, dv_NBGKS, dparameters), None
 
     sums = q_NBGRK, k_NBGSK.swapaxes(-1, -2), v_NBGSK.swapaxes(-1, -2), parameters
-    sums = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), sums)
+    sums = jax.tree.map(functools.partial(jnp.zeros_like, dtype=jnp.float32), sums)
     (dq_NBGRK, dk_NBGKS, dv_NBGKS, dparameters), _ = jax.lax.scan(add, sums, jnp.array(plan.pairs), unroll=plan.unroll)
     if parameters["sink"] is not None:
         weights_NBGR = jnp.exp(_sink_rows(parameters["sink"], q_NBGRK.shape[:-1]) - logsumexp_NBGR)
@@ -146,7 +149,7 @@ def _backward(plan: _Plan, saved: tuple, dout_NBGRK: jax.Array) -> tuple:
         dparameters = dparameters | {"sink": dsink_GR.reshape(len(parameters["sink"]), -1).sum(axis=1)}
     gradients = dq_NBGRK, dk_NBGKS.swapaxes(-1, -2), dv_NBGKS.swapaxes(-1, -2), dparameters
     inputs = q_NBGRK, k_NBGSK, v_NBGSK, parameters
-    return *jax.tree.map(lambda d, x: d.astype(x.dtype), gradients, inputs), None
+    return *jax.tree.map(_as, gradients, inputs), None
 
 
 _attend.defvjp(_forward, _backward)
@@ -154,21 +157,22 @@ _attend.defvjp(_forward, _backward)
 
 def _changed(plan: _Plan, products_BGRS, parameters: dict, tokens: tuple[Tokens, Tokens], pair: tuple) -> jax.Array:
     """Return the logits_BGRS of a pair of blocks: the products after score mods and mask."""
-    queries, keys = (jax.tree.map(lambda x, at=at: x[at], of) for of, at in zip(tokens, pair, strict=True))
-    shape = products_BGRS.shape
+    (i, j), shape = pair, products_BGRS.shape
+    queries, keys = jax.tree.map(operator.itemgetter(i), tokens[0]), jax.tree.map(operator.itemgetter(j), tokens[1])
     logits_BHCS = products_BGRS.reshape(shape[0], -1, queries.places_BL.shape[1], shape[-1])
     if plan.mods is not None:
-        mods, shared = nnx.merge(plan.mods, parameters["mods"])
-        decays = (None if decay is None else decay[at] for decay, at in zip(parameters["decay"], pair, strict=True))
-        with_decay = (of._replace(decay_BLH=decay) for of, decay in zip((queries, keys), decays, strict=True))
-        of_mods = Context(*with_decay, plan.mask, shared)
-        for mod in mods:
-            logits_BHCS = mod(logits_BHCS, of_mods)
+        logits_BHCS = _with_mods(plan, logits_BHCS, parameters, (queries, keys), pair)
     return jnp.where(plan.mask.visible(queries, keys)[:, None], logits_BHCS, HIDDEN).reshape(shape)
 
 
-def _products(q_BGRK: jax.Array, k_BGSK: jax.Array) -> jax.Array:
-    return jnp.einsum("bgrk,bgsk->bgrs", q_BGRK, k_BGSK, preferred_element_type=jnp.float32)
+def _with_mods(plan: _Plan, logits_BHCS, parameters: dict, tokens: tuple[Tokens, Tokens], pair: tuple) -> jax.Array:
+    """Return the logits of a pair of blocks after the score mods."""
+    mods, shared = nnx.merge(plan.mods, parameters["mods"])
+    decays = [None if decay is None else decay[at] for decay, at in zip(parameters["decay"], pair, strict=True)]
+    queries, keys = (of._replace(decay_BLH=decay) for of, decay in zip(tokens, decays, strict=True))
+    for mod in mods:
+        logits_BHCS = mod(logits_BHCS, Context(queries, keys, plan.mask, shared))
+    return logits_BHCS
 
 
 def _sink_rows(sink_H: jax.Array, rows_NBGR: tuple[int, ...]) -> jax.Array:
@@ -179,5 +183,9 @@ def _sink_rows(sink_H: jax.Array, rows_NBGR: tuple[int, ...]) -> jax.Array:
 
 def _product(subscripts: str, x: jax.Array, y: jax.Array) -> jax.Array:
     """Return the einsum of x and y, cast to the smaller of their dtypes and accumulated in float32."""
-    dtype = min(x.dtype, y.dtype, key=lambda dtype: dtype.itemsize)
+    dtype = x.dtype if x.dtype.itemsize < y.dtype.itemsize else y.dtype
     return jnp.einsum(subscripts, x.astype(dtype), y.astype(dtype), preferred_element_type=jnp.float32)
+
+
+def _as(gradient: jax.Array, x: jax.Array) -> jax.Array:
+    return gradient.astype(x.dtype)

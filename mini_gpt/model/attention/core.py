@@ -43,6 +43,8 @@ class Core(nnx.Module):
     def __init__(self, config: ModelConfig, score_mods: Sequence[Any] = ()):
         self.scale = 1 / math.sqrt(config.scale_width) if config.scale_attention else 1.0
         self.score_mods = nnx.List(score_mods)
+        self.whole_rows = next((mod.whole_rows for mod in score_mods if mod.whole_rows), None)
+        self.platform = devices.platform(jax.devices()[0])
         self.implementation = config.attention
         self.dropout_rate = config.attention_dropout
         self.stick_breaking = config.variants.normaliser == "stick_breaking"
@@ -63,7 +65,7 @@ class Core(nnx.Module):
         If the requested or fastest implementation does not support the call, log why once. A run that was trained with
         the implementation of another kind of device is read with one that works here.
         """
-        platform = devices.platform(jax.devices()[0])
+        platform = self.platform
         longest = max(q_BLHK.shape[1], k_BSGK.shape[1])
         is_long = longest >= BLOCKWISE_FROM.get(platform, BLOCKWISE_FROM_ELSEWHERE)
         unfused = "blockwise" if is_long else "reference"
@@ -73,7 +75,7 @@ class Core(nnx.Module):
         for name in dict.fromkeys([wanted, unfused, "reference"]):
             if name == "reference":
                 break
-            reason = self._obstacle(name, platform, (q_BLHK, v_BSGK), context, dropped)
+            reason = self._obstacle(name, (q_BLHK, v_BSGK), context, dropped)
             if reason is None:
                 break
             reasons.append(f"{name} does not support {reason}")
@@ -83,18 +85,17 @@ class Core(nnx.Module):
         options = {"dropout_key": dropout_key} if dropped else {}
         return functools.partial(IMPLEMENTATIONS[name], self, **options)
 
-    def _obstacle(self, name: str, platform: str, heads: tuple, context: Context, dropped: bool) -> str | None:
+    def _obstacle(self, name: str, heads: tuple, context: Context, dropped: bool) -> str | None:
         """Return the first property of the call that the implementation does not support, or None."""
         q_BLHK, v_BSGK = heads
         length, width, dtype = q_BLHK.shape[1], q_BLHK.shape[3], q_BLHK.dtype.name
         fused, all_but_reference = ("cudnn", "splash"), ("blockwise", "cudnn", "splash")
         mask, has_segments = context.mask, context.queries.segments_BL is not None
-        whole_rows = next((mod.whole_rows for mod in self.score_mods if mod.whole_rows), None)
         obstacles = [
-            (fused, FUSED.get(platform) != name, DEVICES.get(platform, platform)),
+            (fused, FUSED.get(self.platform) != name, DEVICES.get(self.platform, self.platform)),
             (fused, context.queries is not context.keys, "cross-attention"),
             (all_but_reference, dropped, "dropout of attention weights"),
-            (all_but_reference, whole_rows is not None, whole_rows),
+            (all_but_reference, self.whole_rows is not None, self.whole_rows),
             (all_but_reference, self.stick_breaking, "stick-breaking"),
             (fused, len(self.score_mods) > 0, "changes of the logits, such as alibi or a soft cap"),
             (fused, self.sink_kind != "none", "an attention sink"),
@@ -107,7 +108,10 @@ class Core(nnx.Module):
             (("splash",), length % 128, f"length {length}, only multiples of 128"),
             (("splash",), width % 64, f"heads of width {width}, only multiples of 64"),
         ]
-        return next((reason for names, found, reason in obstacles if name in names and found), None)
+        for names, found, reason in obstacles:
+            if name in names and found:
+                return reason
+        return None
 
 
 def check(requested: str) -> None:

@@ -6,8 +6,19 @@ from flax import nnx
 
 from mini_gpt.config.model import ModelConfig
 from mini_gpt.model.layers import INIT_STD
-from mini_gpt.model.positions.base import InputEncoding
-from mini_gpt.model.positions.waves import angles, geometric_frequencies
+from mini_gpt.model.positions.base import Encoding
+from mini_gpt.model.positions.rotary import angles
+from mini_gpt.model.positions.waves import geometric_frequencies
+
+
+class InputEncoding(Encoding):
+    """Acts once, on the embeddings of the tokens."""
+
+    shared = True
+
+    def embed(self, x_BLD: jax.Array, positions_BL: jax.Array) -> jax.Array:
+        """Return the embeddings x_BLD with positions added."""
+        raise NotImplementedError
 
 
 class Learned(InputEncoding):

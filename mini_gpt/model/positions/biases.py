@@ -8,8 +8,20 @@ import numpy as np
 from flax import nnx
 
 from mini_gpt.config.model import ModelConfig
-from mini_gpt.model.attention.context import HIDDEN_FROM_HEAD
-from mini_gpt.model.positions.base import Bias
+from mini_gpt.model.attention.context import HIDDEN_FROM_HEAD, Context
+from mini_gpt.model.attention.parts import ScoreMod
+from mini_gpt.model.positions.base import Encoding
+
+
+class Bias(Encoding, ScoreMod):
+    """Adds to the logits of attention a bias that depends on the positions of query and key, in each layer."""
+
+    def bias(self, query_positions_BL: jax.Array, key_positions_BS: jax.Array) -> jax.Array:
+        """Return the bias_BHLS of the logits, float32."""
+        raise NotImplementedError
+
+    def __call__(self, logits_BHLS: jax.Array, context: Context) -> jax.Array:
+        return logits_BHLS + self.bias(context.queries.positions_BL, context.keys.positions_BL)
 
 
 class Alibi(Bias):

@@ -1,20 +1,38 @@
 """Rotary positions."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
 from mini_gpt.config.model import ModelConfig
-from mini_gpt.model.positions.base import Rotation
+from mini_gpt.model.attention.context import Context
+from mini_gpt.model.attention.parts import HeadChange
+from mini_gpt.model.positions.base import Encoding
 from mini_gpt.model.positions.waves import (
-    angles,
     dynamic_frequencies,
     geometric_frequencies,
     rope_frequencies,
     yarn_scale,
 )
+
+
+class Rotation(Encoding, HeadChange):
+    """Changes queries and keys by their positions, in each layer."""
+
+    def rotate(self, x_BLHK: jax.Array, positions_BL: jax.Array) -> jax.Array:
+        """Return queries or keys rotated by their positions, in their dtype."""
+        raise NotImplementedError
+
+    def rotate_keys(self, k_BSGK: jax.Array, positions_BS: jax.Array) -> jax.Array:
+        """Return keys rotated by their positions; by default as queries."""
+        return self.rotate(k_BSGK, positions_BS)
+
+    def __call__(self, q_BLHK: jax.Array, k_BSGK: jax.Array, context: Context) -> tuple[jax.Array, jax.Array]:
+        rotated_BLHK = self.rotate(q_BLHK, context.queries.positions_BL)
+        return rotated_BLHK, self.rotate_keys(k_BSGK, context.keys.positions_BL)
 
 
 class Rope(Rotation):
@@ -80,3 +98,8 @@ def _polar(x_BLHK: jax.Array, angles_BLHK: jax.Array) -> jax.Array:
     moduli_BLHK = jax.nn.softplus(x_BLHK.astype(jnp.float32))
     parts = [moduli_BLHK * jnp.cos(angles_BLHK), moduli_BLHK * jnp.sin(angles_BLHK)]
     return jnp.concatenate(parts, axis=-1).astype(x_BLHK.dtype)
+
+
+def angles(positions_BL: jax.Array, frequencies_P: Any) -> jax.Array:
+    """Return position · frequency as angles_BLP in radians, float32."""
+    return positions_BL[..., None].astype(jnp.float32) * jnp.asarray(frequencies_P, jnp.float32)

@@ -1,7 +1,6 @@
 """Frequencies of sinusoids and of rotary positions, and the angles of positions."""
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -70,8 +69,3 @@ def dynamic_frequencies(frequencies_P: Any, factor: Any, context: int, lengths_B
 def yarn_scale(factor: float) -> float:
     """Return sqrt(1/t) = 0.1 ln s + 1, the factor for both queries and keys (Peng et al. 2023, 3.4)."""
     return 0.1 * math.log(factor) + 1
-
-
-def angles(positions_BL: jax.Array, frequencies_P: Sequence[float] | np.ndarray | jax.Array) -> jax.Array:
-    """Return position · frequency as angles_BLP in radians, float32."""
-    return positions_BL[..., None].astype(jnp.float32) * jnp.asarray(frequencies_P, jnp.float32)
