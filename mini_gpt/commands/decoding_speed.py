@@ -71,10 +71,10 @@ def decode(path: str, overrides: dict[str, str], prompt_tokens: int, tokens: int
     `ModelConfig.check_length`.
     """
     config = loading.load(path, overrides)
-    config.model.check_length(prompt_tokens + (1 if config.model.encoder_layers else tokens))  # a separator
+    config.model.check_length(prompt_tokens + (1 if config.model.has_encoder else tokens))  # a separator
     model = random_model(config)
     prompt, source = np.random.default_rng(0).integers(model.merge().vocab_size, size=prompt_tokens), None
-    if config.model.encoder_layers:
+    if config.model.has_encoder:
         separator = model.vocab_size - 1
         prompt, source = np.array([separator]), prompt % separator  # without it: it would divide the source
     decode_text = functools.partial(time_decoding, model, prompt, tokens, Sampling(top_k=40), source)

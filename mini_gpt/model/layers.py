@@ -105,7 +105,7 @@ def dropout(x: jax.Array, rate: float, key: jax.Array | None) -> jax.Array:
 
 def residual_std(config: ModelConfig) -> float:
     """Return the initial std of the layers that add to the residual stream (Radford et al. 2019, 2.3)."""
-    sublayers = (3 if config.encoder_layers else 2) * config.num_layers
+    sublayers = (3 if config.has_encoder else 2) * config.num_layers
     return INIT_STD / math.sqrt(sublayers) if config.residual else INIT_STD
 
 

@@ -14,7 +14,7 @@ def layout_of(config: Config, tokenizer: Tokenizer) -> Layout:
     corruption has one pair per row, and its text may have separators of documents. Raises UserError if it can't be used
     with the tokenizer of an imported model.
     """
-    data, has_pairs = config.data, config.model.encoder_layers > 0 and config.train.objective == "next_token"
+    data, has_pairs = config.data, config.model.has_encoder and config.train.objective == "next_token"
     separator_id = tokenizers.separator(tokenizer) if data.isolate_documents or has_pairs else None
     if tokenizer.start is not None:
         remedy = "must be next_token: the imported model's targets start with another token than the separator"

@@ -51,7 +51,7 @@ def describe(run: Assembly, *, new: bool, parameters: bool) -> None:
         if config.train.trainable:
             count = model_parameters.count(trainable.checked(config, run.abstract_state.parameters))
             log.info(f"train.trainable={config.train.trainable!r}: training changes {count:,} of these\n")
-        if config.model.encoder_layers:
+        if config.model.has_encoder:
             log.info("padding in the first batch: %s\n", pairs.padding(run.train_batches[0]))
     if processes.is_main_process():
         settings.report(config, run.train_batches.rows_per_epoch, new=new)
