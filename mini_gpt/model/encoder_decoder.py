@@ -50,14 +50,14 @@ class Encoder(nnx.Module):
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
         self.config, block = config, other_blocks.choose(config) or Block
-        self.positions = nnx.Dict(**positions.shared(config, rngs=rngs))
+        self.positions: Any = nnx.Dict(**positions.shared(config, rngs=rngs))
         self.input_encoding = positions.input_encoding(config)
         self.embedding_norm = make_norm(config, rngs=rngs) if config.embedding_norm else None
         self.blocks = running.make_blocks(config, block, rngs=rngs)
         self.run_blocks = running.runner(config)
         self.final_norm = make_norm(config, rngs=rngs) if config.norm_placement != "post" else None
 
-    embed = MiniGPT.embed
+    embed: Any = MiniGPT.embed
 
 
 class EncoderDecoder(MiniGPT):
