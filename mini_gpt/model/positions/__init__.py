@@ -54,7 +54,7 @@ def parts(config: ModelConfig, kind: LayerKind, *, cross: bool, rngs: nnx.Rngs) 
     if cross and not config.cross_positions:
         return []
     config = config.encoder if cross else config
-    encoding = ENCODINGS[kind.position]
+    encoding: Any = ENCODINGS[kind.position]
     if encoding is Encoding or issubclass(encoding, InputEncoding):
         return []
     if encoding.shared:

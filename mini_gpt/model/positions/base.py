@@ -1,7 +1,5 @@
 """The base of positional encodings."""
 
-from typing import Any
-
 from flax import nnx
 
 from mini_gpt.config.model import ModelConfig
@@ -16,7 +14,6 @@ class Encoding(nnx.Module):
 
     name = "none"
     shared = False
-    stage: Any = None  # no place in attention
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
         del config, rngs
