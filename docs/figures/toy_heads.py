@@ -3,17 +3,19 @@
 python -m docs.figures.toy_heads
 """
 
-import math
 from collections.abc import Sequence
 
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 from matplotlib.figure import Figure
 
 from docs.figures import training
+from mini_gpt.config import load
 from mini_gpt.insight import colours
-from mini_gpt.model.attention.inputs import Heads, Mask, Scoring
-from mini_gpt.model.attention.reference import attend
+from mini_gpt.model.attention import reference
+from mini_gpt.model.attention.context import Context, in_row
+from mini_gpt.model.attention.core import Core
 from mini_gpt.pages.lab.example import PRESETS, SENTENCES
 
 SENTENCE, X_LD = next(iter(SENTENCES.items()))
@@ -32,11 +34,14 @@ def maps(
     w_k: the preset of W_K; W_Q is the identity. temperature: a divisor of the logits.
     """
     x_LD = X_LD[list(order)]
-    q_BLHK, k_BLHK = ((x_LD @ PRESETS[name]).reshape(1, len(x_LD), heads, -1) for name in ("identity", w_k))
-    scale = 1 / math.sqrt(q_BLHK.shape[-1]) / temperature
-    visible_BLS = Mask(causal=False).visible(len(x_LD))
-    _, found = attend(Heads(*map(jnp.asarray, (q_BLHK, k_BLHK, k_BLHK))), visible_BLS, scoring=Scoring(scale))
-    return np.asarray(found.logits_BHLS[0]), np.asarray(found.weights_BHLS[0])
+    in_heads = lambda x_LD: jnp.asarray(x_LD).reshape(1, len(x_LD), heads, -1)
+    q_BLHK, k_BLHK = (in_heads(x_LD @ PRESETS[name]) for name in ("identity", w_k))
+    core = Core(load("configs/tiny.py", {"model.d_model": x_LD.shape[1], "model.num_heads": heads}).model)
+    core.scale /= temperature
+    words = in_row(len(x_LD))
+    attend = lambda core: reference.attend(core, q_BLHK, k_BLHK, k_BLHK, Context(words, words))
+    _, seen = nnx.capture(attend, nnx.Intermediate)(core)
+    return np.asarray(seen["logits"][0][0]), np.asarray(seen["weights"][0][0])
 
 
 def draw() -> Figure:
