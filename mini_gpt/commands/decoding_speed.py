@@ -16,6 +16,7 @@ from mini_gpt.generation import decoding, prompts
 from mini_gpt.generation.sampling import Sampling
 from mini_gpt.model import parameters as model_parameters
 from mini_gpt.runtime import sharding
+from mini_gpt.training import layouts
 from mini_gpt.training import state as states
 from mini_gpt.training.layouts import layout_of
 
@@ -25,7 +26,7 @@ ROUNDS = 10  # texts that are decoded
 def random_model(config: Config) -> LoadedModel:
     """Return the model of a config with its initial weights."""
     tokenizer = token_store.fit_tokenizer(corpora.open_corpus(config.data), config.data)
-    vocab_size = states.vocab_size(config, tokenizer)
+    vocab_size = layouts.vocab_size(config, tokenizer)
     mesh = sharding.make_reading_mesh(config.mesh.fsdp, config.mesh.tensor)
     definition, abstract_state = states.abstract(config, vocab_size, mesh)
     parameters, layout = states.create(config, vocab_size, abstract_state).parameters, layout_of(config, tokenizer)
@@ -70,10 +71,10 @@ def decode(path: str, overrides: dict[str, str], prompt_tokens: int, tokens: int
     `ModelConfig.check_length`.
     """
     config = loading.load(path, overrides)
-    config.model.check_length(prompt_tokens + (1 if config.model.encoder_layers else tokens))  # a separator
+    config.model.check_length(prompt_tokens + (1 if config.model.has_encoder else tokens))  # a separator
     model = random_model(config)
     prompt, source = np.random.default_rng(0).integers(model.merge().vocab_size, size=prompt_tokens), None
-    if config.model.encoder_layers:
+    if config.model.has_encoder:
         separator = model.vocab_size - 1
         prompt, source = np.array([separator]), prompt % separator  # without it: it would divide the source
     decode_text = functools.partial(time_decoding, model, prompt, tokens, Sampling(top_k=40), source)

@@ -31,7 +31,7 @@ ENCODINGS = {plot.__name__: plot for plot in PLOTS}
 def maps(workdirs: list[Path]) -> Figure:
     """Plot the attention of several runs on the start of the first run's validation split, or on a pair of it."""
     runs = [Run(workdir) for workdir in workdirs]
-    has_encoder = runs[0].config.model.encoder_layers > 0
+    has_encoder = runs[0].config.model.has_encoder
     for run in runs:
         layers = run.config.model.encoder_layers
         remedy = f"must{'' if has_encoder else ' not'} be above 0, as for the first run"

@@ -27,7 +27,7 @@ def flops_per_token(config: Config, parameters: Parameters) -> float:
     looked_up = LOOKED_UP if model.tie_embeddings else (*LOOKED_UP, "embedding")
     sizes = {name: x.size for name, x in by_name(parameters).items() if name not in looked_up}
     flops = 6 * sum(sizes.values()) + attention(model, length)
-    if not model.encoder_layers:
+    if not model.has_encoder:
         return flops
     of_encoder = sum(size for name, size in sizes.items() if name.startswith("encoder/"))
     of_source = sum(  # keys and values of cross-attention are those of the source

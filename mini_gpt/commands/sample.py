@@ -96,7 +96,7 @@ def main() -> None:
     for number, texts in enumerate(_rows(flags)):
         try:
             texts = [command_line.utf8(text) for text in texts] if flags.interactive else texts
-            if (run.config.model.encoder_layers or flags.chat) and flags.prompt_file:
+            if (run.config.model.has_encoder or flags.chat) and flags.prompt_file:
                 texts = [text.removesuffix("\n") for text in texts]  # the file's last newline is not in the message
             asked = request.make(run, texts, flags, seed=(flags.seed + number) % 2**31)
             if flags.beams is None:
@@ -115,7 +115,7 @@ def _check_text(flags: argparse.Namespace, config: Config) -> None:
     allowed: tuple[str, ...]
     if config.train.objective == "masked":
         allowed, remedy = ("fill",), "the run has train.objective=masked; use --fill"
-    elif config.model.encoder_layers:
+    elif config.model.has_encoder:
         allowed = ("source", "source_file", "prompt_file", "interactive")
         remedy = "the model has an encoder; use --source"
     else:
@@ -123,7 +123,7 @@ def _check_text(flags: argparse.Namespace, config: Config) -> None:
         if given == "fill":
             remedy = "the run does not have train.objective=masked; use --prompt"
     found = getattr(flags, given)
-    require(not (flags.chat and config.model.encoder_layers), "--chat", True, "is not for a model with an encoder")
+    require(not (flags.chat and config.model.has_encoder), "--chat", True, "is not for a model with an encoder")
     require(given in allowed, f"--{given}", str(found) if isinstance(found, Path) else found, remedy)
 
 

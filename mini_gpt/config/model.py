@@ -192,12 +192,12 @@ class ModelConfig(Section, prefix="model."):
         for name, found in parts.items():
             if found and not self.causal:
                 self.refuse(name, "needs model.causal=True, because it depends on the order of queries and keys")
-            if found and self.encoder_layers:
+            if found and self.has_encoder:
                 self.refuse(name, "needs model.encoder_layers=0, because it depends on the order of queries and keys")
 
     def _check_encoder(self) -> None:
         """Raise UserError for a part that the encoder or cross-attention does not support."""
-        if not self.encoder_layers:
+        if not self.has_encoder:
             if not self.share_embeddings:
                 self.refuse("share_embeddings", "needs an encoder: set model.encoder_layers")
             if self.cross_positions:
@@ -265,6 +265,11 @@ class ModelConfig(Section, prefix="model."):
                 f"model.max_positions: the learned table has {self.max_positions} positions; found a length of "
                 f"{length}; use at most as many, or train with a larger model.max_positions"
             )
+
+    @property
+    def has_encoder(self) -> bool:
+        """Whether there are two stacks: an encoder, and a decoder that reads it by cross-attention."""
+        return self.encoder_layers > 0
 
     @functools.cached_property
     def encoder(self) -> "ModelConfig":

@@ -147,7 +147,7 @@ class Config(Section):
 
     def check(self) -> None:
         model, length, masked = self.model, self.context_length, self.train.objective == "masked"
-        if not model.encoder_layers and self.train.objective == "span_corruption":
+        if not model.has_encoder and self.train.objective == "span_corruption":
             self.refuse("train.objective", "span_corruption needs an encoder: set model.encoder_layers")
         if model.position == "learned" and length > model.max_positions:
             self.refuse("context_length", f"learned positions end at model.max_positions ({model.max_positions})")
@@ -178,7 +178,7 @@ class Config(Section):
     def _check_encoder(self) -> None:
         """Raise UserError for data and positions that a model with an encoder does not support."""
         model, data = self.model, self.data
-        if not model.encoder_layers:
+        if not model.has_encoder:
             if data.has_pairs:
                 self.refuse("model.encoder_layers", "must be above 0 for pairs of a source and a target")
             return
@@ -225,4 +225,4 @@ class Config(Section):
     @property
     def longest_row(self) -> int:
         """Return the tokens of a training row; with an encoder, of the longer side."""
-        return max(self.context_length, self.source_length if self.model.encoder_layers else 0)
+        return max(self.context_length, self.source_length if self.model.has_encoder else 0)

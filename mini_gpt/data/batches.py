@@ -62,4 +62,4 @@ def shapes(config: Config) -> dict[str, tuple[tuple[int, int], type]]:
     target = (rows, config.context_length)
     found: dict[str, tuple[tuple[int, int], type]]
     found = {"inputs": (target, np.int32), "targets": (target, np.int32), "weights": (target, np.float32)}
-    return found | ({"source": ((rows, config.source_length), np.int32)} if config.model.encoder_layers else {})
+    return found | ({"source": ((rows, config.source_length), np.int32)} if config.model.has_encoder else {})

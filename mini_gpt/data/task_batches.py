@@ -34,7 +34,7 @@ class TaskBatches:
 
     def __getitem__(self, step: int) -> Batch:
         config, size = self.config, self.config.train.batch_size
-        if not config.model.encoder_layers:
+        if not config.model.has_encoder:
             drawn = [self._problem(step * size + row) for row in self.rows]
             return problem_batch(drawn, config, self.tokenizer, config.context_length)
         drawn_pairs = (pair_of(self.tokenizer, problem) for problem in self._problems(step * MOST_IN_A_BATCH))
@@ -56,7 +56,7 @@ def problem_batch(problems: Sequence[Problem], config: Config, tokenizer: Tokeni
     Only answers have weight, and the places of `Task.scored` in questions. The masked objective masks the whole answer.
     With an encoder, only answers have weight, and rows have no questions. Rows are padded with separators.
     """
-    if config.model.encoder_layers:
+    if config.model.has_encoder:
         rows = [[pair_of(tokenizer, problem)] for problem in problems]
         return pairs.batch_of(rows, tokenizers.separator(tokenizer), (config.source_length, length))
     rows_BM = np.full((len(problems), length + 1), tokenizers.separator(tokenizer), np.int32)
@@ -81,7 +81,7 @@ def pair_of(tokenizer: Tokenizer, problem: Problem) -> Pair:
 def row_lengths(config: Config, length: int) -> tuple[int, int]:
     """Return the lengths of rows that fit any problem of `length`: of sources (0 without an encoder), of the others."""
     task = tasks.find(config.data.corpus)
-    if config.model.encoder_layers:
+    if config.model.has_encoder:
         question, answer = task.sizes_of(length)
         return question + 1, answer  # the end of the answer is in `answer`, like the separator before it
     return 0, task.size(length) - (config.train.objective == "next_token")

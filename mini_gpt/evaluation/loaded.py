@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
 
@@ -15,7 +16,7 @@ from mini_gpt.evaluation import memory
 from mini_gpt.model import editing
 from mini_gpt.model.editing import NONE, Edits
 from mini_gpt.model.loss import token_nll
-from mini_gpt.runtime import devices, sharding
+from mini_gpt.runtime import devices, sharding, token_ids
 
 MOST_TOKENS_AT_A_TIME = 2**14  # in all batches that run at the same time; larger batches use all cores of a CPU
 
@@ -27,7 +28,7 @@ MOST_TOKENS_AT_A_TIME = 2**14  # in all batches that run at the same time; large
 )
 @dataclasses.dataclass(frozen=True)
 class LoadedModel:
-    """A model and its parameters, ready to run on a batch.
+    """A model and its parameters, ready to run on a batch: `model(tokens_BL)` gives logits.
 
     It is a pytree, so that a jitted function takes it as one argument. Its leaves are the parameters and the edits.
     All other fields are static.
@@ -44,6 +45,19 @@ class LoadedModel:
     batch_tokens: int
     layout: Layout
     edits: Edits = NONE
+
+    def __call__(self, tokens_BL: np.ndarray | jax.Array, source_BS: np.ndarray | jax.Array | None = None) -> jax.Array:
+        """Return logits_BLV in float32, with the edits. Documents are kept apart if the run did so.
+
+        tokens_BL: token ids; with an encoder, what the decoder reads. source_BS: the tokens of the encoder; -1 is
+        padding. Raises UserError for an id outside the vocabulary, and the errors of `ModelConfig.check_length`.
+        """
+        arrays = [tokens_BL] if source_BS is None else [tokens_BL, source_BS]
+        for name, array in zip(("tokens_BL", "source_BS"), arrays, strict=False):
+            token_ids.check(array, len(self.parameters["embedding"]), name, padding=name == "source_BS")
+        padded = [sharding.pad_rows(np.asarray(array, np.int32), self.mesh) for array in arrays]
+        inputs_BL, *source = sharding.put_whole(padded, self.mesh)
+        return self.logits(inputs_BL, None, None, *source)[: len(tokens_BL)]
 
     @property
     def masked(self) -> bool:

@@ -71,7 +71,7 @@ def accuracy(
 
     advance: called with each batch's token count.
     """
-    if model.config.model.encoder_layers:
+    if model.config.model.has_encoder:
         of_problems = [task_batches.pair_of(tokenizer, problem) for problem in problems]
         return of_pairs(model, of_problems, tokenizers.separator(tokenizer), advance=advance)
 

@@ -1,5 +1,6 @@
 """Decoding with a KV cache, which has each layer's keys and values of earlier tokens in slots."""
 
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -11,7 +12,7 @@ from mini_gpt.evaluation.loaded import LoadedModel
 from mini_gpt.generation import cached_attention
 from mini_gpt.generation.cached_attention import CachedSource, KeyValues, write
 from mini_gpt.model import running
-from mini_gpt.model.attention.context import Tokens
+from mini_gpt.model.attention.context import Tokens, in_row
 from mini_gpt.model.attention.variants import CANON_TAPS
 from mini_gpt.model.editing import NONE, Edits, edited
 from mini_gpt.runtime.errors import UserError, require
@@ -81,55 +82,67 @@ def prefill(
     errors of `check`.
     """
     check(model.config.model)
-    (batch, length), config, layout = tokens_BL.shape, model.config.model, model.layout
-    places_1T = jnp.arange(capacity)[None]
-    positions_BT, segments_BT = layout.of(config, jnp.pad(tokens_BL, ((0, 0), (0, capacity - length))))
-    rows = Tokens(places_1T, places_1T if positions_BT is None else positions_BT, segments_BT)
-    rows = jax.tree.map(lambda x_BT: jnp.broadcast_to(x_BT, (batch, capacity)), rows)
+    (batch, length), config = tokens_BL.shape, model.config.model
+    positions_BT, segments_BT = model.layout.of(config, jnp.pad(tokens_BL, ((0, 0), (0, capacity - length))))
+    rows = in_row(capacity, positions_BT, segments_BT)
     module = running.unrolled(model.merge())  # a scan over the layers would copy the caches for each token
     attentions = [block.attention for block in module.blocks]
+    sizes = [cached_attention.slots(attention, capacity) for attention in attentions]
     for attention in attentions:
         cached_attention.record(attention)
-    prompt, read_BL = jax.tree.map(lambda x_BT: x_BT[:, :length], rows), layout.read(tokens_BL)
+    prompt = jax.tree.map(lambda x_BT: x_BT[:, :length], rows)
+    x_BLD, source = _run_prompt(model, module, (model.layout.read(tokens_BL), prompt), source_BS)
+    kept = list(map(cached_attention.recorded, attentions))
+    to_slots = functools.partial(_to_slots, lengths_B)
+    layers = tuple(
+        KeyValues(
+            to_slots(layer.keys_XSK, size),
+            to_slots(layer.values_XSK, size),
+            to_slots(layer.decay_BSH, size),
+            to_slots(layer.recent_BTD, CANON_TAPS),
+        )
+        for layer, size in zip(kept, sizes, strict=True)
+    )
+    rows = jax.tree.map(lambda x_BT: jnp.broadcast_to(x_BT, (batch, capacity)), rows)
+    slots = {}
+    for size in {*sizes, *([CANON_TAPS] if config.variants.canon else [])}:
+        of_tokens = jax.tree.map(lambda x_BT, size=size: to_slots(x_BT, size), rows)
+        slots[size] = of_tokens._replace(places_BL=_places(lengths_B, size))
+    random_BT = None if config.random_positions is None else positions_BT
+    cache = Cache(layers, lengths_B.max(), lengths_B, slots, random_BT, source)
+    last_B11 = lengths_B[:, None, None] - 1
+    return module.logits(jnp.take_along_axis(x_BLD, last_B11, axis=1))[:, 0], cache
+
+
+def _run_prompt(
+    model: LoadedModel, module: Any, prompt: tuple[jax.Array, Tokens], source_BS: jax.Array | None
+) -> tuple[jax.Array, Source | None]:
+    """Return the hidden states x_BLD of a prompt, and the source for the cache."""
+    tokens_BL, tokens = prompt
     if source_BS is None:
         module = _with_edits(module, model.edits)
-        x_BLD, source = module.hidden(read_BL, prompt.positions_BL, prompt.segments_BL), None
-    else:
-        crosses = [block.cross_attention for block in module.blocks]
-        for cross in crosses:
-            cached_attention.record(cross)
-        module = _with_edits(module, model.edits)
-        source_BSD, tokens = module.encode(layout.read_source(source_BS), *layout.of_source(source_BS))
-        x_BLD = module.decode(read_BL, prompt, (source_BSD, tokens))
-        tokens = jax.tree.map(lambda x: jnp.broadcast_to(x, source_BS.shape), tokens)
-        source = Source(tokens, tuple(map(cached_attention.recorded, crosses)))
-    last_B1, steps = lengths_B[:, None] - 1, lengths_B.max()
+        return module.hidden(tokens_BL, tokens.positions_BL, tokens.segments_BL), None
+    crosses = [block.cross_attention for block in module.blocks]
+    for cross in crosses:
+        cached_attention.record(cross)
+    module = _with_edits(module, model.edits)
+    source_BSD, of_source = module.encode(model.layout.read_source(source_BS), *model.layout.of_source(source_BS))
+    x_BLD = module.decode(tokens_BL, tokens, (source_BSD, of_source))
+    of_source = jax.tree.map(lambda x: jnp.broadcast_to(x, source_BS.shape), of_source)
+    return x_BLD, Source(of_source, tuple(map(cached_attention.recorded, crosses)))
 
-    def places(size: int) -> jax.Array:
-        """Return places_BS of `size` slots."""
-        return last_B1 - (steps - 1 - jnp.arange(size)) % size
 
-    def in_slots(x_XLK: jax.Array | None, size: int) -> Any:
-        """Return the entries of axis L that belong in the slots."""
-        if x_XLK is None:
-            return None
-        at_XS = jnp.repeat(jnp.maximum(places(size), 0), len(x_XLK) // batch, axis=0)
-        return jnp.take_along_axis(x_XLK, at_XS.reshape(*at_XS.shape, *[1] * (x_XLK.ndim - 2)), axis=1)
+def _places(lengths_B: jax.Array, size: int) -> jax.Array:
+    """Return places_BS of the tokens in `size` slots; below 0 if a slot is empty."""
+    return lengths_B[:, None] - 1 - (lengths_B.max() - 1 - jnp.arange(size)) % size
 
-    def tokens_in_slots(size: int) -> Tokens:
-        return jax.tree.map(lambda x_BT: in_slots(x_BT, size), rows)._replace(places_BL=places(size))
 
-    layers, sizes = [], [cached_attention.slots(attention, capacity) for attention in attentions]
-    for attention, size in zip(attentions, sizes, strict=True):
-        kept = cached_attention.recorded(attention)
-        arrays = [in_slots(x, size) for x in kept[:3]]
-        layers.append(KeyValues(*arrays, recent_BTD=in_slots(kept.recent_BTD, CANON_TAPS)))
-    if config.variants.canon:
-        sizes.append(CANON_TAPS)
-    slots = {size: tokens_in_slots(size) for size in {*sizes}}
-    random_BT = None if config.random_positions is None else positions_BT
-    cache = Cache(tuple(layers), steps, lengths_B, slots, random_BT, source)
-    return module.logits(jnp.take_along_axis(x_BLD, last_B1[:, :, None], axis=1))[:, 0], cache
+def _to_slots(lengths_B: jax.Array, x_XLK: jax.Array | None, size: int) -> Any:
+    """Return the entries of axis L that belong in `size` slots. Axis X is B, or B and G merged."""
+    if x_XLK is None:
+        return None
+    at_XS = jnp.repeat(jnp.maximum(_places(lengths_B, size), 0), len(x_XLK) // len(lengths_B), axis=0)
+    return jnp.take_along_axis(x_XLK, at_XS.reshape(*at_XS.shape, *[1] * (x_XLK.ndim - 2)), axis=1)
 
 
 def decode(model: LoadedModel, tokens_B: jax.Array, cache: Cache) -> tuple[jax.Array, Cache]:

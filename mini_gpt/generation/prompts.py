@@ -52,7 +52,7 @@ def prepare(
     lengths_B = np.array([len(prompt) for prompt in prompts], np.int32)
     longest = int(lengths_B.max())
     capacity = longest + length
-    config.check_length(capacity - (config.encoder_layers > 0))  # the last token of a target is not an input
+    config.check_length(capacity - (config.has_encoder))  # the last token of a target is not an input
     if config.random_positions is None:  # random positions depend on the capacity
         capacity = math.ceil(capacity / BLOCK) * BLOCK
     padded = min(capacity, max(SHORTEST, 2 ** math.ceil(math.log2(longest))))
@@ -86,7 +86,7 @@ def _sources(
 
     Raises UserError if the sources do not fit the model.
     """
-    if not config.encoder_layers:
+    if not config.has_encoder:
         require(sources is None, "source", sources, "must not be given: the model has no encoder")
         return None
     if sources is None or len(sources) != count:

@@ -10,7 +10,7 @@ from mini_gpt.model.parameters import Parameters
 
 def make(config: ModelConfig, vocab_size: int, *, rngs: nnx.Rngs) -> MiniGPT:
     """Return a new model: MiniGPT, or with `model.encoder_layers` an EncoderDecoder."""
-    return (EncoderDecoder if config.encoder_layers else MiniGPT)(config, vocab_size, rngs=rngs)
+    return (EncoderDecoder if config.has_encoder else MiniGPT)(config, vocab_size, rngs=rngs)
 
 
 def split(model: MiniGPT) -> tuple[nnx.GraphDef, Parameters]:

@@ -173,7 +173,7 @@ def attention_layers(config: ModelConfig) -> list[tuple[str, int]]:
     Kinds: encoder, decoder and cross (attention of the decoder to the encoder); without an encoder, only decoder.
     """
     kinds = [("encoder", config.encoder_layers), ("decoder", config.num_layers)]
-    kinds += [("cross", config.num_layers)] if config.encoder_layers else []
+    kinds += [("cross", config.num_layers)] if config.has_encoder else []
     return [(kind, layer) for kind, count in kinds for layer in range(count)]
 
 
@@ -187,7 +187,7 @@ def by_kind(config: ModelConfig, edits: Edits) -> tuple[Edits, Edits, Edits]:
         count = second if name in ("feed_forward", "stream") else len(attention_layers(config))
         for array in jax.tree.leaves(edit):
             require(len(array) == count, f"edits.{name}", f"{len(array)} layers", f"needs {count}")
-    if not config.encoder_layers:
+    if not config.has_encoder:
         return NONE, edits, NONE
     part = lambda layers: jax.tree.map(lambda x: x[layers], edits)
     return part(slice(first)), part(slice(first, second)), part(slice(second, None))._replace(**OF_BLOCKS)

@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -105,11 +105,11 @@ def dropout(x: jax.Array, rate: float, key: jax.Array | None) -> jax.Array:
 
 def residual_std(config: ModelConfig) -> float:
     """Return the initial std of the layers that add to the residual stream (Radford et al. 2019, 2.3)."""
-    sublayers = (3 if config.encoder_layers else 2) * config.num_layers
+    sublayers = (3 if config.has_encoder else 2) * config.num_layers
     return INIT_STD / math.sqrt(sublayers) if config.residual else INIT_STD
 
 
-def dropout_keys(key: jax.Array | None, count: int) -> Sequence[Any]:
+def dropout_keys(key: jax.Array | None, count: int) -> Any:
     """Return `count` random keys from one, or as many None from None."""
     return [None] * count if key is None else jax.random.split(key, count)
 

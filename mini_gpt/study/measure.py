@@ -80,7 +80,7 @@ def _forward_seconds(run: Assembly, state) -> float:
     """Return the seconds per token of the forward pass at the trained length."""
     config, model, length = run.config, run.loaded(state.parameters), run.config.context_length
     rows = model.rows_at_a_time(length)
-    shapes = [(rows, length), (rows, length), *([(rows, config.source_length)] if config.model.encoder_layers else [])]
+    shapes = [(rows, length), (rows, length), *([(rows, config.source_length)] if config.model.has_encoder else [])]
     arrays = sharding.put_whole([np.zeros(shape, np.int32) for shape in shapes], model.mesh)
     seconds = []
     for _ in range(1 + MEASURED_PASSES):  # the first pass compiles

@@ -61,7 +61,7 @@ class Suite:
 
     def check(self, trained: Config, options: SuiteOptions) -> None:
         """Raise UserError if the suite cannot measure runs of this config."""
-        if trained.model.encoder_layers:
+        if trained.model.has_encoder:
             has_spans = trained.train.objective == "span_corruption"
             if not self.supports_encoder and not (self.supports_spans and has_spans):
                 found = "span corruption" if has_spans else f"data.corpus={trained.data.corpus}"
@@ -229,7 +229,7 @@ def examples_of(run: Run, split: str, num_tokens: int | None = None) -> list[Exa
 
 def batches(run: Run, split: str, num_tokens: int, kept: memory.Kept) -> list[tuple[int, Batch]]:
     """Return (count, batch) of about `num_tokens` tokens of a split. kept: see `LoadedModel.rows_at_a_time`."""
-    if run.config.model.encoder_layers:
+    if run.config.model.has_encoder:
         return list(samples.batches(run.model, examples_of(run, split, num_tokens), kept))
     if run.config.data.is_task:
         return list(samples.of_problems(run.model, run.tokenizer, problems(run, split, num_tokens), kept))

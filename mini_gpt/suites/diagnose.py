@@ -23,7 +23,7 @@ class Diagnose(Suite):
 
     def check(self, trained: Config, options: SuiteOptions) -> None:
         super().check(trained, options)
-        if trained.data.is_task and not trained.model.encoder_layers:
+        if trained.data.is_task and not trained.model.has_encoder:
             corpus = trained.data.corpus
             raise UserError(f"--suite=diagnose needs text, and data.corpus is {corpus}; use --suite=tasks")
 
@@ -34,7 +34,7 @@ class Diagnose(Suite):
             history = []
         elif options.split != "validation" or "eval.tokens" in run.overrides:
             history = [{key: row[key] for key in row if key != "validation/loss"} for row in history]
-        if run.config.model.encoder_layers:
+        if run.config.model.has_encoder:
             shown, train_examples = (base.examples_of(run, split) for split in (options.split, "train"))
             results = pairs.diagnose(run.model, shown, train_examples, history, run.step)
         else:

@@ -43,7 +43,7 @@ class Explorer(Suite):
         self.check(run.config, options)  # an override may have changed it
         config = run.config.model
         source = f"the {options.split} split" if options.text is None else "--text"
-        if config.encoder_layers:
+        if config.has_encoder:
             text: Any = base.example(run, options)
             page.check_fits(run.config, text)
             count = f"{len(text.source)} source tokens and {len(text.inputs)} target tokens"

@@ -15,7 +15,7 @@ class Figures(Suite):
 
     def more_files(self, run: Run, options: SuiteOptions) -> Contents:
         title = f"{run.workdir.name}, step {run.step:,}"
-        if run.config.model.encoder_layers:
+        if run.config.model.has_encoder:
             example = base.example(run, options)
             panel, tokens = Panel(title, run.model, run.tokenizer, example), example.inputs
             plots = {"maps": maps.figure([panel]), "cross": maps.cross_figure(panel)}

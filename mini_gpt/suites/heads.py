@@ -27,7 +27,7 @@ class Heads(Suite):
         return [("", trained.context_length)]
 
     def measure(self, run: Run, options: SuiteOptions) -> Result:
-        heads = _of_pairs(run, options) if run.config.model.encoder_layers else _of_texts(run, options)
+        heads = _of_pairs(run, options) if run.config.model.has_encoder else _of_texts(run, options)
         numbers = [head[name] for head in heads for name in ("entropy", "distance")]
         base.check_finite(run, (number for number in numbers if number is not None))
         return {"context_length": run.config.context_length, "heads": heads, "by_depth": report.by_depth(heads)}

@@ -25,7 +25,7 @@ class Pruning(Suite):
         most, most_scored = pruning.IMPORTANCE_TOKENS, pruning.SCORED_TOKENS
         if options.tokens is not None:
             most, most_scored = min(most, options.tokens), min(most_scored, options.tokens)
-        if config.model.encoder_layers:
+        if config.model.has_encoder:
             scored = base.examples_of(run, options.split, most_scored)
         elif config.data.is_task:
             problems = base.problems(run, options.split, most_scored)
@@ -35,7 +35,7 @@ class Pruning(Suite):
 
         def nll(mask_NH: np.ndarray) -> float:
             pruned = dataclasses.replace(model, edits=editing.head_mask(jnp.asarray(mask_NH[:, None])))
-            if config.model.encoder_layers:
+            if config.model.has_encoder:
                 return samples.loss(pruned, scored, advance=advance)
             if config.data.is_task:
                 return task_accuracy.accuracy(pruned, tokenizer, problems, config.context_length, advance=advance).nll
@@ -48,7 +48,7 @@ class Pruning(Suite):
             importance_NH = pruning.importance(model, train_batches, advance=advance)
             ablation_NH = pruning.ablation(model, train_batches, advance=advance)
             mean_ablation_NH = None
-            if not config.model.encoder_layers:
+            if not config.model.has_encoder:
                 means_NHK = pruning.mean_outputs(model, train_batches, advance=advance)
                 mean_ablation_NH = pruning.ablation(model, train_batches, means_NHK, advance=advance)
             base.check_finite(run, [*importance_NH.flat, *ablation_NH.flat])

@@ -34,7 +34,7 @@ class Translation(Suite):
     y_label = "share of targets without an error"
 
     def check(self, trained: Config, options: SuiteOptions) -> None:
-        if not trained.model.encoder_layers or trained.train.objective != "next_token":
+        if not trained.model.has_encoder or trained.train.objective != "next_token":
             other = "perplexity" if trained.train.objective != "next_token" else "extrapolation"
             raise UserError(f"--suite=translation needs a run that was trained on pairs; use --suite={other}")
         if not trained.data.is_task and options.lengths is not None:

@@ -17,8 +17,8 @@ from mini_gpt.model.attention import core
 from mini_gpt.model.parameters import Parameters
 from mini_gpt.runtime import devices, sharding
 from mini_gpt.runtime.errors import UserError, require
+from mini_gpt.training import layouts, trainable
 from mini_gpt.training import state as states
-from mini_gpt.training import trainable
 from mini_gpt.training.evaluators import Evaluator, PairEvaluator, SpanEvaluator, TaskEvaluator, TextEvaluator
 from mini_gpt.training.layouts import layout_of
 from mini_gpt.training.optimizer import make_optimizer
@@ -83,7 +83,7 @@ def make_mesh(config: Config) -> Mesh:
 
 def assemble(config: Config, mesh: Mesh, corpus: Corpus, tokenizer: Tokenizer) -> Assembly:
     """Return the parts of a run; tokenize the corpus if needed. Raises UserError if the corpus is too short."""
-    vocab_size = states.vocab_size(config, tokenizer)
+    vocab_size = layouts.vocab_size(config, tokenizer)
     definition, abstract_state = states.abstract(config, vocab_size, mesh)
     rows = sharding.host_rows(config.train.batch_size, mesh)
     train_batches: batches.Batches

@@ -1,4 +1,4 @@
-"""The layout of the tokens of a run, which follows from its config and its tokenizer."""
+"""What follows from the config and the tokenizer of a run: the layout of its tokens, and their number."""
 
 from mini_gpt.config.schema import Config
 from mini_gpt.data import tokenizers
@@ -14,7 +14,7 @@ def layout_of(config: Config, tokenizer: Tokenizer) -> Layout:
     corruption has one pair per row, and its text may have separators of documents. Raises UserError if it can't be used
     with the tokenizer of an imported model.
     """
-    data, has_pairs = config.data, config.model.encoder_layers > 0 and config.train.objective == "next_token"
+    data, has_pairs = config.data, config.model.has_encoder and config.train.objective == "next_token"
     separator_id = tokenizers.separator(tokenizer) if data.isolate_documents or has_pairs else None
     if tokenizer.start is not None:
         remedy = "must be next_token: the imported model's targets start with another token than the separator"
@@ -23,3 +23,8 @@ def layout_of(config: Config, tokenizer: Tokenizer) -> Layout:
         return Layout(separator_id, start_id=tokenizer.start if has_pairs else None)
     characters = [text.decode() for text in tokenizer.texts]
     return Layout(separator_id, tuple(i for i, character in enumerate(characters) if not character.isalnum()))
+
+
+def vocab_size(config: Config, tokenizer: Tokenizer) -> int:
+    """Return the number of tokens of the model: those of the tokenizer, and those of the objective."""
+    return tokenizers.vocab_size(tokenizer) + config.extra_tokens

@@ -3,9 +3,6 @@
 import contextlib
 import dataclasses
 import logging
-import math
-import os
-import shlex
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,172 +11,32 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from mini_gpt.config import places
 from mini_gpt.config.schema import Config
-from mini_gpt.data import batches, corpora, pairs, token_store
-from mini_gpt.evaluation.loaded import LoadedModel
-from mini_gpt.model import parameters as model_parameters
-from mini_gpt.runtime import devices, files, processes, sharding
+from mini_gpt.data import batches
+from mini_gpt.runtime import processes, sharding
 from mini_gpt.runtime.errors import UserError
-from mini_gpt.training import assembly, monitor, settings, stopping, trainable
+from mini_gpt.training import stopping
 from mini_gpt.training import workdir as workdirs
 from mini_gpt.training.assembly import Assembly
 from mini_gpt.training.checkpoint import Checkpoints, Record
-from mini_gpt.training.evaluators import Evaluator, Probe
+from mini_gpt.training.conclusion import conclude as print_conclusion
+from mini_gpt.training.evaluators import Probe
 from mini_gpt.training.monitor import Clock, Reporter, SilentReporter, Spikes
-from mini_gpt.training.run import InitialWeights, find_initial_weights
+from mini_gpt.training.start import FirstState, describe, prepare
 from mini_gpt.training.state import TrainState
 from mini_gpt.training.step import Metrics, TrainStep
 from mini_gpt.training.stopping import StopRequest
 
-SUMMARY_TOKENS = 200  # of the sample in the summary
 log = logging.getLogger(__name__)
 
 
-def train(
-    config: Config,
-    workdir: Path,
-    *,
-    init_from: Path | None = None,
-    conclude: bool = True,
-    probe: Probe | None = None,
-) -> TrainState:
-    """Train the run in `workdir` up to `train.steps`: start it, or resume it from its last checkpoint.
-
-    init_from: another run; a new run takes the last weights and the tokenizer of that run. conclude: print a new
-    run's parameters, and at the end score the whole validation split and print a summary. probe: logs more of each
-    evaluation, such as `insight.training_curves.attention_metrics`.
-
-    Returns the last state. Raises UserError for errors that the user can fix. Wrong input changes no files.
-    """
-    mesh = assembly.make_mesh(config)
-    places.remember(config.data)  # allows later commands to use these paths of the run's config.json
-    corpus = corpora.open_corpus(config.data)
-    tokenizer = workdirs.find_tokenizer(workdir, config, corpus)
-    is_new = tokenizer is None
-    weights = find_initial_weights(workdir, init_from, config)
-    if tokenizer is None:
-        tokenizer = weights.run.tokenizer if weights else token_store.fit_tokenizer(corpus, config.data)
-    run = assembly.assemble(config, mesh, corpus, tokenizer)
-    first_state = _FirstState(run, weights, is_new=is_new)
-
-    # Barrier: a slow process must not mistake this run's new files for an existing run.
-    processes.barrier("looked at the run directory")
-    with workdirs.locked(workdir, new=is_new) if processes.is_main_process() else contextlib.nullcontext():
-        if processes.is_main_process():
-            if is_new:
-                workdirs.claim(workdir, config, corpus, tokenizer, weights.record(workdir) if weights else None)
-            else:
-                workdirs.record_length(workdir, config)
-        processes.barrier("made the run directory")
-        workdirs.check_corpus(workdir, corpus)  # each process has read the text itself
-        if is_new and conclude:
-            parameters = run.abstract_state.parameters
-            log.info("%s\n", model_parameters.report(parameters))
-            if config.train.trainable:
-                count = model_parameters.count(trainable.checked(config, parameters))
-                log.info(f"train.trainable={config.train.trainable!r}: training changes {count:,} of these\n")
-            if config.model.encoder_layers:
-                log.info("padding in the first batch: %s\n", pairs.padding(run.train_batches[0]))
-        if processes.is_main_process():
-            settings.report(config, run.train_batches.rows_per_epoch, new=is_new)
-        with workdirs.clear_errors_of_loss(workdir), files.clear_write_errors(workdir), devices.clear_memory_errors():
-            state, stop = _start_or_resume(run, workdir, first_state, probe)
-            if conclude and stop.signal is None:
-                _conclude(workdir, run.evaluator, run.loaded(state.parameters), int(state.step))
-    if stop.signal is not None:
-        log.info(f"stopped and saved at step {int(state.step)}; the same command resumes the run")
-        sys.exit(128 + stop.signal)  # as if the signal had killed the process
-    return state
-
-
-def _conclude(workdir: Path, evaluator: Evaluator, model: LoadedModel, step: int) -> None:
-    """Score the whole validation split, print a summary with next commands, and write the result as eval.py does."""
-    conclusion, result = evaluator.conclusion(model)
-    # The shell finds python and tensorboard only in an activated virtual environment.
-    activated = os.environ.get("VIRTUAL_ENV")
-    programs = "" if activated else shlex.quote(os.path.relpath(Path(sys.executable).parent)) + "/"
-    directory = shlex.quote(str(workdir))
-    named = f"{workdir.name}:{workdir / monitor.TENSORBOARD}"  # otherwise TensorBoard calls the run "tensorboard"
-    board = f"dir={directory}" if set(",:") & set(str(workdir)) else f"dir_spec={shlex.quote(named)}"
-    commands = [f"tensorboard --log{board}", f"python eval.py --workdir={directory}{evaluator.suite_flag}"]
-    if evaluator.config.model.causal and evaluator.config.model.without_cache is None:
-        flag = "source" if evaluator.config.model.encoder_layers else "prompt"
-        commands.append(f"python sample.py --workdir={directory} --{flag}={shlex.quote(evaluator.prompt)}")
-    lines = ["", conclusion]
-    if evaluator.has_sample:
-        sample = evaluator.sample(model, SUMMARY_TOKENS)
-        lines += ["", evaluator.sample_title, "", *(f"    {line}" for line in sample.splitlines())]
-    lines += ["", f"The run is in {workdir}/. Next:", *(f"    {programs}{command}" for command in commands)]
-    print("\n".join(lines))
-    if result and math.isfinite(result["nll"]) and processes.is_main_process():
-        path = workdir / "eval" / "perplexity.json"
-        path.parent.mkdir(exist_ok=True)
-        files.write_json(path, {"checkpoint_step": step, "split": "validation", "overrides": {}} | result)
-        monitor.write_whole_split(workdir, result["nll"], step)
-
-
-class _FirstState:
-    """Returns the state at step 0, for a new run and for a run that is rewound to it."""
-
-    def __init__(self, run: Assembly, weights: InitialWeights | None, *, is_new: bool):
-        self.run, self.weights = run, weights
-        self.parameters = self._read() if is_new else None  # before any file is written: an error leaves no files
-
-    def __call__(self) -> TrainState:
-        # The parameters are donated to the state, so a second call must read them again.
-        parameters, self.parameters = self.parameters or self._read(), None
-        return self.run.first_state(parameters)
-
-    def _read(self) -> model_parameters.Parameters | None:
-        return self.weights.parameters(self.run.abstract_state.parameters) if self.weights else None
-
-
-def _start_or_resume(
-    run: Assembly, workdir: Path, first_state: _FirstState, probe: Probe | None
-) -> tuple[TrainState, StopRequest]:
-    """Train from the last undamaged checkpoint, or from step 0, until the last step or a signal."""
-    last, directory = run.config.train.steps, workdir / workdirs.CHECKPOINTS
-    with contextlib.closing(Checkpoints(directory, keep=run.config.checkpoint.keep)) as checkpoints:
-        with stopping.at_once(), ThreadPoolExecutor(1) as background:
-            compiling = background.submit(run.compiled_step) if last not in checkpoints.steps() else None
-            restored = checkpoints.restore_last(run.abstract_state)
-            start, state, record = restored or (0, first_state(), Record())
-            state = run.ready(state)
-            if start:
-                log.info(f"{workdir} is at step {start}: {'resuming' if start < last else 'nothing is left to train'}")
-            if start < last:
-                log.info("compiling the training step ...")
-                train_step = compiling.result() if compiling else run.compiled_step()
-        reporter = Reporter(workdir, run.config, start=start) if processes.is_main_process() else SilentReporter()
-        with contextlib.closing(reporter):
-            if start == last:
-                return state, StopRequest()
-            with stopping.listening() as stop:
-                loop = _Loop(run, train_step, first_state, reporter, checkpoints, stop, record, probe)
-                state = loop.run(start, state)
-                checkpoints.wait()  # a signal during the last save must not lose it
-                if not processes.are_several():
-                    stop.signal = stop.received  # also one that came after the last step
-                return state, stop
-
-
-class _Due(NamedTuple):
-    """The actions that are due after a step."""
-
-    log: bool
-    evaluation: bool
-    save: bool
-    stop: bool
-
-
 @dataclasses.dataclass
-class _Loop:
+class Loop:
     """Runs the training steps. At a non-finite step it stops, skips or rewinds, as set by `train.nonfinite`."""
 
     assembly: Assembly
     train_step: TrainStep
-    first_state: _FirstState
+    first_state: FirstState
     reporter: Reporter | SilentReporter
     checkpoints: Checkpoints
     stop: StopRequest
@@ -199,7 +56,7 @@ class _Loop:
         while True:
             try:
                 return self._run_steps(start, state)
-            except _NonFiniteStep as failed:
+            except NonFiniteStep as failed:
                 if self.config.train.nonfinite != "rewind" or failed.count > self.config.train.nonfinite_limit:
                     raise UserError(f"{failed}; {self._save_before(failed)}") from None
                 message, step, count = str(failed), failed.step, failed.count
@@ -211,7 +68,7 @@ class _Loop:
     def _run_steps(self, start: int, state: TrainState) -> TrainState:
         steps = range(start + 1, self.config.train.steps + 1)
         prepared = batches.iterate(self.assembly.train_batches, start + self.record.data_offset, len(steps))
-        pending: tuple[int, Metrics, _Due] | None = None  # metrics are read one step later: no device waits
+        pending: tuple[int, Metrics, Due] | None = None  # metrics are read one step later: no device waits
         self.best_loss = self.checkpoints.best_loss(self.config.eval.tokens)
         self.clock.restart(start)
         for step, batch in zip(steps, sharding.prefetch_to_device(prepared, self.assembly.mesh), strict=False):
@@ -234,14 +91,14 @@ class _Loop:
                 break
         return state
 
-    def _due(self, step: int) -> _Due:
+    def _due(self, step: int) -> "Due":
         config, is_last = self.config, step == self.config.train.steps
         evaluation = is_last or step % config.eval.every == 0
         save = is_last or step % config.checkpoint.every == 0
         is_logged = evaluation or save or step == 1 or step % config.train.log_every == 0
-        return _Due(is_logged, evaluation, save, self.stop.reached(step))
+        return Due(is_logged, evaluation, save, self.stop.reached(step))
 
-    def _finish(self, step: int, metrics: Metrics, due: _Due, state: TrainState) -> None:
+    def _finish(self, step: int, metrics: Metrics, due: "Due", state: TrainState) -> None:
         """Check the metrics of a step; then evaluate, log and save what is due.
 
         state: the state after the step, or after the next step if no evaluation, save or stop is due.
@@ -266,10 +123,10 @@ class _Loop:
             self.clock.restart(step)
 
     def _check_finite(self, step: int, metrics: Metrics, state: TrainState) -> None:
-        """Count a skipped non-finite step. Raises _NonFiniteStep if it must not be skipped, or after too many."""
+        """Count a skipped non-finite step. Raises NonFiniteStep if it must not be skipped, or after too many."""
         if metrics["finite"]:
             return
-        failed = _NonFiniteStep(step, metrics, state, self.record.bad_steps + 1)
+        failed = NonFiniteStep(step, metrics, state, self.record.bad_steps + 1)
         if self.config.train.nonfinite != "skip" or failed.count > self.config.train.nonfinite_limit:
             raise failed
         log.warning(f"{failed}: skipped, {failed.count} of at most {self.config.train.nonfinite_limit}")
@@ -302,7 +159,7 @@ class _Loop:
         self.reporter.drop_after(start)
         return start, state
 
-    def _save_before(self, failed: "_NonFiniteStep") -> str:
+    def _save_before(self, failed: "NonFiniteStep") -> str:
         """Save the state before the non-finite step, if it still exists and is not saved; return advice."""
         before, train = failed.step - 1, self.config.train
         self.reporter.flush()
@@ -316,7 +173,16 @@ class _Loop:
         return f"{kept}; train.nonfinite_limit allows {train.nonfinite_limit} such steps"
 
 
-class _NonFiniteStep(Exception):
+class Due(NamedTuple):
+    """The actions that are due after a step."""
+
+    log: bool
+    evaluation: bool
+    save: bool
+    stop: bool
+
+
+class NonFiniteStep(Exception):
     """A step with a non-finite loss or gradient, which changed no parameter.
 
     state: the state before the step, or a later one if `train.nonfinite` is skip. count: non-finite steps so far.
@@ -326,3 +192,53 @@ class _NonFiniteStep(Exception):
         loss, norm, rate = (float(metrics[name]) for name in ("loss", "gradient_norm", "learning_rate"))
         super().__init__(f"step {step}: found loss {loss:.4g}, gradient norm {norm:.4g} at learning rate {rate:.4g}")
         self.step, self.state, self.count = step, state, count
+
+
+def train(
+    config: Config,
+    workdir: Path,
+    *,
+    init_from: Path | None = None,
+    conclude: bool = True,
+    probe: Probe | None = None,
+) -> TrainState:
+    """Train the run in `workdir` up to `train.steps`: start it, or resume it from its last checkpoint.
+
+    init_from: another run; a new run takes the last weights and the tokenizer of that run.
+    conclude: print a new run's parameters, and at the end score the whole validation split and print a summary.
+    probe: logs more of each evaluation, such as `insight.training_curves.attention_metrics`.
+
+    Returns the last state. Raises UserError for errors that the user can fix. Wrong input changes no files.
+    """
+    run, first_state, in_workdir = prepare(config, workdir, init_from)
+    with (
+        in_workdir,
+        contextlib.closing(Checkpoints(workdir / workdirs.CHECKPOINTS, keep=config.checkpoint.keep)) as saved,
+    ):
+        describe(run, new=first_state.is_new, parameters=conclude)
+        last = config.train.steps
+        with stopping.at_once(), ThreadPoolExecutor(1) as background:
+            compiling = background.submit(run.compiled_step) if last not in saved.steps() else None
+            restored = saved.restore_last(run.abstract_state)
+            step, state, record = restored or (0, first_state(), Record())
+            state = run.ready(state)
+            if step:
+                log.info(f"{workdir} is at step {step}: {'resuming' if step < last else 'nothing is left to train'}")
+            if step < last:
+                log.info("compiling the training step ...")
+                train_step = compiling.result() if compiling else run.compiled_step()
+        stop = StopRequest()
+        if step < last:
+            reporter = Reporter(workdir, config, start=step) if processes.is_main_process() else SilentReporter()
+            with contextlib.closing(reporter), stopping.listening() as stop:
+                loop = Loop(run, train_step, first_state, reporter, saved, stop, record, probe)
+                state = loop.run(step, state)
+                saved.wait()  # a signal during the last save must not lose it
+                if not processes.are_several():
+                    stop.signal = stop.received  # also one that came after the last step
+        if conclude and stop.signal is None:
+            print_conclusion(workdir, run.evaluator, run.loaded(state.parameters), int(state.step))
+    if stop.signal is not None:
+        log.info(f"stopped and saved at step {int(state.step)}; the same command resumes the run")
+        sys.exit(128 + stop.signal)  # as if the signal had killed the process
+    return state

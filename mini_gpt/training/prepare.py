@@ -23,7 +23,7 @@ def make_prepare(config: Config, layout: Layout = PLAIN) -> Prepare | None:
     _check_offsets(config)
     model, most = config.model, config.train.random_offsets
     unmasked = "inputs" if config.train.objective == "next_token" else "targets"  # the tokens before masking
-    if layout == PLAIN and most is None and model.random_positions is None and not model.encoder_layers:
+    if layout == PLAIN and most is None and model.random_positions is None and not model.has_encoder:
         return None
 
     def prepare(batch: Arrays, key: jax.Array) -> tuple[Any, ...]:

@@ -17,6 +17,7 @@ from mini_gpt.model import parameters as model_parameters
 from mini_gpt.model.parameters import Parameters
 from mini_gpt.runtime import devices, files, sharding
 from mini_gpt.runtime.errors import UserError
+from mini_gpt.training import layouts
 from mini_gpt.training import state as states
 from mini_gpt.training import workdir as workdirs
 from mini_gpt.training.checkpoint import Checkpoints
@@ -48,7 +49,7 @@ class SavedRun:
         choice: 'last', 'best' or a number. Raises UserError, with a message that starts with `source`, if a shape
         differs from `abstract`. Raises UserError if the checkpoint is missing or damaged.
         """
-        vocab_size = states.vocab_size(self.trained, self.tokenizer)
+        vocab_size = layouts.vocab_size(self.trained, self.tokenizer)
         _, written = states.abstract_parameters(self.trained, vocab_size, sharding.mesh_of(abstract))
         model_parameters.check_shapes(written, abstract, source)
         with self.open_checkpoints() as checkpoints:
@@ -71,7 +72,7 @@ class Run(SavedRun):
         self._check_overrides()
         self.mesh = sharding.make_reading_mesh(self.config.mesh.fsdp, self.config.mesh.tensor)
         devices.check_dtype(self.config.model.dtype, self.mesh.devices.flat[0])
-        vocab_size = states.vocab_size(self.config, self.tokenizer)
+        vocab_size = layouts.vocab_size(self.config, self.tokenizer)
         definition, abstract = states.abstract_parameters(self.config, vocab_size, self.mesh)
         self.step, parameters = self.read_parameters(checkpoint, self.config, abstract, "--override: the checkpoint")
         if bad := model_parameters.non_finite(parameters):

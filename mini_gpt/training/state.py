@@ -9,8 +9,6 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from mini_gpt.config.schema import Config
-from mini_gpt.data import tokenizers
-from mini_gpt.data.tokenizers import Tokenizer
 from mini_gpt.model import build
 from mini_gpt.model.parameters import Parameters
 from mini_gpt.runtime import sharding
@@ -29,11 +27,6 @@ class TrainState(NamedTuple):
     parameters: Parameters
     optimizer_state: Any
     halted: jax.Array
-
-
-def vocab_size(config: Config, tokenizer: Tokenizer) -> int:
-    """Return the number of tokens of the model: those of the tokenizer, and those of the objective."""
-    return tokenizers.vocab_size(tokenizer) + config.extra_tokens
 
 
 def abstract(config: Config, vocab_size: int, mesh: Mesh) -> tuple[nnx.GraphDef, TrainState]:

@@ -5,7 +5,7 @@ import errno
 import fcntl
 import logging
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from mini_gpt.config.schema import Config
 from mini_gpt.data import tokenizers
 from mini_gpt.data.corpus import Corpus
 from mini_gpt.data.tokenizers import Tokenizer
-from mini_gpt.runtime import files
+from mini_gpt.runtime import devices, files, processes
 from mini_gpt.runtime.errors import UserError, shown
 from mini_gpt.training.optimizer import same_rates
 
@@ -92,6 +92,27 @@ def locked(workdir: Path, *, new: bool) -> Iterator[None]:
         if new and (workdir / CONFIG).exists():
             raise UserError(f"--workdir: another run has started in {workdir}; the same command resumes it")
         yield
+
+
+@contextlib.contextmanager
+def held(workdir: Path, config: Config, corpus: Corpus, claim: Callable[[], None] | None) -> Iterator[None]:
+    """Hold the directory while a run trains in it, in all processes, and make its errors clear.
+
+    claim: writes the files of a new run; None: the run is resumed. Raises UserError if another run trains there, or if
+    the corpus is not the text of the run.
+    """
+    # Barrier: a slow process must not mistake this run's new files for an existing run.
+    processes.barrier("looked at the run directory")
+    is_main = processes.is_main_process()
+    with locked(workdir, new=claim is not None) if is_main else contextlib.nullcontext():
+        if is_main and claim is not None:
+            claim()
+        elif is_main:
+            record_length(workdir, config)
+        processes.barrier("made the run directory")
+        check_corpus(workdir, corpus)  # each process has read the text itself
+        with clear_errors_of_loss(workdir), files.clear_write_errors(workdir), devices.clear_memory_errors():
+            yield
 
 
 def claim(

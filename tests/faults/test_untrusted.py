@@ -14,7 +14,7 @@ from mini_gpt.config import loading, places
 from mini_gpt.data import corpora, token_store, tokenizers
 from mini_gpt.runtime import errors, files
 from mini_gpt.runtime.errors import UserError
-from mini_gpt.training import loop, monitor
+from mini_gpt.training import layouts, loop, monitor
 from mini_gpt.training import state as states
 from mini_gpt.training import workdir as workdirs
 from mini_gpt.training.checkpoint import Checkpoints, Damaged, Record
@@ -285,7 +285,7 @@ def poisoned(run, config):
     """Save a checkpoint with NaNs and valid checksums; return its run directory."""
     source = Run(run)
     bad = jax.tree.map(lambda leaf: leaf.at[(0,) * leaf.ndim].set(np.nan), source.model.parameters)
-    _, abstract = states.abstract(config, states.vocab_size(config, source.tokenizer), source.mesh)
+    _, abstract = states.abstract(config, layouts.vocab_size(config, source.tokenizer), source.mesh)
     state = states.first(config, bad, abstract)
     with contextlib.closing(Checkpoints(run / "checkpoints", keep=2)) as checkpoints:
         checkpoints.save(5, state, Record())

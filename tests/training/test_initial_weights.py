@@ -13,7 +13,7 @@ import pytest
 from mini_gpt.model import parameters
 from mini_gpt.runtime import sharding
 from mini_gpt.runtime.errors import UserError
-from mini_gpt.training import assembly, loop
+from mini_gpt.training import assembly, layouts, loop
 from mini_gpt.training import state as states
 from mini_gpt.training.checkpoint import Checkpoints, Record
 from mini_gpt.training.orbax_files import UnreadArray
@@ -162,7 +162,7 @@ def test_a_second_read_takes_the_same_checkpoint(small, tmp_path):
     loop.train(config, source, conclude=False)
     weights = find_initial_weights(tmp_path / "tuned", source, config)
     mesh = assembly.make_mesh(config)
-    _, abstract = states.abstract_parameters(config, states.vocab_size(config, weights.run.tokenizer), mesh)
+    _, abstract = states.abstract_parameters(config, layouts.vocab_size(config, weights.run.tokenizer), mesh)
     first = weights.parameters(abstract)
     loop.train(small(train__steps=2, checkpoint__keep=5), source, conclude=False)
     assert_same_bits(first, weights.parameters(abstract))

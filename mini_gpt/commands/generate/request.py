@@ -44,7 +44,7 @@ def make(run: Run, texts: Sequence[str], flags: argparse.Namespace, seed: int) -
     Raise UserError if a text is too long. Warn if it is longer than the texts in training.
     """
     config = run.config
-    has_encoder = config.model.encoder_layers > 0
+    has_encoder = config.model.has_encoder
     has_spans = config.train.objective == "span_corruption"
     encode: Callable[[str], np.ndarray] = run.tokenizer.encode_prompt
     if has_spans:
