@@ -9,10 +9,10 @@ import sys
 from pathlib import Path
 
 from mini_gpt.runtime import errors
-from mini_gpt.training import loop
+from mini_gpt.training import conclusion
 
 if __name__ == "__main__":
-    loop.SUMMARY_TOKENS = 4  # each sampled token needs a forward pass, with a barrier in each layer
+    conclusion.SUMMARY_TOKENS = 4  # each sampled token needs a forward pass, with a barrier in each layer
     for command, *arguments in json.loads(Path(sys.argv[1]).read_text()):
         sys.argv = [command, *arguments]
         errors.run(importlib.import_module(command.removesuffix(".py")).main)

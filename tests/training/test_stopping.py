@@ -83,13 +83,13 @@ def test_a_hang_up_during_the_last_save_does_not_lose_it(small, tmp_path, monkey
 
 @pytest.mark.slow
 def test_a_signal_in_the_last_evaluation_stops_the_process(small, tmp_path, monkeypatch):
-    config, evaluate = small(train__steps=3, eval__every=3, checkpoint__every=3, **HARD), loop._Loop._evaluate
+    config, evaluate = small(train__steps=3, eval__every=3, checkpoint__every=3, **HARD), loop.Loop._evaluate
 
     def signalled(self, state):
         os.kill(os.getpid(), signal.SIGTERM)
         return evaluate(self, state)
 
-    monkeypatch.setattr(loop._Loop, "_evaluate", signalled)
+    monkeypatch.setattr(loop.Loop, "_evaluate", signalled)
     with pytest.raises(SystemExit) as left:
         loop.train(config, tmp_path)
     assert left.value.code == 143

@@ -86,12 +86,12 @@ def test_a_checkpoint_of_another_format_is_refused(small, tmp_path, monkeypatch)
 
 
 def test_a_process_that_read_another_text_does_not_train(small, tmp_path, monkeypatch):
-    claim = loop.workdirs.claim
+    claim = workdirs.claim
 
     def claim_by_process_0(workdir, config, corpus, *rest):
         claim(workdir, config, dataclasses.replace(corpus, fingerprint="of process 0"), *rest)
 
-    monkeypatch.setattr(loop.workdirs, "claim", claim_by_process_0)
+    monkeypatch.setattr(workdirs, "claim", claim_by_process_0)
     with pytest.raises(UserError, match=r"^data\.corpus: found text .*trained on text \(fingerprint of process 0"):
         loop.train(small(), tmp_path / "run")
     assert not (tmp_path / "run" / "checkpoints").exists()
@@ -219,7 +219,7 @@ def test_lost_checkpoints_are_found_by_later_rows(small, tmp_path):
 @pytest.mark.parametrize("change", ["move", "remove"])
 @pytest.mark.parametrize("at", [4, 5])  # a save begins, or is in progress
 def test_a_run_directory_that_is_lost_while_it_trains_is_named(small, tmp_path, change, at):
-    workdir, finish = tmp_path / "run", loop._Loop._finish
+    workdir, finish = tmp_path / "run", loop.Loop._finish
 
     def lose(self, step, *rest):
         if step == at:
@@ -229,7 +229,7 @@ def test_a_run_directory_that_is_lost_while_it_trains_is_named(small, tmp_path, 
     config = small(checkpoint__every=2, train__log_every=1, train__steps=8)
     lost = r"run: was moved or removed while it trained; to resume it, give"
     with pytest.MonkeyPatch.context() as patch, pytest.raises(UserError, match=lost):
-        patch.setattr(loop._Loop, "_finish", lose)
+        patch.setattr(loop.Loop, "_finish", lose)
         loop.train(config, workdir, conclude=False)
     assert not (workdir / "config.json").exists() and not list(workdir.glob("checkpoints/[0-9]"))
     if change == "move":
