@@ -7,7 +7,6 @@ from flax import nnx
 from mini_gpt.config.model import ModelConfig
 from mini_gpt.model.layers import INIT_STD
 from mini_gpt.model.positions.base import Encoding
-from mini_gpt.model.positions.rotary import angles
 from mini_gpt.model.positions.waves import geometric_frequencies
 
 
@@ -48,7 +47,8 @@ class Sinusoidal(InputEncoding):
         self.amplitude = config.sinusoidal.amplitude * embedding_std(config)
 
     def embed(self, x_BLD: jax.Array, positions_BL: jax.Array) -> jax.Array:
-        angles_BLP = angles(positions_BL, geometric_frequencies(self.base, x_BLD.shape[-1]))
+        frequencies_P = jnp.asarray(geometric_frequencies(self.base, x_BLD.shape[-1]), jnp.float32)
+        angles_BLP = positions_BL[..., None].astype(jnp.float32) * frequencies_P
         waves_BLP2 = jnp.stack([jnp.sin(angles_BLP), jnp.cos(angles_BLP)], axis=-1)
         waves_BLD = (self.amplitude * waves_BLP2).reshape(*positions_BL.shape, -1)[..., : x_BLD.shape[-1]]
         return x_BLD + waves_BLD.astype(x_BLD.dtype)
