@@ -16,7 +16,7 @@ TOOLS = ("insight", "hugging_face", "pages", "suites", "study")
 PACKAGES = (*CORE, *TOOLS, "commands")
 # Thin modules beside the packages, for `python -m`.
 ENTRY_POINTS = ("__init__.py", "bench.py", "lab.py", "play.py", "sweep.py")
-LONGEST_CHAIN, LONGEST_CHAIN_IN_A_PACKAGE = 18, 6  # without the entry points
+LONGEST_CHAIN, LONGEST_CHAIN_IN_A_PACKAGE = 22, 9  # without the entry points
 LONGEST_FILE, LONGEST_LINE = 350, 120
 
 
