@@ -12,6 +12,7 @@ import unicodedata
 from pathlib import Path
 
 import jax
+import numpy as np
 import pytest
 
 from mini_gpt.config import loading
@@ -21,7 +22,7 @@ DOCS = REPOSITORY / "docs"
 PAGES = sorted(DOCS.rglob("*.md"))
 PAGES_AND_README = [*PAGES, REPOSITORY / "README.md", REPOSITORY / "CONTRIBUTING.md"]
 SCRIPTS = ("benchmarks", "docs", "mini_gpt", "tests")
-GUIDES = ("encoding", "task", "suite", "config_field")
+GUIDES = ("encoding", "task", "suite", "metric", "config_field")
 FENCE = re.compile(r'^( *)```(\w+)(?: title="([^"\n]+)")?\n(.*?)^\1```$', re.MULTILINE | re.DOTALL)
 
 
@@ -134,6 +135,24 @@ def test_the_extension_guides_work(extended):
     environment["JAX_COMPILATION_CACHE_DIR"] = jax.config.jax_compilation_cache_dir
     done = subprocess.run([sys.executable, "-c", script], cwd=extended, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+def test_the_programs_of_observe_and_edit_agree(trained):
+    """Maps by hand and by `layers`, both kinds of edits, and a patch of all places with the clean text."""
+    text = (DOCS / "guides" / "observe_and_edit.md").read_text(encoding="utf-8")
+    code = "".join(code for _, language, _, code in FENCE.findall(text) if language == "python")
+    space = {}
+    exec(code.replace('"runs/alibi"', repr(str(trained(model__num_layers=2, model__position="alibi")))), space)
+    tokens_BL, model = space["tokens_BL"], space["run"].model
+    np.testing.assert_allclose(space["weights_BHLS"], space["weights_NBHLS"][1], atol=1e-6)
+    assert np.abs(space["weights_NBHLS"][0] - space["weights_NBHLS"][1]).max() > 1e-3
+    np.testing.assert_allclose(space["logits_BLV"], model(tokens_BL), atol=1e-5)
+    np.testing.assert_allclose(space["without_head"](tokens_BL), space["module"](tokens_BL), atol=1e-5)
+    assert np.abs(space["module"](tokens_BL) - model(tokens_BL)).max() > 1e-3 and len(space["compilations"]) == 1
+    clean, corrupted = model(space["clean_BL"]), model(space["corrupted_BL"])
+    np.testing.assert_allclose(space["everywhere_BLV"], clean, atol=1e-5)
+    assert np.abs(clean - corrupted).max() > 1e-3
 
 
 def test_help_keeps_the_lines_of_descriptions_with_commands():

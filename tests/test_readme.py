@@ -19,6 +19,6 @@ def test_the_python_example_runs(small, tmp_path, capsys):
     loop.train(small(train__steps=1, eval__every=1, eval__sample_tokens=0), tmp_path / "run", conclude=False)
     (example,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
     exec(example.replace('"runs/alibi"', repr(str(tmp_path / "run"))), {})
-    loss, maps, logits = capsys.readouterr().out.splitlines()
-    assert logits == "(1, 25, 257)" and maps == "(1, 4, 25, 25)"
+    of_run, loss, maps, logits = capsys.readouterr().out.splitlines()
+    assert of_run == logits == "(1, 25, 257)" and maps == "(1, 4, 25, 25)"
     assert re.fullmatch(r"\d+\.\d\d nats per token", loss)

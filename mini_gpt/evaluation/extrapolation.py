@@ -136,7 +136,7 @@ def extrapolation(
                 "stride": w.stride,
                 "nll": score.nll if score else None,
                 "perplexity": score.perplexity if score else None,
-                "bits_per_byte": score.bits_per_byte if score and score.bytes else None,
+                **scoring.metrics(score),
                 "tokens_scored": score.tokens if score else 0,
                 "status": "undefined" if reason else "ok",
                 "reason": reason,

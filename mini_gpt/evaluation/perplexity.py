@@ -72,7 +72,8 @@ def score_split(
         count > 0, "train.mask_rate", model.config.train.mask_rate, "masks no token of the sample: raise eval.tokens"
     )
     parts_of_text = scores[0].items if len(scores) == 1 else {}
-    return Score(sum(s.nll_sum for s in scores), count, sum(s.bytes for s in scores), parts_of_text)
+    losses_T = np.concatenate([s.losses_T for s in scores])
+    return Score(sum(s.nll_sum for s in scores), count, sum(s.bytes for s in scores), losses_T, parts_of_text)
 
 
 def cost(config: Config, num_tokens: int) -> int:
@@ -90,7 +91,7 @@ def result(score: Score, model: LoadedModel) -> dict[str, Any]:
         "context_length": model.config.context_length,
         "nll": score.nll,
         "perplexity": score.perplexity,
-        "bits_per_byte": score.bits_per_byte if score.bytes else None,
+        **scoring.metrics(score),
         "tokens_scored": score.tokens,
         "bytes_scored": score.bytes,
         "items": items.packed(score.items),
@@ -152,15 +153,17 @@ def score_batches(model: LoadedModel, filled_batches: Iterable[tuple[int, Batch]
 
     advance: called with the number of these rows.
     """
-    nll_fn, nll_sum, count = make_nll_fn(model), 0.0, 0
+    nll_fn, nll_sum, losses = make_nll_fn(model), 0.0, [np.zeros(0, np.float32)]
 
-    def score_batch(block: tuple[int, Batch]) -> tuple[float, int, int]:
+    def score_batch(block: tuple[int, Batch]) -> tuple[float, np.ndarray, int]:
         filled, batch = block
-        nll_BL = nll_fn(*(batch[name] for name in ("inputs", "targets", "source") if name in batch))
+        nll_BL = nll_fn(*(batch[name] for name in ("inputs", "targets", "source") if name in batch))[:filled]
         weights_BL = batch["weights"][:filled]
-        return float((nll_BL[:filled] * weights_BL).sum(dtype=np.float64)), int(weights_BL.sum()), filled
+        return float((nll_BL * weights_BL).sum(dtype=np.float64)), nll_BL[weights_BL > 0], filled
 
-    for batch_nll, scored, filled in in_order(score_batch, filled_batches, model.batches_at_a_time):
-        nll_sum, count = nll_sum + batch_nll, count + scored
+    for batch_nll, scored_T, filled in in_order(score_batch, filled_batches, model.batches_at_a_time):
+        nll_sum += batch_nll
+        losses.append(scored_T)
         advance(filled)
-    return Score(nll_sum, count, 0)
+    losses_T = np.concatenate(losses)
+    return Score(nll_sum, len(losses_T), 0, losses_T)

@@ -18,11 +18,15 @@ NllFn = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 @dataclass(frozen=True)
 class Score:
-    """Sums over the scored tokens. nll_sum: in nats. bytes: in UTF-8. items: {metric: results of parts of the text}."""
+    """Sums over the scored tokens. nll_sum: in nats. bytes: in UTF-8.
+
+    losses_T: the loss of each scored token, in nats, float32. items: {metric: results of parts of the text}.
+    """
 
     nll_sum: float
     tokens: int
     bytes: int
+    losses_T: np.ndarray = field(repr=False)
     items: Mapping[str, Items] = field(default_factory=dict)
 
     @property
@@ -39,6 +43,19 @@ class Score:
     def bits_per_byte(self) -> float:
         """Total loss in bits, including separators, divided by the UTF-8 bytes of the scored text."""
         return self.nll_sum / math.log(2) / self.bytes
+
+
+# {name: a function of the score of a text}, besides the loss. Each evaluation during training writes them to
+# metrics.jsonl as validation/NAME, and eval.py writes them to its results. None: the metric has no value for this text.
+METRICS: dict[str, Callable[[Score], float | None]] = {
+    "bits_per_byte": lambda score: score.bits_per_byte if score.bytes else None,
+}
+
+
+def metrics(score: Score | None) -> dict[str, float | None]:
+    """Return the METRICS of a score; all are None without a score."""
+    values = {name: metric(score) if score else None for name, metric in METRICS.items()}
+    return {name: None if value is None else float(value) for name, value in values.items()}  # also from NumPy
 
 
 def score_tokens(
@@ -90,4 +107,4 @@ def score(nll: np.ndarray, targets: np.ndarray, token_bytes: np.ndarray) -> Scor
     parts = {"nll": items.parts_of(nll, np.ones(len(nll)))}
     if bytes_of_targets.any():
         parts["bits_per_byte"] = items.parts_of(nll, math.log(2) * bytes_of_targets)
-    return Score(float(np.sum(nll, dtype=np.float64)), len(targets), int(bytes_of_targets.sum()), parts)
+    return Score(float(np.sum(nll, dtype=np.float64)), len(targets), int(bytes_of_targets.sum()), nll, parts)

@@ -64,6 +64,18 @@ class TaskScore:
         return self.nll_sum / (self.tokens + self.problems)
 
 
+# As `scoring.METRICS`, of the score of problems or pairs.
+METRICS: dict[str, Callable[[TaskScore], float]] = {
+    "exact_match": lambda score: score.exact_match,
+    "token_accuracy": lambda score: score.token_accuracy,
+}
+
+
+def metrics(score: TaskScore) -> dict[str, float]:
+    """Return the METRICS of a score."""
+    return {name: float(metric(score)) for name, metric in METRICS.items()}
+
+
 def accuracy(
     model: LoadedModel, tokenizer: Tokenizer, problems: list[Problem], length: int, *, advance: Advance = silent
 ) -> TaskScore:
@@ -151,7 +163,7 @@ def default_lengths(corpus: str, trained_length: int) -> tuple[int, ...]:
 
 
 def by_length(model: LoadedModel, tokenizer: Tokenizer, split: str, lengths: tuple[int, ...]) -> list[dict]:
-    """Return a row for each length: exact_match, token_accuracy (both 0..1), nll in nats per token, and counts.
+    """Return a row for each length: the METRICS, nll in nats per token, and counts.
 
     The end of an answer counts in exact_match and nll, but not in token_accuracy, because it would be half of the
     tokens of a one-letter answer. For each length, up to PROBLEMS different problems of the split are scored, the same
@@ -167,13 +179,13 @@ def by_length(model: LoadedModel, tokenizer: Tokenizer, split: str, lengths: tup
     title = f"{sum(map(len, problems.values())):,} problems of {len(problems)} lengths"
     with progress.shown(title, sum(len(found) * needed[length] for length, found in problems.items())) as advance:
         for length, reason in reasons.items():
-            row: dict[str, Any] = {"length": length, "exact_match": None, "token_accuracy": None, "nll": None}
+            row: dict[str, Any] = {"length": length, **dict.fromkeys(METRICS), "nll": None}
             row |= {"problems": 0, "answer_tokens": 0, "items": {}}
             if length in problems:
                 score = accuracy(model, tokenizer, problems[length], needed[length], advance=advance)
                 reason = None if math.isfinite(score.nll_sum) else perplexity.NOT_FINITE
             if reason is None:
-                row |= {"exact_match": score.exact_match, "token_accuracy": score.token_accuracy, "nll": score.nll}
+                row |= {**metrics(score), "nll": score.nll}
                 row |= {"problems": score.problems, "answer_tokens": score.tokens}
                 row |= {"items": items.packed(score.items)}
             rows.append(row | {"status": "undefined" if reason else "ok", "reason": reason})

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from matplotlib.figure import Figure
 
 from mini_gpt.config.schema import Config
-from mini_gpt.evaluation import extrapolation
+from mini_gpt.evaluation import extrapolation, scoring
 from mini_gpt.insight import curves
 from mini_gpt.insight.curves import Curve
 from mini_gpt.suites.base import Result, Row, Suite, SuiteOptions
@@ -17,7 +17,7 @@ class Extrapolation(Suite):
     flags = ("lengths", "strides", "tokens")
     needs_text = True
     needs_next_token = True
-    values = ("nll", "perplexity", "bits_per_byte", "sample_nll")
+    values = ("nll", "perplexity", *scoring.METRICS, "sample_nll")
 
     def check(self, trained: Config, options: SuiteOptions) -> None:
         super().check(trained, options)

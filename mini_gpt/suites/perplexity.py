@@ -1,7 +1,7 @@
 """Measure the loss of a full split, in blocks of the context length."""
 
 from mini_gpt.config.schema import Config
-from mini_gpt.evaluation import perplexity
+from mini_gpt.evaluation import perplexity, scoring
 from mini_gpt.runtime import progress
 from mini_gpt.suites import base
 from mini_gpt.suites.base import Result, Row, Suite, SuiteOptions
@@ -12,7 +12,7 @@ class Perplexity(Suite):
     name = "perplexity"
     supports_spans = True
     needs_text = True
-    values = ("nll", "bits_per_byte")
+    values = ("nll", *scoring.METRICS)
 
     def check_split(self, trained: Config, options: SuiteOptions, num_tokens: int) -> None:
         perplexity.check_scorable(trained, num_tokens)

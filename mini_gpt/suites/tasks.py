@@ -23,7 +23,7 @@ class Tasks(Suite):
     name = "tasks"
     supports_encoder = True
     flags = ("lengths",)
-    values = ("exact_match", "token_accuracy", "nll")
+    values = (*task_accuracy.METRICS, "nll")
     x_label = "length of the problem"
     y_label = "share of problems solved"
 

@@ -1,7 +1,7 @@
 """Evaluation during training: the loss on validation text or problems, a fixed row to observe, and samples."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,7 +10,7 @@ from mini_gpt.config.schema import Config
 from mini_gpt.data import spans, task_batches, tasks, text_batches, tokenizers
 from mini_gpt.data.pairs import Pair, StoredPairs, batch_of
 from mini_gpt.data.tokenizers import Tokenizer
-from mini_gpt.evaluation import perplexity, task_accuracy
+from mini_gpt.evaluation import perplexity, scoring, task_accuracy
 from mini_gpt.evaluation.loaded import LoadedModel
 from mini_gpt.evaluation.scoring import Score
 from mini_gpt.generation import decoding as generation
@@ -86,10 +86,7 @@ class TextEvaluator(Evaluator):
 
     def scalars(self, model: LoadedModel) -> dict[str, float]:
         score = self.score(model, most_tokens=self.config.eval.tokens)
-        values = {"validation/loss": score.nll}
-        if score.bytes:
-            values["validation/bits_per_byte"] = score.bits_per_byte
-        return values
+        return _scalars(score.nll, scoring.metrics(score))
 
     def sample(self, model: LoadedModel, length: int) -> str:
         context = self.config.context_length
@@ -153,7 +150,8 @@ class PairEvaluator(Evaluator):
         return task_accuracy.of_pairs(model, pairs, self.separator)
 
     def scalars(self, model: LoadedModel) -> dict[str, float]:
-        return _scalars(self.score(model, self.some_pairs))
+        score = self.score(model, self.some_pairs)
+        return _scalars(score.nll, task_accuracy.metrics(score))
 
     def sample(self, model: LoadedModel, length: int) -> str:
         pairs = self.pairs[:SAMPLE_PROBLEMS]
@@ -195,7 +193,8 @@ class TaskEvaluator(Evaluator):
         return task_accuracy.accuracy(model, self.tokenizer, problems, self.config.context_length)
 
     def scalars(self, model: LoadedModel) -> dict[str, float]:
-        return _scalars(self.score(model, self.problems))
+        score = self.score(model, self.problems)
+        return _scalars(score.nll, task_accuracy.metrics(score))
 
     def sample(self, model: LoadedModel, length: int) -> str:
         problems = self.problems[:SAMPLE_PROBLEMS]
@@ -221,9 +220,6 @@ class TaskEvaluator(Evaluator):
         return line, {}  # the last row of metrics.jsonl has the same numbers
 
 
-def _scalars(score: task_accuracy.TaskScore) -> dict[str, float]:
-    return {
-        "validation/loss": score.nll,
-        "validation/exact_match": score.exact_match,
-        "validation/token_accuracy": score.token_accuracy,
-    }
+def _scalars(loss: float, metrics: Mapping[str, float | None]) -> dict[str, float]:
+    """Return the loss, and the metrics that have a value, under their names in metrics.jsonl."""
+    return {f"validation/{name}": value for name, value in {"loss": loss, **metrics}.items() if value is not None}

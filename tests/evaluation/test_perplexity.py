@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 
 from mini_gpt.data.text_batches import corrupted_blocks
-from mini_gpt.evaluation import perplexity
+from mini_gpt.evaluation import perplexity, scoring
 from mini_gpt.evaluation.loaded import LoadedModel
 from mini_gpt.model import loss as losses
 from mini_gpt.runtime import devices
 from mini_gpt.runtime.errors import UserError
+from mini_gpt.training import evaluators
 from tests.evaluation.models import random_model
 
 TOKEN_BYTES = np.array([1] * 256 + [0])
@@ -143,3 +144,20 @@ def test_a_split_too_short_to_score_is_refused(small):
     masked = small(train__objective="masked", model__causal=False)
     with pytest.raises(UserError, match="the split has 31 tokens; must have at least 32"):
         perplexity.check_scorable(masked, 31)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_a_metric_of_your_own_gets_the_loss_of_each_token(make_model, monkeypatch, masked):
+    fields = {"train__objective": "masked", "model__causal": False} if masked else {}
+    model, tokens = make_model(**fields), make_tokens(2000)
+    score = perplexity.score_split(model, tokens, TOKEN_BYTES, most_tokens=512)
+    assert len(score.losses_T) == score.tokens and score.losses_T.std() > 0.1
+    assert score.losses_T.sum(dtype=np.float64) == pytest.approx(score.nll_sum, rel=1e-12)
+    before = perplexity.result(score, model)
+    monkeypatch.setitem(scoring.METRICS, "worst", lambda score: score.losses_T.max())
+    after = perplexity.result(score, model)
+    assert list(before) == [name for name in after if name != "worst"] and after["worst"] > after["nll"]
+    assert type(after["worst"]) is float and (after["bits_per_byte"] is None) == masked
+    logged = evaluators._scalars(score.nll, scoring.metrics(score))
+    defined = {"loss", "worst"} if masked else {"loss", "worst", "bits_per_byte"}
+    assert set(logged) == {f"validation/{name}" for name in defined}
