@@ -11,9 +11,8 @@ from mini_gpt.data.english import Story, as_token
 from mini_gpt.data.english.lexicon import NOUNS, OTHER_NUMBER, PLURAL, PREDICATES, PRONOUNS, VERBS
 from mini_gpt.data.tokenizers import Tokenizer
 from mini_gpt.evaluation.loaded import LoadedModel
-from mini_gpt.runtime import sharding
+from mini_gpt.runtime import progress, sharding
 from mini_gpt.runtime.errors import require
-from mini_gpt.runtime.progress import Advance, silent
 
 EVERY = "every word"
 KINDS = (
@@ -30,9 +29,7 @@ ALL_NOUNS = {form for nouns in NOUNS.values() for pair in nouns for form in pair
 PLURALS = {pair[PLURAL] for pair in (*VERBS, *(noun for nouns in NOUNS.values() for noun in nouns))}
 
 
-def measure(
-    model: LoadedModel, tokenizer: Tokenizer, stories: Sequence[Story], *, advance: Advance = silent
-) -> list[dict[str, Any]]:
+def measure(model: LoadedModel, tokenizer: Tokenizer, stories: Sequence[Story]) -> list[dict[str, Any]]:
     """Return a row for each of KINDS. Each story is scored alone, up to the separator at its end.
 
     words: number of words of the kind. accuracy: share of these words that are more probable than each of their
@@ -61,7 +58,7 @@ def measure(
                 values = (is_right, possible, -np.log(p(word.text)), word.nats)
                 for of_kind in {EVERY, kind}:
                     found[of_kind].append(values)
-        advance(count * length)
+        progress.advance(count * length)
     return [{"kind": kind, "words": len(rows)} | _means(kind, rows) for kind, rows in found.items()]
 
 

@@ -32,8 +32,8 @@ class Lens(Suite):
             text = base.opening(run, options, length + 1)
             require(len(text) > 1, "--text", options.text, "must have at least two tokens")
             texts, shown = [(1, batches.next_token_batch(text[None]))], text[:SHOWN]
-        with progress.shown("logit lens", sum(batch["inputs"].size for _, batch in texts)) as advance:
-            rows = lens.by_depth(run.model, texts, advance=advance)
+        with progress.shown("logit lens", sum(batch["inputs"].size for _, batch in texts)):
+            rows = lens.by_depth(run.model, texts)
         base.check_finite(run, (row["nll"] for row in rows))
         return {"context_length": length, "rows": rows, "shown": _shown(run, shown)}
 

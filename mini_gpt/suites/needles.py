@@ -34,8 +34,8 @@ class Needles(Suite):
     def measure(self, run: Run, options: SuiteOptions) -> Result:
         lengths, text = _lengths(run.trained, options), run.store.tokens(options.split)
         total = self.cost(run.trained, options, len(text))
-        with progress.shown(f"{len(needles.KINDS)} kinds of questions", total) as advance:
-            rows = needles.measure(run.model, run.tokenizer, text, lengths, advance=advance)
+        with progress.shown(f"{len(needles.KINDS)} kinds of questions", total):
+            rows = needles.measure(run.model, run.tokenizer, text, lengths)
         return {"train_length": run.trained.context_length, "rows": rows}
 
     def label(self, row: Row) -> str:

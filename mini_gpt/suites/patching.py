@@ -35,8 +35,8 @@ class Patching(Suite):
         differs = bool((clean[:-1] != corrupted[:-1]).any())
         require(differs, "--other", options.other, "must differ from --text before its last token")
         pair = patching.TextPair(clean[:-1], corrupted[:-1], int(clean[-1]), int(corrupted[-1]))
-        with progress.shown("activation patching", patching.cost(run.model, len(clean) - 1)) as advance:
-            effects = patching.patch(run.model, pair, advance=advance)
+        with progress.shown("activation patching", patching.cost(run.model, len(clean) - 1)):
+            effects = patching.patch(run.model, pair)
         base.check_finite(run, [effects.clean, effects.corrupted, *effects.heads_NH.flat])
         answers = (pair.clean_answer, None if clean[-1] == corrupted[-1] else pair.corrupted_answer)
         direct = (

@@ -20,7 +20,6 @@ from mini_gpt.insight.heads.inputs import Inputs
 from mini_gpt.insight.heads.scores import NOT_MEASURED, HeadSums, StrongestPairs, layer_of
 from mini_gpt.insight.heads.templates import OF_SOURCE, PLACES, Templates, Vocabulary
 from mini_gpt.runtime import progress
-from mini_gpt.runtime.progress import Advance
 
 INDUCTION_ROWS = 32
 SHORTEST_REPEATED = 6  # tokens of a row for induction; in shorter rows, all periods would be two tokens
@@ -36,12 +35,7 @@ LAST = ("local window", "self", *SINKS)  # wide kinds and attention sinks
 
 
 def head_report(
-    model: LoadedModel,
-    tokenizer: Tokenizer,
-    inputs: Inputs,
-    train_tokens: np.ndarray,
-    *,
-    advance: Advance = progress.silent,
+    model: LoadedModel, tokenizer: Tokenizer, inputs: Inputs, train_tokens: np.ndarray
 ) -> list[dict[str, Any]]:
     """Return a row for each head, layer by layer.
 
@@ -66,7 +60,7 @@ def head_report(
         found = head_templates.of_tokens(tokens_BL, opens_BL, vocabulary, causal=model.config.model.causal)
         return found | inputs.relations(rows)
 
-    layers = _measure(model, inputs, templates, advance)
+    layers = _measure(model, inputs, templates)
     frequent = np.flatnonzero(~vocabulary.is_rare_V[: tokenizers.separator(tokenizer)])
     repeated: Sequence[_Layer | None] = [None] * len(layers)
     length = model.config.context_length
@@ -75,7 +69,7 @@ def head_report(
         random_BL, period_B = head_templates.repeated_tokens(frequent, length, INDUCTION_ROWS, seed=0)
         random = Inputs(random_BL, np.ones(random_BL.shape, bool))
         template = lambda rows: head_templates.induction(length, period_B[rows])
-        repeated = _measure(model, random, template, advance)
+        repeated = _measure(model, random, template)
     return [
         _head_row(number, head, layer, induction)
         | {"pair": _strongest_pair(layer.pairs, head, (inputs.tokens_BL,) * 2, tokenizer)}
@@ -140,12 +134,7 @@ class _Layer(NamedTuple):
     pairs: StrongestPairs
 
 
-def _measure(
-    model: LoadedModel,
-    inputs: Inputs,
-    templates: Callable[[Sequence[int]], Templates],
-    advance: Advance,
-) -> list[_Layer]:
+def _measure(model: LoadedModel, inputs: Inputs, templates: Callable[[Sequence[int]], Templates]) -> list[_Layer]:
     """Measure each layer on all rows, except the copies that fill the last batch."""
     kinds: tuple[str, ...] = ()
     parts: list[list[tuple[HeadSums, StrongestPairs]]] = []
@@ -157,7 +146,7 @@ def _measure(
         kinds = tuple(found)
         rows_B = np.array(rows, np.int32)
         parts.append(attention.each_layer(model, tokens_BL, head_scores.measure, arguments, rows_B=rows_B))
-        advance(tokens_BL[:count].size)
+        progress.advance(tokens_BL[:count].size)
     return _summed(kinds, parts)
 
 
@@ -199,12 +188,7 @@ def _strongest_pair(
 
 
 def pair_report(
-    model: LoadedModel,
-    tokenizer: Tokenizer,
-    pairs: Sequence[Example],
-    train_pairs: Sequence[Example],
-    *,
-    advance: Advance = progress.silent,
+    model: LoadedModel, tokenizer: Tokenizer, pairs: Sequence[Example], train_pairs: Sequence[Example]
 ) -> list[dict[str, Any]]:
     """Return a row for each head, with the fields of `head_report`, and with attention (encoder, decoder or cross).
 
@@ -233,7 +217,7 @@ def pair_report(
         layers = attention.each_layer_by_kind(model, batch["inputs"], batch["source"], MEASURES, arguments)
         for kind, of_kind in layers.items():
             parts[kind].append(of_kind)
-        advance(number * sum(size))
+        progress.advance(number * sum(size))
     every = batch_of(pairs, size)
     sides = {"encoder": ("source", "source"), "decoder": ("inputs", "inputs"), "cross": ("targets", "source")}
     texts = {kind: (every[queries], every[keys]) for kind, (queries, keys) in sides.items()}

@@ -25,7 +25,6 @@ from mini_gpt.model import editing
 from mini_gpt.model.editing import Edit
 from mini_gpt.runtime import progress, sharding
 from mini_gpt.runtime.errors import UserError
-from mini_gpt.runtime.progress import Advance
 
 BY_PLACE = ("stream", "attention", "feed_forward")  # sites that are patched by layer and place; the names of `Edits`
 MOST_PATCHES = 4096  # of single heads at single places; with more, heads are only patched at all places
@@ -92,7 +91,7 @@ def _activations(model: LoadedModel, tokens_BL: jax.Array) -> tuple[jax.Array, .
     return sharding.replicate(stacked, model.mesh)
 
 
-def patch(model: LoadedModel, pair: TextPair, *, advance: Advance = progress.silent) -> Effects:
+def patch(model: LoadedModel, pair: TextPair) -> Effects:
     """Return the effects of all patches. The model is causal and has no encoder.
 
     Raises UserError if the scores of both texts are almost equal.
@@ -117,7 +116,7 @@ def patch(model: LoadedModel, pair: TextPair, *, advance: Advance = progress.sil
             put = sharding.put_whole(Patch(*np.array(part, np.int32).T), model.mesh)
             found = _patched_scores(model, corrupted_BL, answers, put, getattr(values, site), site=site)
             scores += found[:count].tolist()
-            advance(count * length)
+            progress.advance(count * length)
         return (np.array(scores) - corrupted) / (clean - corrupted)
 
     by_place = {site: effects(site, range(length), [ANY]).reshape(layers, length) for site in BY_PLACE}
