@@ -95,7 +95,12 @@ def prefill(
     kept = list(map(cached_attention.recorded, attentions))
     to_slots = functools.partial(_to_slots, lengths_B)
     layers = tuple(
-        KeyValues(*(to_slots(x, size) for x in layer[:3]), recent_BTD=to_slots(layer.recent_BTD, CANON_TAPS))
+        KeyValues(
+            to_slots(layer.keys_XSK, size),
+            to_slots(layer.values_XSK, size),
+            to_slots(layer.decay_BSH, size),
+            to_slots(layer.recent_BTD, CANON_TAPS),
+        )
         for layer, size in zip(kept, sizes, strict=True)
     )
     rows = jax.tree.map(lambda x_BT: jnp.broadcast_to(x_BT, (batch, capacity)), rows)

@@ -26,8 +26,8 @@ class KeyValues(NamedTuple):
 
     keys_XSK: jax.Array
     values_XSK: jax.Array
-    decay_BSH: jax.Array | None = None
-    recent_BTD: jax.Array | None = None
+    decay_BSH: Any = None
+    recent_BTD: Any = None
 
 
 class Recorder:
@@ -172,7 +172,7 @@ def attached(attention: Any) -> KeyValues:
     return attention.core.kept._replace(recent_BTD=recent)
 
 
-def write(slots_XSK: jax.Array, new_X1K: jax.Array, steps: jax.Array) -> jax.Array:
+def write(slots_XSK: jax.Array, new_X1K: Any, steps: jax.Array) -> jax.Array:
     """Return the slots with the new value in slot `steps` % S; XLA updates them in place."""
     start = (0, steps % slots_XSK.shape[1]) + (0,) * (slots_XSK.ndim - 2)
     return jax.lax.dynamic_update_slice(slots_XSK, new_X1K, start)

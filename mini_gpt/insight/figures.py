@@ -58,7 +58,7 @@ def learned(model: LoadedModel, encoding: str, table: str) -> np.ndarray:
 
 def initial_table(encoding: str, config: ModelConfig, length: int) -> np.ndarray:
     """Return table_LD, the vectors that an encoding adds to the embeddings before training."""
-    position = positions.ENCODINGS[encoding](config, rngs=nnx.Rngs(0))
+    position: Any = positions.ENCODINGS[encoding](config, rngs=nnx.Rngs(0))
     return np.asarray(position.embed(jnp.zeros((1, length, config.d_model)), jnp.arange(length)[None])[0])
 
 

@@ -60,8 +60,7 @@ def observed(model: Any, call: Callable[[Any], jax.Array]) -> tuple[jax.Array, l
             module.core.implementation = "reference"
     result, state = nnx.capture(call, nnx.Intermediate)(model)
     seen = nnx.to_pure_dict(state)
-    of_stacks = [seen, seen.get("encoder", {})]
-    return result, *(_layers(of_stack) for of_stack in of_stacks)
+    return result, _layers(seen), _layers(seen.get("encoder", {}))
 
 
 def layers(model: Any, inputs: tuple) -> list[Layer]:

@@ -34,10 +34,10 @@ class CrossBlock(OtherBlock):
         self.mlp_norm = norm_of_branch(config, rngs=rngs)
         self.mlp = Mlp(config, rngs=rngs)
 
-    def __call__(self, x_BLD: jax.Array, contexts: Any, dropout_key: jax.Array | None = None) -> jax.Array:
-        """Return x_BLD. contexts: that of self-attention, and that of cross-attention."""
+    def __call__(self, x_BLD: jax.Array, context: Any, dropout_key: jax.Array | None = None) -> jax.Array:
+        """Return x_BLD. context: a pair, of self-attention and of cross-attention."""
         observe(self, "stream", x_BLD)
-        (of_target, of_source), keys = contexts, dropout_keys(dropout_key, 5)
+        (of_target, of_source), keys = context, dropout_keys(dropout_key, 5)
         attend = lambda x_BLD: self.attention(x_BLD, of_target, keys[0])
         read_source = lambda x_BLD: self.cross_attention(x_BLD, of_source, keys[3])
         x_BLD = self.branch(x_BLD, self.attention_norm, attend, keys[1])
@@ -50,14 +50,14 @@ class Encoder(nnx.Module):
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
         self.config, block = config, other_blocks.choose(config) or Block
-        self.positions = nnx.Dict(**positions.shared(config, rngs=rngs))
+        self.positions: Any = nnx.Dict(**positions.shared(config, rngs=rngs))
         self.input_encoding = positions.input_encoding(config)
         self.embedding_norm = make_norm(config, rngs=rngs) if config.embedding_norm else None
         self.blocks = running.make_blocks(config, block, rngs=rngs)
         self.run_blocks = running.runner(config)
         self.final_norm = make_norm(config, rngs=rngs) if config.norm_placement != "post" else None
 
-    embed = MiniGPT.embed
+    embed: Any = MiniGPT.embed
 
 
 class EncoderDecoder(MiniGPT):

@@ -5,6 +5,8 @@ Shape suffixes of names, one letter per axis; some modules use further letters o
     H heads    G key-value heads       K width of one head    F feed-forward width    V vocabulary
 """
 
+from typing import Any
+
 import jax
 from flax import nnx
 
@@ -50,7 +52,7 @@ class MiniGPT(nnx.Module):
         block = block or other_blocks.choose(config) or Block
         std = config.d_model**-0.5 if config.scale_embeddings else INIT_STD
         self.embedding = make_table(vocab_size, config.d_model, std, rngs=rngs)
-        self.positions = nnx.Dict(**positions.shared(config, rngs=rngs))
+        self.positions: Any = nnx.Dict(**positions.shared(config, rngs=rngs))
         self.input_encoding = positions.input_encoding(config)
         self.embedding_norm = make_norm(config, rngs=rngs) if config.embedding_norm else None
         self.blocks = running.make_blocks(config, block, rngs=rngs)

@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -109,7 +109,7 @@ def residual_std(config: ModelConfig) -> float:
     return INIT_STD / math.sqrt(sublayers) if config.residual else INIT_STD
 
 
-def dropout_keys(key: jax.Array | None, count: int) -> Sequence[Any]:
+def dropout_keys(key: jax.Array | None, count: int) -> Any:
     """Return `count` random keys from one, or as many None from None."""
     return [None] * count if key is None else jax.random.split(key, count)
 

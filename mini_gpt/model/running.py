@@ -48,8 +48,9 @@ def run(stack: Any, x_BLD: jax.Array, context: Any, keys: Sequence[Any]) -> jax.
 
 def unrolled(model: Any) -> Any:
     """Return a model, or an encoder, after its blocks have become a list that a loop runs; the model is changed."""
-    if model.config.scan_layers:
-        definitions, (_, state) = _definitions(model.config, type(model.blocks)), nnx.split(model.blocks)
+    if not isinstance(model.blocks, nnx.List):
+        block: Any = type(model.blocks)
+        definitions, (_, state) = _definitions(model.config, block), nnx.split(model.blocks)
         layers = range(model.config.num_layers)
         blocks = [nnx.merge(definitions[layer % len(definitions)], at(state, layer)) for layer in layers]
         model.blocks = nnx.List(blocks)
@@ -63,30 +64,26 @@ def at(tree: Any, index: int) -> Any:
 
 
 @functools.cache
-def _definitions(config: ModelConfig, block: type) -> tuple[nnx.GraphDef, ...]:
+def _definitions(config: ModelConfig, block: Any) -> tuple[nnx.GraphDef, ...]:
     """Return the definitions of the blocks of one period of the patterns over the layers."""
     kinds = config.layer_kinds[: config.period]
     make = lambda kind: nnx.eval_shape(lambda: block(config, kind, rngs=nnx.Rngs(0)))
     return tuple(nnx.split(make(kind))[0] for kind in kinds)
 
 
-def _in_order(config: ModelConfig, blocks: Sequence[Any], x_BLD: jax.Array, context: Any, keys: Sequence[Any]):
+def _in_order(config: ModelConfig, blocks: Any, x_BLD: jax.Array, context: Any, keys: Sequence[Any]) -> jax.Array:
     """Run the blocks, and recompute their activations in the backward pass if `model.remat` says so."""
     for block, key in zip(blocks, keys, strict=True):
-        layer = functools.partial(_run_block, block, context=context, dropout_key=key)
+        layer: Any = functools.partial(block, context=context, dropout_key=key)
         if config.remat != "none":
             layer = jax.checkpoint(layer, policy=SAVED[config.remat], prevent_cse=not config.scan_layers)
         x_BLD = layer(x_BLD)
     return x_BLD
 
 
-def _run_block(block: Any, x_BLD: jax.Array, *, context: Any, dropout_key: jax.Array | None) -> jax.Array:
-    return block(x_BLD, context, dropout_key)
-
-
-def _scan(config: ModelConfig, stacked: Any, x_BLD: jax.Array, context: Any, keys: Sequence[Any]):
+def _scan(config: ModelConfig, stacked: Any, x_BLD: jax.Array, context: Any, keys: Sequence[Any]) -> jax.Array:
     """Run all layers in a scan; each step runs one period of the patterns over the layers."""
-    definitions, (_, state) = _definitions(config, type(stacked)), nnx.split(stacked)
+    definitions, (_, state) = _definitions(config, type(stacked)), nnx.split(stacked)  # type: ignore[arg-type]
     keys_N = None if keys[0] is None else jnp.stack(keys)
 
     def period(x_BLD: jax.Array, part: tuple) -> tuple[jax.Array, None]:

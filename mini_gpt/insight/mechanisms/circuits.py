@@ -147,7 +147,8 @@ class Head:
         table_TD = self.module.output_table[jnp.asarray(tokens_T), : self.config.d_model]
         if self.config.norm_placement == "post":
             return table_TD.T
-        return centred_and_weighted(self.module.final_norm, jnp.eye(self.config.d_model)) @ table_TD.T
+        last_norm: Any = self.module.final_norm
+        return centred_and_weighted(last_norm, jnp.eye(self.config.d_model)) @ table_TD.T
 
 
 def composition(model: LoadedModel) -> dict[str, np.ndarray]:

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from mini_gpt.model.attention.context import HIDDEN, Context, Mask, Tokens, scaled
+from mini_gpt.model.attention.parts import Shared
 
 BLOCK = 256  # queries or keys in a block; docs/performance.md has the measurements of block sizes
 UNROLLED_BLOCK = {1: 64, 2: 128}  # up to 256 and 512 tokens, blocks are smaller and the loop is unrolled
@@ -32,7 +33,7 @@ class _Plan(NamedTuple):
     pairs: tuple[tuple[int, int], ...]
     unroll: int
     mask: Mask
-    mods: nnx.GraphDef | None
+    mods: Any
 
 
 def attend(core: Any, q_BLHK: jax.Array, k_BSGK: jax.Array, v_BSGK: jax.Array, context: Context) -> jax.Array:
@@ -41,7 +42,8 @@ def attend(core: Any, q_BLHK: jax.Array, k_BSGK: jax.Array, v_BSGK: jax.Array, c
     S, G = k_BSGK.shape[1:3]
     size = UNROLLED_BLOCK.get(-(-max(L, S) // 256), BLOCK)
     pairs = _pairs(context, -(-L // size), -(-S // size), size)
-    mods, of_mods = nnx.split((core.score_mods, dict(context.shared))) if len(core.score_mods) else (None, {})
+    shared = {mod.key: context.shared[mod.key] for mod in core.score_mods if isinstance(mod, Shared)}
+    mods, of_mods = nnx.split((core.score_mods, shared)) if len(core.score_mods) else (None, {})
     plan = _Plan(pairs, 1 if size == BLOCK else len(pairs), context.mask, mods)
     # Each group's queries are the R rows of one matrix, so that products have two batch axes and two matrix axes.
     q_NBCGMK = _blocks(scaled(core.scale, q_BLHK).reshape(B, L, G, H // G, K), size)
@@ -59,7 +61,8 @@ def _pairs(context: Context, queries: int, keys: int, size: int) -> tuple[tuple[
     """Return sorted pairs of blocks that the mask does not hide; segments are ignored."""
     if context.queries is not context.keys:  # cross-attention: places of queries and keys are not related
         return tuple(itertools.product(range(queries), range(keys)))
-    mask, pairs = context.mask, []
+    mask = context.mask
+    pairs: list[tuple[int, int]] = []
     reach = keys if mask.window is None else (mask.window + size - 2) // size  # blocks to the furthest key
     for i in range(queries):
         last = i if mask.causal else min(keys - 1, i + reach)
@@ -88,7 +91,7 @@ def _attend(plan: _Plan, q_NBGRK, k_NBGSK, v_NBGSK, parameters: dict, tokens: tu
 def _forward(plan: _Plan, q_NBGRK, k_NBGSK, v_NBGSK, parameters, tokens) -> tuple[jax.Array, tuple]:
     """Return out_NBGRK, and what the backward pass needs."""
 
-    def add(sums: tuple, pair: tuple) -> tuple[tuple, None]:
+    def add(sums: Any, pair: Any) -> tuple[Any, None]:
         """Add a pair of blocks to the sums of the queries' block."""
         (sum_NBGRK, max_NBGR, total_NBGR), (i, j) = sums, pair
         logits_BGRS = _changed(plan, _product("bgrk,bgsk->bgrs", q_NBGRK[i], k_NBGSK[j]), parameters, tokens, pair)
@@ -120,7 +123,7 @@ def _backward(plan: _Plan, saved: tuple, dout_NBGRK: jax.Array) -> tuple:
     # Transpose left operands once, because XLA on CPUs is slow with large transposed operands.
     q_NBGKR, dout_NBGKR = q_NBGRK.swapaxes(-1, -2), dout_NBGRK.swapaxes(-1, -2)
 
-    def add(sums: tuple, pair: tuple) -> tuple[tuple, None]:
+    def add(sums: Any, pair: Any) -> tuple[Any, None]:
         """Add the gradients that a pair of blocks contributes."""
         (dq_NBGRK, dk_NBGKS, dv_NBGKS, dparameters), (i, j) = sums, pair
         products_BGRS = _product("bgrk,bgsk->bgrs", q_NBGRK[i], k_NBGSK[j])

@@ -1,5 +1,7 @@
 """The three kinds of modules that change attention. Positional encodings and variants of attention are such modules."""
 
+from typing import Any
+
 import jax
 from flax import nnx
 
@@ -37,3 +39,16 @@ class ScoreMod(nnx.Module):
 
     def __call__(self, logits_BHLS: jax.Array, context: Context) -> jax.Array:
         raise NotImplementedError
+
+
+class Shared(nnx.Module):
+    """Stands in a layer for a part that the model holds and all layers share. key: in `Context.shared`."""
+
+    whole_rows = None
+
+    def __init__(self, key: str, stage: str):
+        self.key, self.stage = key, stage
+
+    def __call__(self, *arguments: Any) -> Any:
+        *_, context = arguments
+        return context.shared[self.key](*arguments)

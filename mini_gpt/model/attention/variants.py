@@ -55,7 +55,7 @@ class ClippedLinear(Linear):
 
     def __init__(self, config: ModelConfig, *arguments: Any, **options: Any):
         super().__init__(config, *arguments, **options)
-        self.most = config.variants.clip_qkv
+        self.most: Any = config.variants.clip_qkv
 
     def __call__(self, x: jax.Array) -> jax.Array:  # type: ignore[override]
         return jnp.clip(super().__call__(x), -self.most, self.most)

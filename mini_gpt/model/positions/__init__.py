@@ -10,8 +10,9 @@ from flax import nnx
 
 from mini_gpt.config.attention import PER_LAYER, LayerKind
 from mini_gpt.config.model import ModelConfig
+from mini_gpt.model.attention.parts import Shared
 from mini_gpt.model.positions.absolute import InputEncoding, Learned, Sinusoidal
-from mini_gpt.model.positions.base import Encoding, Shared
+from mini_gpt.model.positions.base import Encoding
 from mini_gpt.model.positions.biases import T5, Alibi, Fire, HardAlibi, Kerple
 from mini_gpt.model.positions.contextual import Cope, DecayBias, Fox
 from mini_gpt.model.positions.rotary import Pope, Rope
@@ -53,7 +54,7 @@ def parts(config: ModelConfig, kind: LayerKind, *, cross: bool, rngs: nnx.Rngs) 
     if cross and not config.cross_positions:
         return []
     config = config.encoder if cross else config
-    encoding = ENCODINGS[kind.position]
+    encoding: Any = ENCODINGS[kind.position]
     if encoding is Encoding or issubclass(encoding, InputEncoding):
         return []
     if encoding.shared:

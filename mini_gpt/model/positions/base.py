@@ -1,6 +1,4 @@
-"""The base of positional encodings, and the stand-in for one that all layers share."""
-
-from typing import Any
+"""The base of positional encodings."""
 
 from flax import nnx
 
@@ -19,16 +17,3 @@ class Encoding(nnx.Module):
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
         del config, rngs
-
-
-class Shared(nnx.Module):
-    """Stands in a layer for an encoding that the model holds and all layers share. key: in `Context.shared`."""
-
-    whole_rows = None
-
-    def __init__(self, key: str, stage: str):
-        self.key, self.stage = key, stage
-
-    def __call__(self, *arguments: Any) -> Any:
-        *_, context = arguments
-        return context.shared[self.key](*arguments)

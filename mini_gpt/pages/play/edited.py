@@ -190,11 +190,11 @@ def _definition(
     if "pope" in module.positions:
         places["positions", "pope"] = "pope"
     for path, name in places.items():
-        part: Any = module
+        at: Any = module
         for key in path:
-            part = part[key] if isinstance(key, int) or key == "pope" else getattr(part, key)
+            at = at[key] if isinstance(key, int) or key == "pope" else getattr(at, key)
         for constant in CONSTANTS.get(name, ()):
-            setattr(part, constant, nnx.data(nnx.Param(np.float32(0))))
+            setattr(at, constant, nnx.data(nnx.Param(np.float32(0))))
     return build.split(module)[0], places
 
 
