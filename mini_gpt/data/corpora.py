@@ -21,6 +21,7 @@ from mini_gpt.config.data import PAIRS, DataConfig
 from mini_gpt.data import builders, english, pair_files, tasks, text_files
 from mini_gpt.data.builders import PythonLibrary, PythonStdlib, TinyShakespeare
 from mini_gpt.data.corpus import Corpus
+from mini_gpt.data.splits import SPLITS
 from mini_gpt.runtime import files, processes
 from mini_gpt.runtime.errors import UserError, shown, suggestion
 
@@ -55,7 +56,7 @@ def open_corpus(data: DataConfig) -> Corpus:
     if data.corpus == "english":
         fingerprint = hashlib.sha256(f"english {english.VERSION}".encode()).hexdigest()
         parts: dict[str, Callable[[], Iterator[str]]]
-        parts = {split: functools.partial(english.texts, split) for split in english.SPLITS}
+        parts = {split: functools.partial(english.texts, split) for split in SPLITS}
         return Corpus("english", fingerprint, english.STORIES, parts)
     if data.corpus.startswith("tfds:"):
         return _catalogue(data.corpus.removeprefix("tfds:"), data.path, data.pair)

@@ -103,6 +103,11 @@ def encode(text: str, tokenizer: Tokenizer) -> np.ndarray:
     return np.concatenate(tokens).astype(np.int32)
 
 
+def decode_each(tokens: Sequence[int] | np.ndarray, tokenizer: Tokenizer) -> list[str]:
+    """Return the text of each token."""
+    return [decode([int(token)], tokenizer) for token in tokens]
+
+
 def decode(tokens: Sequence[int] | np.ndarray, tokenizer: Tokenizer) -> str:
     """Return the text of tokens with sentinels."""
     size = tokenizers.vocab_size(tokenizer)

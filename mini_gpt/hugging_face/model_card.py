@@ -61,7 +61,7 @@ def _facts(run: Run, architecture: Architecture, dtype: str, length: int | None)
     layers = f"{model.encoder_layers} + {model.num_layers}" if model.encoder_layers else str(model.num_layers)
     facts = {
         "architecture": f"{architecture.title}, {layers} layers, width {model.d_model}, {model.num_heads} heads",
-        "positions": model.position,
+        "positions": str(model.position),
         "parameters": f"{model_parameters.count(run.model.parameters):,}",
         "context": f"{config.context_length:,} tokens",
         "tokenizer": f"{run.tokenizer.kind}, {len(run.tokenizer.token_bytes):,} ids",

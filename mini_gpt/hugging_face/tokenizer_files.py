@@ -193,9 +193,10 @@ def _parsed(path: Path) -> library.Tokenizer:
 def _mask_id(directory: Path, model: library.Tokenizer, name: str | None, end: int) -> int:
     """Return the id of the mask token. Raises UserError if it is not a special token other than the end."""
     mask = model.token_to_id(name or "")
-    added = model.get_added_tokens_decoder().get(mask)
-    right = f"must be the name of another special token in {FILE} than the one that ends a document"
-    require(added is not None and added.special and mask != end, f"{directory / CONFIG}: mask_token", name, right)
+    special = [token for token, added in model.get_added_tokens_decoder().items() if added.special and token != end]
+    if mask not in special:
+        right = f"must be the name of another special token in {FILE} than the one that ends a document"
+        raise UserError(f"{directory / CONFIG}: mask_token: found {shown(name)}; {right}")
     return mask
 
 

@@ -90,8 +90,8 @@ def chosen_rate(heads: Sequence[HeadAlignment], queries: str = "predicting") -> 
 def _right_links(maps_NHLS: np.ndarray, links: list[Link], queries: Queries) -> np.ndarray:
     """Return the number of right links of each head, [N, H]."""
     sources = sorted({source for source, _ in links})
-    after_separator = lambda first, last: slice(first + 1, last + 1)
-    by_source = np.stack([maps_NHLS[..., after_separator(*span)].sum(axis=-1) for span in sources], axis=-1)
+    parts = [maps_NHLS[..., first + 1 : last + 1] for first, last in sources]  # the first source token is a separator
+    by_source = np.stack([part.sum(axis=-1) for part in parts], axis=-1)
     right = np.zeros(maps_NHLS.shape[:2])
     for source, (first, last) in links:
         last = first + 1 if queries.first_only else last

@@ -65,8 +65,7 @@ def maps_by_kind(model: LoadedModel, tokens_BL: np.ndarray, source_BS: np.ndarra
     reduce = dict.fromkeys(KINDS, _maps) | {"cross": _cross_maps}
     padded_BL, padded_BS = (sharding.pad_rows(array, model.mesh) for array in (tokens_BL, source_BS))
     found = each_layer_by_kind(model, padded_BL, padded_BS, reduce)
-    cut = lambda maps: AttentionMaps(*(array[: len(tokens_BL)] for array in maps))
-    return {kind: [cut(maps) for maps in layers] for kind, layers in found.items()}
+    return jax.tree.map(lambda array: array[: len(tokens_BL)], found)
 
 
 def each_layer_by_kind(

@@ -141,9 +141,9 @@ def _binned(nll: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return context lengths and losses, averaged in bins of half an octave, as single positions are noisy."""
     contexts = np.arange(1, len(nll) + 1)
     bins = np.ceil(2 * np.log2(contexts)).astype(int)  # ceil: a length of 2^n shares a bin with shorter lengths
-    numbers = np.unique(bins)
-    mean = lambda values: np.array([values[bins == n].mean() for n in numbers])
-    return mean(contexts), mean(nll)
+    in_bins = [bins == number for number in np.unique(bins)]
+    lengths, losses = (np.array([values[is_in].mean() for is_in in in_bins]) for values in (contexts, nll))
+    return lengths, losses
 
 
 def _mark_trained_length(axes: Axes, length: float) -> None:

@@ -152,8 +152,8 @@ def removal_orders(importance_NH: np.ndarray, ablation_NH: np.ndarray) -> dict[s
     relative_NH = importance_NH / np.maximum(norms_N1, np.finfo(np.float64).tiny)
     scores = {"ablation": ablation_NH, "gradient": importance_NH, "importance": relative_NH}
     heads = importance_NH.shape[1]
-    in_order = lambda score_NH: np.argsort(score_NH, axis=None, kind="stable").tolist()
-    return {name: [divmod(index, heads) for index in in_order(score_NH)] for name, score_NH in scores.items()}
+    order = {name: np.argsort(score_NH, axis=None, kind="stable").tolist() for name, score_NH in scores.items()}
+    return {name: [divmod(index, heads) for index in indices] for name, indices in order.items()}
 
 
 def random_order(layers: int, heads: int, seed: int) -> Order:

@@ -70,8 +70,10 @@ def _of_texts(run: Run, options: SuiteOptions) -> list[Row]:
 
 def _of_pairs(run: Run, options: SuiteOptions) -> list[Row]:
     of_training = base.examples_of(run, "train", inputs.TOKENS)
-    of_split = lambda: base.examples_of(run, options.split, _most(options))
-    found = [base.example(run, options)] if options.text is not None else of_split()
+    if options.text is not None:
+        found = [base.example(run, options)]
+    else:
+        found = base.examples_of(run, options.split, _most(options))
     with progress.shown("head report", report.pair_cost(found)):
         return report.pair_report(run.model, run.tokenizer, found, of_training)
 

@@ -4,11 +4,10 @@ The text of a problem is its question, "=", its answer and a newline. Split, see
 a problem. A hash of the question assigns it to a split, so no validation or test problem is in the training data.
 """
 
-import hashlib
-
 import numpy as np
 
 from mini_gpt.config.data import TASK, DataConfig
+from mini_gpt.data import splits
 from mini_gpt.data.tasks import arithmetic, counting, language, reasoning, recall, strings
 from mini_gpt.data.tasks.base import ALPHABET, ANSWER, END, Problem, Task
 from mini_gpt.runtime.errors import UserError, shown, suggestion
@@ -68,6 +67,4 @@ def different(corpus: str, split: str, count: int, *, shortest: int, longest: in
 
 
 def split_of(question: str) -> str:
-    """Return the split of a question: validation for one in eight, test for one in eight, else train."""
-    byte = hashlib.blake2b(question.encode(), digest_size=1).digest()[0]
-    return "test" if byte < 32 else "validation" if byte < 64 else "train"
+    return splits.by_eighths(question)

@@ -68,8 +68,7 @@ def head_report(
     if length >= SHORTEST_REPEATED and len(frequent) >= FEWEST_REPEATED and not model.layout.operator_ids:
         random_BL, period_B = head_templates.repeated_tokens(frequent, length, INDUCTION_ROWS, seed=0)
         random = Inputs(random_BL, np.ones(random_BL.shape, bool))
-        template = lambda rows: head_templates.induction(length, period_B[rows])
-        repeated = _measure(model, random, template)
+        repeated = _measure(model, random, lambda rows: head_templates.induction(length, period_B[rows]))
     return [
         _head_row(number, head, layer, induction)
         | {"pair": _strongest_pair(layer.pairs, head, (inputs.tokens_BL,) * 2, tokenizer)}
@@ -92,28 +91,32 @@ def by_depth(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     for place in dict.fromkeys(map(layer_of, rows)):
         heads = [row for row in rows if layer_of(row) == place]
         labels = [row["label"] for row in heads]
-        mean = lambda values: None if None in (found := list(values)) else float(np.mean(found))
         kinds = [kind for kind, values in heads[0]["kinds"].items() if values["queries"]]
         summary.append(
             {name: heads[0][name] for name in ("attention", "layer") if name in heads[0]}
             | {
-                "entropy": mean(row["entropy"] for row in heads),
-                "distance": mean(row["distance"] for row in heads),
+                "entropy": _mean([row["entropy"] for row in heads]),
+                "distance": _mean([row["distance"] for row in heads]),
                 "labels": {label: labels.count(label) for label in sorted(set(labels))},
-                "strengths": {kind: mean(row["kinds"][kind]["strength"] for row in heads) for kind in kinds},
+                "strengths": {kind: _mean([row["kinds"][kind]["strength"] for row in heads]) for kind in kinds},
             }
         )
     return summary
 
 
+def _mean(values: list[float | None]) -> float | None:
+    """Return the mean; None if a value is not known."""
+    known = [value for value in values if value is not None]
+    return float(np.mean(known)) if len(known) == len(values) else None
+
+
 def label_of(strengths: dict[str, tuple[float | None, int]], entropy: float) -> tuple[str, list[str]]:
     """Return a head's label and its other clear kinds. strengths: {kind: (strength, queries)}."""
-    least = lambda kind: CLEAR if kind in (*PLACES, *OF_SOURCE, "fixed offset") else CLEAR_BY_CONTENT
-    clear = {
-        kind: strength
-        for kind, (strength, queries) in strengths.items()
-        if strength is not None and queries >= FEWEST and strength >= least(kind)
-    }
+    clear = {}
+    for kind, (strength, queries) in strengths.items():
+        least = CLEAR if kind in (*PLACES, *OF_SOURCE, "fixed offset") else CLEAR_BY_CONTENT
+        if strength is not None and queries >= FEWEST and strength >= least:
+            clear[kind] = strength
     for wide, narrow in IMPLIED.items():
         if any(kind in clear for kind in narrow):
             clear.pop(wide, None)
@@ -179,12 +182,13 @@ def _strongest_pair(
     """Return the strongest pair of a head, with the text before both. texts: the tokens of queries, and of keys."""
     row = int(pairs.weight_BH[:, head].argmax())
     query, key = divmod(int(pairs.index_BH[row, head]), texts[1].shape[1])
-    shown = lambda text, position: {
-        "token": spans.decode(text[position : position + 1], tokenizer),
-        "before": spans.decode(text[max(0, position - AROUND) : position], tokenizer),
-    }
-    found = {"weight": float(pairs.weight_BH[row, head]), "distance": query - key}
-    return found | {"query": shown(texts[0][row], query), "key": shown(texts[1][row], key)}
+    found: dict[str, Any] = {"weight": float(pairs.weight_BH[row, head]), "distance": query - key}
+    for name, position, text_BL in (("query", query, texts[0]), ("key", key, texts[1])):
+        found[name] = {
+            "token": spans.decode(text_BL[row, position : position + 1], tokenizer),
+            "before": spans.decode(text_BL[row, max(0, position - AROUND) : position], tokenizer),
+        }
+    return found
 
 
 def pair_report(
@@ -197,10 +201,10 @@ def pair_report(
     slope, see `CrossSums`. Rare tokens are counted in the sources and in the inputs of `train_pairs`.
     """
     separator = tokenizers.separator(tokenizer)
-    count = lambda texts: head_inputs.vocabulary(tokenizer, np.concatenate(list(texts)))
+    sources, inputs = [pair.source for pair in train_pairs], [pair.inputs[1:] for pair in train_pairs]
     vocabularies = {
-        "encoder": count(pair.source for pair in train_pairs),
-        "decoder": count(pair.inputs[1:] for pair in train_pairs),
+        kind: head_inputs.vocabulary(tokenizer, np.concatenate(texts))
+        for kind, texts in (("encoder", sources), ("decoder", inputs))
     }
     size = max(len(pair.source) for pair in pairs), max(len(pair.inputs) for pair in pairs)
     rows = model.rows_at_a_time(max(size), "maps", len(pairs))
@@ -232,12 +236,12 @@ def pair_cost(pairs: Sequence[Example]) -> int:
 def _templates(
     pairs: Sequence[Example], batch: Batch, vocabularies: dict[str, Vocabulary], separator: int
 ) -> dict[str, Templates]:
-    opens = lambda tokens_BL: np.broadcast_to(np.arange(tokens_BL.shape[1]) == 0, tokens_BL.shape)
-    of_tokens, inputs_BL = head_templates.of_tokens, batch["inputs"]
-    source_BS = np.where(batch["source"] < 0, separator, batch["source"])
+    inputs_BL, source_BS = batch["inputs"], np.where(batch["source"] < 0, separator, batch["source"])
+    opens_BL, opens_BS = (np.indices(tokens.shape)[1] == 0 for tokens in (inputs_BL, source_BS))
+    of_tokens = head_templates.of_tokens
     return {
-        "encoder": of_tokens(source_BS, opens(source_BS), vocabularies["encoder"], causal=False),
-        "decoder": of_tokens(inputs_BL, opens(inputs_BL), vocabularies["decoder"], causal=True),
+        "encoder": of_tokens(source_BS, opens_BS, vocabularies["encoder"], causal=False),
+        "decoder": of_tokens(inputs_BL, opens_BL, vocabularies["decoder"], causal=True),
         "cross": cross.templates(pairs, inputs_BL, batch["source"], vocabularies["encoder"]),
     }
 

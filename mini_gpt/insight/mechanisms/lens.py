@@ -45,7 +45,10 @@ def read(model: LoadedModel, batch: Batch, most: int = 1) -> Depths:
 @functools.partial(jax.jit, static_argnames="most")
 def _read(model: LoadedModel, inputs_BL: jax.Array, targets_BL: jax.Array, *, most: int) -> Depths:
     module = model.merge()
-    log_probabilities = lambda x_BLD: jax.nn.log_softmax(module.logits(module.finish(x_BLD)))
+
+    def log_probabilities(x_BLD: jax.Array) -> jax.Array:
+        return jax.nn.log_softmax(module.logits(module.finish(x_BLD)))
+
     with sharding.use_mesh(model.mesh):
         layers = observing.layers(model.edited(), model.with_layout(inputs_BL))
         streams_PBLD = jnp.stack([layers[0].before_BLD, *(layer.after_BLD for layer in layers)])

@@ -64,11 +64,10 @@ def explorer(
     labels: HeadLabels | None = None,
 ) -> str:
     """Return the HTML page for up to `most_tokens` tokens, or for a pair that `check_fits` allows."""
-    texts = lambda tokens: [spans.decode([token], tokenizer) for token in tokens]
     label_of = labels.by_kind if labels else {}
     shown: dict[str, Any]
     if isinstance(text, Example):
-        source, inputs, written = map(texts, text[:3])
+        source, inputs, written = (spans.decode_each(tokens, tokenizer) for tokens in text[:3])
         axes = {"encoder": (source, source), "decoder": (inputs, inputs), "cross": (written, source)}
         entries = _entries(model.config, text)
         held = {}
@@ -79,13 +78,13 @@ def explorer(
             held["cross"]["alignment"] = [(1 + first, 1 + end, *queries) for (first, end), queries in text.alignment]
         shown = {"kinds": held}
     else:
-        config, own = model.config.model, (texts(text), texts(text))
+        config, tokens = model.config.model, spans.decode_each(text, tokenizer)
         pairs = len(text) * (len(text) + 1) // 2 if config.causal else len(text) ** 2
         if config.num_layers * config.num_heads * pairs <= MOST_PAIRS:
             layers = attention.attention_maps(model, text[None])
-            shown = {"attention": _held(layers, own, label_of.get("decoder"), causal=config.causal)}
+            shown = {"attention": _held(layers, (tokens, tokens), label_of.get("decoder"), causal=config.causal)}
         else:
-            sizes = {"tokens": own[0], "layers": config.num_layers, "heads": config.num_heads}
+            sizes = {"tokens": tokens, "layers": config.num_layers, "heads": config.num_heads}
             shown = {"attention": {**sizes, "labels": label_of.get("decoder"), **largest.packed(model, text)}}
     titles = {"title": title, "subtitle": subtitle, "labels_from": labels.measured_on if labels else None}
     data = {**titles, **shown, "positions": _positions(model)}
