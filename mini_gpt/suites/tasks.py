@@ -44,7 +44,7 @@ class Tasks(Suite):
         return task_accuracy.PROBLEMS * sum(rows)
 
     def measure(self, run: Run, options: SuiteOptions) -> Result:
-        task_batches.check_alphabet(run.config, run.tokenizer)
+        task_batches.check_alphabet(run.config.data.corpus, run.tokenizer)
         lengths = _lengths(run.trained, options, run.config.data.corpus)
         return {
             "task": run.corpus.name,

@@ -27,7 +27,7 @@ def without_effect(config: Config, rows: int | None) -> list[str]:
 
     rows: as `Batches.rows_per_epoch`; None also if it is not known.
     """
-    of_batch = _of_problems(config) if config.data.is_task else _of_rows(config, rows)
+    of_batch = _of_problems(config) if config.data.is_task else _of_rows(config.train.batch_size, rows)
     return [*_of_schedule(config), *of_batch, *_of_positions(config)]
 
 
@@ -92,9 +92,8 @@ def _of_schedule(config: Config) -> list[str]:
     return []
 
 
-def _of_rows(config: Config, rows: int | None) -> list[str]:
-    """Return a line if a batch is larger than the data."""
-    size = config.train.batch_size
+def _of_rows(size: int, rows: int | None) -> list[str]:
+    """Return a line if a batch of `size` rows is larger than the data."""
     if rows is None or rows >= size:
         return []
     reached = f"the training data have {rows} rows, so each is about {size / rows:.3g} times in a step"

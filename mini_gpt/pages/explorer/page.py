@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from mini_gpt.config.model import ModelConfig
 from mini_gpt.config.schema import Config
 from mini_gpt.data import spans
 from mini_gpt.data.tokenizers import Tokenizer
@@ -69,7 +70,7 @@ def explorer(
     if isinstance(text, Example):
         source, inputs, written = (spans.decode_each(tokens, tokenizer) for tokens in text[:3])
         axes = {"encoder": (source, source), "decoder": (inputs, inputs), "cross": (written, source)}
-        entries = _entries(model.config, text)
+        entries = _entries(model.config.model, text)
         held = {}
         for kind, maps in attention.maps_by_kind(model, text.inputs[None], text.source[None]).items():
             share = entries[kind] / sum(entries.values())
@@ -97,14 +98,14 @@ def explorer(
 def check_fits(config: Config, pair: Example) -> None:
     """Raise UserError if a pair is too long for a page."""
     longest = max(len(pair.source), len(pair.inputs))
-    if longest > LONGEST or sum(_entries(config, pair).values()) > MOST_PAIRS:
+    if longest > LONGEST or sum(_entries(config.model, pair).values()) > MOST_PAIRS:
         remedy = "too many for a page; give a shorter --text"
         raise UserError(f"--suite=explorer: found a source or target of {longest} tokens, {remedy}")
 
 
-def _entries(config: Config, pair: Example) -> dict[str, int]:
+def _entries(model: ModelConfig, pair: Example) -> dict[str, int]:
     """Return {kind: number of attention weights}."""
-    source, target, model = len(pair.source), len(pair.inputs), config.model
+    source, target = len(pair.source), len(pair.inputs)
     each = {"encoder": source**2, "decoder": target * (target + 1) // 2, "cross": target * source}
     layers = {"encoder": model.encoder_layers, "decoder": model.num_layers, "cross": model.num_layers}
     return {kind: layers[kind] * model.num_heads * number for kind, number in each.items()}
