@@ -84,6 +84,15 @@ def bias(config, position, own, tables, i, j):
     return [0.0 for _ in heads]
 
 
+OF_LAYER = {"kerple": "p", "fire": "up", "cope": "table"}  # {biases with parameters in each layer: one of them}
+
+
+def module_with(p, name):
+    """Return the parameters of the first module of attention that has a parameter of this name."""
+    lists = [p.get("on_input", {}), p.get("on_heads", {}), p.get("core", {}).get("score_mods", {})]
+    return next(module for modules in lists for module in modules.values() if name in module)
+
+
 def at_layer(value, layer):
     """Return the value of a field that may be a pattern over the layers."""
     return value[layer % len(value)] if isinstance(value, tuple) else value
@@ -95,7 +104,7 @@ def attention(config, p, x, layer, tables, positions, visible, segments, memory=
     of_keys = positions if memory is None else range(len(memory))
     length = len(x)
     if config.variants.canon:
-        x = convolved(p["variants"]["canon"], x, segments)
+        x = convolved(module_with(p, "taps")["taps"], x, segments)
     K, H, G = config.head_width, config.num_heads, config.num_kv_heads
     keys_from = x if memory is None else memory
     q, k, v = linear(p["query"], x), linear(p["key"], keys_from), linear(p["value"], keys_from)
@@ -106,7 +115,7 @@ def attention(config, p, x, layer, tables, positions, visible, segments, memory=
     epsilon = config.variants.qk_norm_epsilon
     if config.variants.qk_norm == "all_heads":
         q, k = (
-            rows / np.sqrt((rows**2).mean(1, keepdims=True) + epsilon) * p["variants"][name]["scale"]
+            rows / np.sqrt((rows**2).mean(1, keepdims=True) + epsilon) * module_with(p, name)[name]["scale"]
             for rows, name in ((q, "query_norm"), (k, "key_norm"))
         )
     out, subtracted = np.zeros((length, H * K)), None
@@ -114,7 +123,7 @@ def attention(config, p, x, layer, tables, positions, visible, segments, memory=
         g = h // (H // G)
         qh, kh, vh = q[:, h * K : (h + 1) * K], k[:, g * K : (g + 1) * K], v[:, g * K : (g + 1) * K]
         if config.variants.qk_norm in ("plain", "weighted"):
-            of = p["variants"] if config.variants.qk_norm == "weighted" else {}
+            of = module_with(p, "query_norm") if config.variants.qk_norm == "weighted" else {}
             qh, kh = (
                 rows / np.sqrt((rows**2).mean(1, keepdims=True) + epsilon) * of.get(name, {"scale": 1.0})["scale"]
                 for rows, name in ((qh, "query_norm"), (kh, "key_norm"))
@@ -138,7 +147,7 @@ def attention(config, p, x, layer, tables, positions, visible, segments, memory=
             kh = np.stack([pope(row, at, config.rope.base, phases) for row, at in zip(kh, positions, strict=True)])
         variants = config.variants
         if variants.query_scale == "ssmax":
-            qh = qh * (p["variants"]["query_factor"][h] * np.log(visible.sum(1)))[:, None]
+            qh = qh * (module_with(p, "factor")["factor"][h] * np.log(visible.sum(1)))[:, None]
         if variants.query_scale == "llama4":
             qh = qh * np.array([1 + 0.1 * math.log(math.floor((at + 1) / 8192) + 1) for at in positions])[:, None]
         logits = np.real(qh @ kh.conj().T) / (math.sqrt(config.scale_width) if config.scale_attention else 1.0)
@@ -147,14 +156,14 @@ def attention(config, p, x, layer, tables, positions, visible, segments, memory=
         if variants.soft_cap:
             logits = variants.soft_cap * np.tanh(logits / variants.soft_cap)
         stack = config if memory is None else config.encoder  # cross-attention sees both directions
+        own = module_with(p, OF_LAYER[position]) if position in OF_LAYER else None
         for i, j in np.ndindex(*logits.shape if position != "none" else (0, 0)):
-            logits[i, j] += bias(stack, position, p.get("position"), tables, positions[i], of_keys[j])[h]
+            logits[i, j] += bias(stack, position, own, tables, positions[i], of_keys[j])[h]
         if position == "fox":
-            gates = np.log(sigmoid(linear(p["position"]["gate"], x)))[:, h]
+            gates = np.log(sigmoid(linear(module_with(p, "gate")["gate"], x)))[:, h]
             logits += np.array([[gates[j + 1 : i + 1].sum() for j in range(length)] for i in range(length)])
         if position == "cope":
-            table = p["position"]["table"]
-            logits += np.stack([cope(table, *row) for row in zip(qh, logits, visible, strict=True)])
+            logits += np.stack([cope(own["table"], *row) for row in zip(qh, logits, visible, strict=True)])
         if variants.selective:
             subtracted = selected(logits, visible, segments) if h == 0 else subtracted
             logits = logits - subtracted
@@ -163,12 +172,12 @@ def attention(config, p, x, layer, tables, positions, visible, segments, memory=
             out[:, h * K : (h + 1) * K] = np.stack([sticks(*row) for row in zip(logits, visible, strict=True)]) @ vh
         else:
             if variants.sink != "none":  # a key with a logit of its own and a value of zero
-                sink = p["variants"]["sink"][h] if variants.sink == "trained" else 0.0
+                sink = p["core"]["sink"][h] if variants.sink == "trained" else 0.0
                 logits, vh = np.pad(logits, ((0, 0), (0, 1)), constant_values=sink), np.pad(vh, ((0, 1), (0, 0)))
             out[:, h * K : (h + 1) * K] = softmax(logits) @ vh
         if variants.gate != "none":
-            own = slice(h, h + 1) if variants.gate == "head" else slice(h * K, (h + 1) * K)
-            out[:, h * K : (h + 1) * K] /= 1 + np.exp(-linear(p["variants"]["gate"], x)[:, own])
+            of_head = slice(h, h + 1) if variants.gate == "head" else slice(h * K, (h + 1) * K)
+            out[:, h * K : (h + 1) * K] /= 1 + np.exp(-linear(p["gate"], x)[:, of_head])
     out = linear(p["out"], out)
     return norm(config, p.get("output_norm", {}), out) if config.output_norm else out
 
@@ -186,10 +195,10 @@ def forward(config, parameters, tokens, positions=None, segments=None, source=No
     x = hidden(config, parameters, tokens, positions, segments, memory, is_padding)
     table = parameters["embedding" if config.tie_embeddings else "unembedding"]
     if config.prediction_head:
-        head = parameters["prediction_head"]
+        head = parameters["output"]
         x = norm(config, head["norm"], activate(config.activation, linear(head["dense"], x)))
         return x @ table.T + head["bias"]
-    logits = x @ table.T + (parameters["output_bias"]["bias"] if config.output_bias else 0)
+    logits = x @ table.T + (parameters["output"]["bias"] if config.output_bias else 0)
     return (
         logits if config.output_soft_cap is None else config.output_soft_cap * np.tanh(logits / config.output_soft_cap)
     )

@@ -38,7 +38,8 @@ def with_id(token):
 
 
 def module(model, tokens, source=None):
-    return model.merge()(jnp.asarray(tokens)[None], source_BS=None if source is None else jnp.asarray(source)[None])
+    of_source = {} if source is None else {"source_BS": jnp.asarray(source)[None]}
+    return model.merge()(jnp.asarray(tokens)[None], **of_source)
 
 
 def nll(model, *arrays):

@@ -6,14 +6,12 @@ python -m docs.figures.toy_heads
 import math
 from collections.abc import Sequence
 
-import jax.numpy as jnp
 import numpy as np
 from matplotlib.figure import Figure
+from scipy.special import softmax
 
 from docs.figures import training
 from mini_gpt.insight import colours
-from mini_gpt.model.attention.inputs import Heads, Mask, Scoring
-from mini_gpt.model.attention.reference import attend
 from mini_gpt.pages.lab.example import PRESETS, SENTENCES
 
 SENTENCE, X_LD = next(iter(SENTENCES.items()))
@@ -27,16 +25,14 @@ ROWS = {  # W_K, and what differs from the first row
 def maps(
     w_k: str, *, heads: int = 2, temperature: float = 1.0, order: Sequence[int] = range(len(WORDS))
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return logits_HLS and weights_HLS, float32, of the words in a given order, without a mask.
+    """Return logits_HLS and weights_HLS of the words in a given order, without a mask.
 
     w_k: the preset of W_K; W_Q is the identity. temperature: a divisor of the logits.
     """
     x_LD = X_LD[list(order)]
-    q_BLHK, k_BLHK = ((x_LD @ PRESETS[name]).reshape(1, len(x_LD), heads, -1) for name in ("identity", w_k))
-    scale = 1 / math.sqrt(q_BLHK.shape[-1]) / temperature
-    visible_BLS = Mask(causal=False).visible(len(x_LD))
-    _, found = attend(Heads(*map(jnp.asarray, (q_BLHK, k_BLHK, k_BLHK))), visible_BLS, scoring=Scoring(scale))
-    return np.asarray(found.logits_BHLS[0]), np.asarray(found.weights_BHLS[0])
+    q_LHK, k_LHK = ((x_LD @ PRESETS[name]).reshape(len(x_LD), heads, -1) for name in ("identity", w_k))
+    logits_HLS = np.einsum("lhk,shk->hls", q_LHK, k_LHK) / math.sqrt(q_LHK.shape[-1]) / temperature
+    return logits_HLS, softmax(logits_HLS, axis=-1)
 
 
 def draw() -> Figure:

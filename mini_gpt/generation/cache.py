@@ -32,7 +32,8 @@ class Cache(NamedTuple):
     is smaller. The next token of every row is written to the slot `steps` % S, one slice that XLA updates in place.
     With a window, the slots are then a ring buffer.
 
-    layers: each layer's keys and values. steps: length of the longest row, a scalar. lengths_B: the length of each row.
+    layers: each layer's keys and values. steps: tokens written so far, a scalar: the length of the longest row at the
+    start, and one more for each decoded token. lengths_B: the length of each row.
     slots: {S: the tokens in the slots}; a place below 0 is an empty slot. random_BT: random positions of each row up to
     the capacity, or None. source: None without an encoder.
     """
@@ -78,8 +79,8 @@ def prefill(
     """Run the model on prompts in one pass; return the next token's logits_BV, float32, and the cache.
 
     tokens_BL: prompts padded on the right; a causal model does not see the padding. lengths_B: tokens of each prompt,
-    at least 1. capacity: the maximum length of a row. source_BS: the tokens of the encoder; -1 is padding. Raises the
-    errors of `check`.
+    at least 1. capacity: the maximum length of a row, at least L; `decode` beyond it would overwrite old tokens.
+    source_BS: the tokens of the encoder; -1 is padding. Raises the errors of `check`.
     """
     check(model.config.model)
     (batch, length), config = tokens_BL.shape, model.config.model

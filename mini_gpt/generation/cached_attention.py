@@ -160,6 +160,10 @@ def attach(attention: Any, kept: KeyValues, step: Step) -> None:
             attention.on_input[number] = CachedCanon(change, kept.recent_BTD, step)
         elif isinstance(change, Fox):
             attention.on_input[number] = CachedFox(change, kept.decay_BSH, step)
+        else:
+            raise NotImplementedError(
+                f"{type(change).__name__}: needs a class that replaces it while tokens are decoded"
+            )
     for number, change in enumerate(attention.on_heads):
         if isinstance(change, LengthScale):
             attention.on_heads[number] = CachedScale(change, kept.keys_XSK.shape[1], step)

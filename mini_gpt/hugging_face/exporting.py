@@ -4,7 +4,7 @@ import dataclasses
 import json
 import math
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -135,10 +135,11 @@ def _length(model: LoadedModel, architecture: Architecture, asked: int | None) -
 
 def _positions(config: ModelConfig, length: int) -> np.ndarray:
     """Return positions_PD, which the model adds to the embeddings of tokens; zeros if it adds none."""
-    zeros_1PD, name = jnp.zeros((1, length, config.d_model)), positions.input_encoding(config)
+    zeros_1PD = jnp.zeros((1, length, config.d_model))
+    name = positions.input_encoding(config)
     if name is None:
         return np.asarray(zeros_1PD[0])
-    encoding: Any = positions.ENCODINGS[name](config, rngs=nnx.Rngs(0))
+    encoding = positions.ENCODINGS[name](config, rngs=nnx.Rngs(0))
     return np.asarray(encoding.embed(zeros_1PD, jnp.arange(length)[None])[0])
 
 

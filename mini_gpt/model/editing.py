@@ -24,7 +24,7 @@ Array = jax.Array | np.ndarray
 class Edit(NamedTuple):
     """A map x → scale · x + add of one activation in all layers, or in one.
 
-    Both arrays have the axes that `Edits` says. All but the first may have size 1. Without `add`, x is only scaled.
+    Both arrays have the axes that `Edits` says. Without `add`, x is only scaled. NaN and infinity stay.
     """
 
     scale: Array
@@ -115,8 +115,6 @@ class EditedHeads(nnx.Module):
 
 class EditedScores(ScoreMod):
     """Edits the logits of attention, as the last score mod."""
-
-    whole_rows = "edits of the logits"
 
     def __init__(self, edit: Edit):
         self.edit = nnx.data(edit)

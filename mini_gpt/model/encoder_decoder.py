@@ -11,14 +11,14 @@ from mini_gpt.config.model import ModelConfig
 from mini_gpt.model import other_blocks, positions, running
 from mini_gpt.model.attention.context import Context, Tokens, in_row
 from mini_gpt.model.attention.multi_head import MultiHeadAttention
-from mini_gpt.model.gpt import Block, MiniGPT
-from mini_gpt.model.layers import INIT_STD, Mlp, dropout, dropout_keys, make_norm, make_table, observe
+from mini_gpt.model.gpt import Block, MiniGPT, Stack
+from mini_gpt.model.layers import Mlp, dropout, dropout_keys, make_table, observe
 from mini_gpt.model.other_blocks import OtherBlock, norm_of_branch
 from mini_gpt.runtime import token_ids
 from mini_gpt.runtime.errors import UserError
 
-ENCODER_KEY = 2**30  # folded into the dropout key; larger than any number of layers
-PADDING_SEGMENT = -1  # of a source; segments of tokens are not negative
+ENCODER_KEY = 2**30  # folded into the dropout key; split(key, n)[i] is fold_in(key, i), and these must not meet
+PADDING_SEGMENT = -1  # of the padding of a source; other segments are not negative
 
 
 class CrossBlock(OtherBlock):
@@ -37,40 +37,44 @@ class CrossBlock(OtherBlock):
     def __call__(self, x_BLD: jax.Array, context: Any, dropout_key: jax.Array | None = None) -> jax.Array:
         """Return x_BLD. context: a pair, of self-attention and of cross-attention."""
         observe(self, "stream", x_BLD)
-        (of_target, of_source), keys = context, dropout_keys(dropout_key, 5)
-        attend = lambda x_BLD: self.attention(x_BLD, of_target, keys[0])
-        read_source = lambda x_BLD: self.cross_attention(x_BLD, of_source, keys[3])
+        (target_context, source_context), keys = context, dropout_keys(dropout_key, 5)
+        attend = lambda x_BLD: self.attention(x_BLD, target_context, keys[0])
+        read_source = lambda x_BLD: self.cross_attention(x_BLD, source_context, keys[3])
         x_BLD = self.branch(x_BLD, self.attention_norm, attend, keys[1])
         x_BLD = self.branch(x_BLD, self.cross_norm, read_source, keys[4])
         return self.branch(x_BLD, self.mlp_norm, self.mlp, keys[2])
 
 
-class Encoder(nnx.Module):
+class Encoder(Stack):
     """The encoder's blocks, between embeddings with positions and a last norm."""
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
-        self.config, block = config, other_blocks.choose(config) or Block
-        self.positions: Any = nnx.Dict(**positions.shared(config, rngs=rngs))
-        self.input_encoding = positions.input_encoding(config)
-        self.embedding_norm = make_norm(config, rngs=rngs) if config.embedding_norm else None
-        self.blocks = running.make_blocks(config, block, rngs=rngs)
-        self.run_blocks = running.runner(config)
-        self.final_norm = make_norm(config, rngs=rngs) if config.norm_placement != "post" else None
+        super().__init__(config, other_blocks.choose(config) or Block, rngs=rngs)
 
-    embed: Any = MiniGPT.embed
+    def __call__(self, table: nnx.Param, tokens_BS: jax.Array, source: Tokens, dropout_key: Any) -> jax.Array:
+        """Return the last hidden states x_BSD, float32. table: of embeddings."""
+        keys = dropout_keys(dropout_key, self.config.num_layers + 1)
+        x_BSD = self.embed(table, tokens_BS, source.positions_BL)
+        x_BSD = dropout(x_BSD, self.config.embedding_dropout, keys[-1])
+        x_BSD = running.run(self, x_BSD, Context(source, source, shared=self.positions), keys[:-1])
+        observe(self, "stream", x_BSD)
+        return x_BSD if self.final_norm is None else self.final_norm(x_BSD)
 
 
 class EncoderDecoder(MiniGPT):
-    """A decoder with cross-attention, and its encoder. A target token sees the source tokens of its own segment."""
+    """A decoder with cross-attention, and its encoder.
+
+    A target token sees the source tokens of its own segment; by default, all are in segment 0.
+    """
+
+    block = CrossBlock
 
     def __init__(self, config: ModelConfig, vocab_size: int, *, rngs: nnx.Rngs):
-        super().__init__(config, vocab_size, block=CrossBlock, rngs=rngs)
-        of_cross = positions.shared(config.encoder, rngs=rngs) if config.cross_positions else {}
-        self.cross_positions = nnx.Dict(**of_cross)  # in both directions, as in the encoder
+        super().__init__(config, vocab_size, rngs=rngs)
+        cross_encodings = positions.shared(config.encoder, rngs=rngs) if config.cross_positions else {}
+        self.cross_positions: Any = nnx.Dict(**cross_encodings)  # bidirectional, as in the encoder
         self.encoder = Encoder(config.encoder, rngs=rngs)
-        std = config.d_model**-0.5 if config.scale_embeddings else INIT_STD
-        own_table = not config.share_embeddings
-        self.source_embedding = make_table(vocab_size, config.d_model, std, rngs=rngs) if own_table else None
+        self.source_embedding = None if config.share_embeddings else make_table(vocab_size, config, rngs=rngs)
 
     def __call__(  # type: ignore[override]
         self,
@@ -86,6 +90,8 @@ class EncoderDecoder(MiniGPT):
         if source_BS is None:
             raise UserError("source_BS: must be given for this model, which has an encoder")
         token_ids.check(source_BS, self.vocab_size, "source_BS", padding=True)
+        for length in (source_BS.shape[1], *([tokens_BL.shape[1]] if positions_BL is None else [])):
+            self.config.check_length(length)
         return self.logits(self.hidden(tokens_BL, positions_BL, segments_BL, source_BS, dropout_key=dropout_key))
 
     def hidden(  # type: ignore[override]
@@ -94,16 +100,14 @@ class EncoderDecoder(MiniGPT):
         positions_BL: jax.Array | None,
         segments_BL: jax.Array | None,
         source_BS: jax.Array,
-        *of_source: jax.Array | None,
+        *source_arrays: jax.Array | None,
         dropout_key: jax.Array | None = None,
     ) -> jax.Array:
         """Return the last hidden states x_BLD in `dtype`, as `MiniGPT.hidden`.
 
-        source_BS, of_source: the arguments of `encode`.
+        source_BS, source_arrays: the tokens, the positions and the segments of the source, see `encode`.
         """
-        source = self.encode(source_BS, *of_source, dropout_key=dropout_key)
-        if positions_BL is None:
-            self.config.check_length(tokens_BL.shape[1])
+        source = self.encode(source_BS, *source_arrays, dropout_key=dropout_key)
         tokens = in_row(tokens_BL.shape[1], positions_BL, segments_BL)
         return self.decode(tokens_BL, tokens, source, dropout_key=dropout_key)
 
@@ -139,22 +143,13 @@ class EncoderDecoder(MiniGPT):
         *,
         dropout_key: jax.Array | None = None,
     ) -> tuple[jax.Array, Tokens]:
-        """Return the encoder's last hidden states x_BSD, float32, and the source's tokens, without their decay.
+        """Return the encoder's last hidden states x_BSD, float32, and the coordinates of the source's tokens.
 
-        source_BS: -1 is padding, which no other token sees. positions_BS, segments_BS: as in `MiniGPT.hidden`. Without
-        positions, raises the errors of `ModelConfig.check_length`.
+        source_BS: -1 is padding, which no other token sees. positions_BS, segments_BS: as in `MiniGPT.hidden`.
         """
-        if positions_BS is None:
-            self.config.check_length(source_BS.shape[1])
         segments_BS = jnp.zeros_like(source_BS) if segments_BS is None else segments_BS
         segments_BS = jnp.where(source_BS < 0, PADDING_SEGMENT, segments_BS)
-        tokens = in_row(source_BS.shape[1], positions_BS, segments_BS)
-        encoder, key = self.encoder, dropout_key
-        key = None if key is None else jax.random.fold_in(key, ENCODER_KEY)
-        keys = dropout_keys(key, encoder.config.num_layers + 1)
+        source = in_row(source_BS.shape[1], positions_BS, segments_BS)
+        key = None if dropout_key is None else jax.random.fold_in(dropout_key, ENCODER_KEY)
         table = self.embedding if self.source_embedding is None else self.source_embedding
-        x_BSD = encoder.embed(table, jnp.maximum(source_BS, 0), tokens.positions_BL)
-        x_BSD = dropout(x_BSD, encoder.config.embedding_dropout, keys[-1])
-        x_BSD = running.run(encoder, x_BSD, Context(tokens, tokens, shared=encoder.positions), keys[:-1])
-        observe(encoder, "stream", x_BSD)
-        return x_BSD if encoder.final_norm is None else encoder.final_norm(x_BSD), tokens
+        return self.encoder(table, jnp.maximum(source_BS, 0), source, key), source

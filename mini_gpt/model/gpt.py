@@ -15,8 +15,11 @@ from mini_gpt.config.model import ModelConfig
 from mini_gpt.model import loss, other_blocks, output, positions, running
 from mini_gpt.model.attention.context import Context, in_row
 from mini_gpt.model.attention.multi_head import MultiHeadAttention
-from mini_gpt.model.layers import INIT_STD, Mlp, dropout, dropout_keys, make_norm, make_table, observe
+from mini_gpt.model.layers import Mlp, dropout, dropout_keys, make_norm, make_table, observe
 from mini_gpt.runtime import devices, sharding, token_ids
+from mini_gpt.runtime.errors import require
+
+ENCODER = "must be 0 for MiniGPT; build.make gives the model with an encoder"
 
 
 class Block(nnx.Module):
@@ -39,26 +42,45 @@ class Block(nnx.Module):
         return x_BLD + dropout(added_BLD, self.dropout_rate, keys[2])
 
 
-class MiniGPT(nnx.Module):
-    """A decoder, or an encoder if not `causal`. Parameters are float32, matrix products are in `dtype`.
+class Stack(nnx.Module):
+    """Blocks, the positional encodings that they share, and a last norm. block: their class."""
 
-    Other models are built onto this one: `encoder_decoder` adds an encoder, `other_blocks` has other residual branches,
-    `running` scans over the layers or recomputes activations, and `output` has what may be between the last norm and
-    the output table.
-    """
-
-    def __init__(self, config: ModelConfig, vocab_size: int, *, block: type | None = None, rngs: nnx.Rngs):
-        self.config, self.vocab_size, self.dtype = config, vocab_size, devices.compute_dtype(config.dtype)
-        block = block or other_blocks.choose(config) or Block
-        std = config.d_model**-0.5 if config.scale_embeddings else INIT_STD
-        self.embedding = make_table(vocab_size, config.d_model, std, rngs=rngs)
+    def __init__(self, config: ModelConfig, block: type, *, rngs: nnx.Rngs):
+        self.config = config
         self.positions: Any = nnx.Dict(**positions.shared(config, rngs=rngs))
         self.input_encoding = positions.input_encoding(config)
         self.embedding_norm = make_norm(config, rngs=rngs) if config.embedding_norm else None
         self.blocks = running.make_blocks(config, block, rngs=rngs)
         self.run_blocks = running.runner(config)
         self.final_norm = make_norm(config, rngs=rngs) if config.norm_placement != "post" else None
-        self.unembedding = None if config.tie_embeddings else make_table(vocab_size, config.d_model, std, rngs=rngs)
+
+    def embed(self, table: nnx.Param, tokens_BL: jax.Array, positions_BL: jax.Array) -> jax.Array:
+        """Return the embeddings x_BLD with positions, float32: the residual stream is float32."""
+        x_BLD = sharding.gather(table[...])[tokens_BL]
+        x_BLD = x_BLD * self.config.d_model**0.5 if self.config.scale_embeddings else x_BLD
+        if self.input_encoding is not None:
+            x_BLD = self.positions[self.input_encoding].embed(x_BLD, positions_BL)
+        return x_BLD if self.embedding_norm is None else self.embedding_norm(x_BLD)
+
+
+class MiniGPT(Stack):
+    """A decoder, or an encoder if not `causal`. Parameters are float32, matrix products are in `dtype`.
+
+    Other models extend this one: `encoder_decoder` adds an encoder, `other_blocks` has other residual branches,
+    `running` scans over the layers or recomputes activations, and `output` has what may be between the last norm and
+    the output table. Raises UserError for a config with an encoder; `build.make` makes the model of any config.
+    """
+
+    block: type | None = None  # of the blocks, if it does not follow from the config
+
+    def __init__(self, config: ModelConfig, vocab_size: int, *, rngs: nnx.Rngs):
+        self.vocab_size, self.dtype = vocab_size, devices.compute_dtype(config.dtype)
+        require(
+            self.block is not None or not config.has_encoder, "model.encoder_layers", config.encoder_layers, ENCODER
+        )
+        self.embedding = make_table(vocab_size, config, rngs=rngs)
+        super().__init__(config, self.block or other_blocks.choose(config) or Block, rngs=rngs)
+        self.unembedding = None if config.tie_embeddings else make_table(vocab_size, config, rngs=rngs)
         self.output = output.make(config, vocab_size, rngs=rngs)
 
     def __call__(
@@ -69,11 +91,14 @@ class MiniGPT(nnx.Module):
         *,
         dropout_key: jax.Array | None = None,
     ) -> jax.Array:
-        """Return logits_BLV in float32. Takes the arguments of `hidden`, and raises its errors.
+        """Return logits_BLV in float32. Takes the arguments of `hidden`.
 
-        Raises UserError for a token id outside the vocabulary, unless the tokens are traced.
+        Raises UserError for a token id outside the vocabulary, unless the tokens are traced. Without positions, raises
+        the errors of `ModelConfig.check_length`.
         """
         token_ids.check(tokens_BL, self.vocab_size, "tokens_BL")
+        if positions_BL is None:
+            self.config.check_length(tokens_BL.shape[1])
         return self.logits(self.hidden(tokens_BL, positions_BL, segments_BL, dropout_key=dropout_key))
 
     def hidden(
@@ -87,10 +112,8 @@ class MiniGPT(nnx.Module):
         """Return the last hidden states x_BLD in `dtype`; their product with `output_table` gives the logits.
 
         positions_BL: by default 0..L-1. segments_BL: attention stays within a segment; by default one segment.
-        dropout_key: no dropout if None. Without positions, raises the errors of `ModelConfig.check_length`.
+        dropout_key: no dropout if None.
         """
-        if positions_BL is None:
-            self.config.check_length(tokens_BL.shape[1])
         tokens = in_row(tokens_BL.shape[1], positions_BL, segments_BL)
         context = Context(tokens, tokens, shared=self.positions)
         *keys, embedding_key = dropout_keys(dropout_key, self.config.num_layers + 1)
@@ -102,14 +125,6 @@ class MiniGPT(nnx.Module):
             for block, key in zip(self.blocks, keys, strict=True):
                 x_BLD = block(x_BLD, context, key)
         return self.finish(x_BLD)
-
-    def embed(self, table: nnx.Param, tokens_BL: jax.Array, positions_BL: jax.Array) -> jax.Array:
-        """Return the embeddings x_BLD with positions, float32: the residual stream is float32."""
-        x_BLD = sharding.gather(table[...])[tokens_BL]
-        x_BLD = x_BLD * self.config.d_model**0.5 if self.config.scale_embeddings else x_BLD
-        if self.input_encoding is not None:
-            x_BLD = self.positions[self.input_encoding].embed(x_BLD, positions_BL)
-        return x_BLD if self.embedding_norm is None else self.embedding_norm(x_BLD)
 
     def finish(self, x_BLD: jax.Array) -> jax.Array:
         """Return the last hidden states, in `dtype`, from the residual stream after a block."""
@@ -127,7 +142,7 @@ class MiniGPT(nnx.Module):
     def output_table(self) -> jax.Array:
         """The unembedding table_VD, float32; the logits are its product with the last hidden states, before a cap.
 
-        With a bias of the logits, both have one more column for it.
+        With a bias of the logits, the table and the hidden states have one more column for it.
         """
         table_VD = (self.embedding if self.unembedding is None else self.unembedding)[...]
         return table_VD if self.output is None else self.output.table(table_VD)

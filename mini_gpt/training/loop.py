@@ -60,7 +60,7 @@ class Loop:
                 if self.config.train.nonfinite != "rewind" or failed.count > self.config.train.nonfinite_limit:
                     raise UserError(f"{failed}; {self._save_before(failed)}") from None
                 message, step, count = str(failed), failed.step, failed.count
-            # After the except block: the exception holds the old state, and two states may not fit.
+            # After the except block: the exception holds the old state, and two states may not fit in memory.
             del state
             start, state = self._rewind(step, count)
             log.warning(f"{message}: rewound to step {start}; batches skipped so far: {self.record.data_offset}")
@@ -208,7 +208,8 @@ def train(
     conclude: print a new run's parameters, and at the end score the whole validation split and print a summary.
     probe: logs more of each evaluation, such as `insight.training_curves.attention_metrics`.
 
-    Returns the last state. Raises UserError for errors that the user can fix. Wrong input changes no files.
+    Returns the last state. After a signal, saves and raises SystemExit(128 + signal), as if the signal had killed the
+    process. Raises UserError for errors that the user can fix. Wrong input changes no files.
     """
     run, first_state, in_workdir = prepare(config, workdir, init_from)
     with (
@@ -218,7 +219,8 @@ def train(
         describe(run, new=first_state.is_new, parameters=conclude)
         last = config.train.steps
         with stopping.at_once(), ThreadPoolExecutor(1) as background:
-            compiling = background.submit(run.compiled_step) if last not in saved.steps() else None
+            done = max(saved.steps(), default=0)
+            compiling = background.submit(run.compiled_step) if done < last else None
             restored = saved.restore_last(run.abstract_state)
             step, state, record = restored or (0, first_state(), Record())
             state = run.ready(state)

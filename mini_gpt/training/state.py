@@ -17,7 +17,7 @@ from mini_gpt.training.optimizer import make_optimizer
 
 
 class TrainState(NamedTuple):
-    """step: optimizer steps so far, int32 scalar. parameters: nested dicts; float32 in training.
+    """step: training steps so far, skipped ones included, int32 scalar. parameters: nested dicts; float32 in training.
 
     optimizer_state: from optax; None in the checkpoint of an import, which no step has trained.
     halted: bool scalar, True after a non-finite step that is not skipped: later steps change nothing. Not saved.

@@ -36,19 +36,18 @@ def make_train_step(
     metrics: float32 scalars loss (unsmoothed NLL, nats per token), objective (the minimised loss), learning_rate,
     adam_learning_rate (of Muon's AdamW), gradient_norm (of the trained parameters, before clipping), parameter_norm (of
     all, before the update); and the bool finite, True if loss, objective and gradient are all finite. A non-finite step
-    skips the update. Unless `train.nonfinite` is skip, later steps skip theirs too: the host reads the metrics one step
-    late, and needs the state before the non-finite step.
+    changes no parameter. With train.nonfinite=stop or rewind, later steps change nothing either: the host reads the
+    metrics one step late, and needs the state before the non-finite step.
     """
     mesh, pattern = sharding.mesh_of(abstract_state), config.trainable
 
     def sums(trained: Parameters, fixed: Parameters | None, batch: Arrays, key: jax.Array) -> tuple[jax.Array, Arrays]:
         """Return the sum of the objective over the targets, and all sums."""
         model = nnx.merge(definition, trained if fixed is None else trainable.join(trained, fixed))
-        positions_BL = jnp.arange(batch["inputs"].shape[1])[None]
-        inputs = (batch["inputs"], positions_BL) if prepare is None else prepare(batch, key)
+        inputs = (batch["inputs"],) if prepare is None else prepare(batch, key)
         x_BLD = model.hidden(*inputs, dropout_key=key)
-        fields = losses.Objective(config.label_smoothing, model.config.output_soft_cap)
-        objective, loss = losses.loss_sums(x_BLD, model.output_table, batch["targets"], batch["weights"], fields, mesh)
+        options = losses.Objective(config.label_smoothing, model.config.output_soft_cap)
+        objective, loss = losses.loss_sums(x_BLD, model.output_table, batch["targets"], batch["weights"], options, mesh)
         return objective, {"objective": objective, "loss": loss, "count": jnp.sum(batch["weights"])}
 
     def train_step(state: TrainState, batch: Arrays) -> tuple[TrainState, Metrics]:

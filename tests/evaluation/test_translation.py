@@ -6,7 +6,6 @@ import json
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from mini_gpt.model.inputs import Inputs
 
 from mini_gpt import suites
 from mini_gpt.data import task_batches, tasks, tokenizers
@@ -14,7 +13,7 @@ from mini_gpt.data.layout import Layout
 from mini_gpt.data.pairs import Pair
 from mini_gpt.evaluation import calibration, pair_accuracy, task_accuracy, translation
 from mini_gpt.generation import decoding
-from mini_gpt.insight import alignment
+from mini_gpt.insight import alignment, observing
 from mini_gpt.runtime import progress
 from mini_gpt.runtime.errors import UserError
 from mini_gpt.suites.base import SuiteOptions
@@ -192,10 +191,10 @@ def test_the_maps_of_the_alignment_are_those_of_the_model(model):
     batch = task_batches.problem_batch([(question, answer)], made.config, TOKENIZER, 20)
     found = np.asarray(alignment._cross_attention(made, jnp.array(batch["inputs"]), jnp.array(batch["source"])))
     target_BL, source_BS = (jnp.array([[SEPARATOR, *TOKENIZER.encode(text)]]) for text in (answer, question))
-    inputs = Inputs(target_BL, source_BS=source_BS)
-    traces = made.merge().forward(inputs, trace=lambda trace: trace.cross_attention.weights_BHLS)[2]
-    size = np.asarray(traces[0]).shape
-    np.testing.assert_allclose(found[0, :, :, : size[2], : size[3]], traces[0], atol=1e-5)
+    layers = observing.layers(made.merge(), (target_BL, None, None, source_BS))
+    wanted_BHLS = layers[0].cross_attention.weights_BHLS
+    size = wanted_BHLS.shape
+    np.testing.assert_allclose(found[0, :, :, : size[2], : size[3]], wanted_BHLS, atol=1e-5)
     np.testing.assert_allclose(found[0, 0, :, : size[2], size[3] :], 0, atol=1e-9)
 
 

@@ -155,7 +155,9 @@ def assert_cached_equals_full(model, rtol=1e-4, atol=2e-4):
     prefill = jax.jit(lambda model: cache.prefill(model, prompts_BL, jnp.array(lengths_B), CAPACITY))
     decode = jax.jit(cache.decode)
     logits_BV, kv = prefill(model)
-    windows = [kind.window or CAPACITY for kind in model.config.model.layer_kinds]
+    in_order = model.config.model.variants.normaliser == "stick_breaking"  # then all keys are kept
+    kinds = model.config.model.layer_kinds
+    windows = [CAPACITY if in_order or kind.position == "cope" else kind.window or CAPACITY for kind in kinds]
     assert [layer.keys_XSK.shape[1] for layer in kv.layers] == windows
     for _ in range(CAPACITY - max(lengths_B)):
         np.testing.assert_allclose(logits_BV, full_BTV[np.arange(3), lengths_B - 1], rtol=rtol, atol=atol)

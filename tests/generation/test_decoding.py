@@ -19,8 +19,8 @@ from mini_gpt.generation import prompts as prepared_prompts
 from mini_gpt.generation.prompts import Prompts
 from mini_gpt.generation.sampling import Sampling
 from mini_gpt.insight import attention
-from mini_gpt.model import build, gpt
-from mini_gpt.runtime import sharding
+from mini_gpt.model import build
+from mini_gpt.runtime import devices, sharding
 from mini_gpt.runtime.errors import UserError
 from mini_gpt.training.evaluators import TextEvaluator
 from tests.conftest import slow
@@ -101,7 +101,7 @@ def test_the_cache_is_updated_in_place(fields):
 def test_dtype_auto_decodes_in_float32_on_cpus(monkeypatch):
     prompt, options = [3, 1], {"length": 12, "sampling": Sampling(temperature=0.7)}
     plain = generate(make(), prompt, **options)
-    monkeypatch.setattr(gpt.devices, "has_bfloat16", lambda device: True)
+    monkeypatch.setattr(devices, "has_bfloat16", lambda device: True)
     model = make(**{"model.dtype": "auto"})
     assert model.merge().dtype == jnp.bfloat16
     calls, original = [], prepared_prompts._float32_definition

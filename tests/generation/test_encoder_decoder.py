@@ -1,5 +1,6 @@
 """Decoding with an encoder: cached logits, sources of different lengths, and beam search against brute force."""
 
+import dataclasses
 import itertools
 
 import jax
@@ -7,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from mini_gpt.data.layout import Layout
 from mini_gpt.generation import beam, cache
 from mini_gpt.generation import decoding as generation
 from mini_gpt.generation.sampling import Sampling
@@ -52,6 +54,25 @@ def test_cached_logits_equal_the_full_forward(fields):
     np.testing.assert_allclose(logits_BV, full_BLV[:, -1], atol=1e-4, rtol=1e-4)
 
 
+def test_a_token_reads_the_source_of_its_own_segment_only():
+    model = dataclasses.replace(make(), layout=Layout(0))
+    tokens_BL, source_BS = np.array([[0, 3, 4, 0, 5, 6, 7]]), np.array([[0, 8, 9, 1, 0, 2, 3, -1]])
+    start = jax.jit(lambda model, source_BS: cache.prefill(model, tokens_BL[:, :5], jnp.array([5]), 7, source_BS))
+
+    def cached(source_BS):
+        logits_BV, kv = start(model, source_BS)
+        found = [logits_BV]
+        for token_B in tokens_BL.T[5:]:
+            logits_BV, kv = jax.jit(cache.decode)(model, token_B, kv)
+            found.append(logits_BV)
+        return np.stack(found, axis=1)
+
+    found = cached(source_BS)
+    np.testing.assert_allclose(found, model.logits(tokens_BL, None, None, source_BS)[:, 4:], atol=1e-4, rtol=1e-4)
+    np.testing.assert_array_equal(cached(np.where(source_BS == 9, 4, source_BS)), found)
+    assert np.abs(cached(np.where(source_BS == 2, 4, source_BS)) - found).max(axis=-1).min() > 1e-3
+
+
 def test_a_row_does_not_depend_on_the_other_sources():
     model = make()
     options = {"length": 9, "sampling": GREEDY}
@@ -69,7 +90,7 @@ def test_rows_of_a_cache_can_be_exchanged():
     after_BV, _ = step(model, jnp.array([7, 8, 8]), kv.take(jnp.array([2, 0, 0])))
     np.testing.assert_allclose(after_BV, before_BV[jnp.array([2, 0, 0])], rtol=1e-5, atol=1e-5)
     swapped = kv.take(jnp.array([1, 1, 1]), same_sources=True)
-    assert all(new.source is old.source for new, old in zip(swapped.layers, kv.layers, strict=True))
+    assert swapped.source is kv.source
     np.testing.assert_array_equal(swapped.layers[0].keys_XSK, kv.take(jnp.array([1, 1, 1])).layers[0].keys_XSK)
 
 

@@ -4,13 +4,11 @@ import dataclasses
 import math
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from mini_gpt.config import loading
 from mini_gpt.model import build
-from mini_gpt.model.attention import multi_head
-from mini_gpt.model.attention.context import Context, Mask
+from mini_gpt.model.attention.context import Mask
 
 RNG = np.random.default_rng(3)
 
@@ -127,32 +125,41 @@ WAYS = {
 }
 
 
-def masks_as(make):
-    """Change the masks of self-attention. make: takes and returns causal, window and segments."""
-    return lambda patch: patch.setattr(multi_head, "Mask", lambda *mask: Mask(*make(*mask)))
+def masks_as(change):
+    """Change the mask of self-attention. change: takes and returns a mask and the tokens."""
+
+    def patched(patch):
+        visible = Mask.visible
+
+        def changed(mask, queries, keys):
+            if queries is not keys:  # cross-attention
+                return visible(mask, queries, keys)
+            mask, tokens = change(mask, queries)
+            return visible(mask, tokens, tokens)
+
+        patch.setattr(Mask, "visible", changed)
+
+    return patched
 
 
 def causal_cross_attention(patch):
     """Let target position i see the source positions 0..i only."""
-    of_memory = Context.of_memory
+    visible = Mask.visible
 
-    def changed(context):
-        context = of_memory(context)
-        return context._replace(mask=context.mask._replace(causal=True))
+    def changed(mask, queries, keys):
+        return visible(mask if queries is keys else mask._replace(causal=True), queries, keys)
 
-    patch.setattr(Context, "of_memory", changed)
+    patch.setattr(Mask, "visible", changed)
 
 
 def visible_padding(patch):
     """Let cross-attention see the padding of the source."""
-    of_memory = Context.of_memory
+    visible = Mask.visible
 
-    def changed(context):
-        segments_BS = context.memory.segments_BS
-        last_BS = jnp.where(segments_BS < 0, segments_BS.max(axis=1, keepdims=True), segments_BS)
-        return of_memory(context._replace(memory=context.memory._replace(segments_BS=last_BS)))
+    def changed(mask, queries, keys):
+        return visible(mask, queries, keys if queries is keys else keys._replace(segments_BL=None))
 
-    patch.setattr(Context, "of_memory", changed)
+    patch.setattr(Mask, "visible", changed)
 
 
 # {name: (change of the code of a model with an encoder, the check that finds it)}
@@ -160,10 +167,10 @@ MASKS = {
     "causal cross-attention": (causal_cross_attention, "cross-attention"),
     "visible padding": (visible_padding, "source padding"),
     "visible in encoder": (
-        masks_as(lambda causal, window, segments: (causal, window, segments if causal else None)),
+        masks_as(lambda mask, tokens: (mask, tokens if mask.causal else tokens._replace(segments_BL=None))),
         "source padding",
     ),
-    "causal encoder": (masks_as(lambda causal, window, segments: (True, window, segments)), "encoder direction"),
-    "no causal mask": (masks_as(lambda causal, window, segments: (False, window, segments)), "causality"),
-    "joined documents": (masks_as(lambda causal, window, segments: (causal, window, None)), "documents"),
+    "causal encoder": (masks_as(lambda mask, tokens: (mask._replace(causal=True), tokens)), "encoder direction"),
+    "no causal mask": (masks_as(lambda mask, tokens: (mask._replace(causal=False), tokens)), "causality"),
+    "joined documents": (masks_as(lambda mask, tokens: (mask, tokens._replace(segments_BL=None))), "documents"),
 }

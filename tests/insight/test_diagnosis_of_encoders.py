@@ -6,7 +6,6 @@ import functools
 import jax
 import numpy as np
 import pytest
-from mini_gpt.model.inputs import Inputs
 
 from mini_gpt import suites
 from mini_gpt.config import loading
@@ -113,14 +112,6 @@ def test_short_texts_have_no_checks_of_order(initial):
     assert masks.causality(model, inputs_BL[:, :1], source_BS) == []
     model, _, source_BS = initial(model__attention_window=1)
     assert masks.encoder_direction(model, source_BS) == []
-
-
-@pytest.mark.slow
-def test_a_given_memory_takes_the_place_of_the_source(initial):
-    model, inputs_BL, source_BS = initial()
-    module = model.merge()
-    x_BLD, _, _ = module.forward(Inputs(inputs_BL), memory=module.encode(source_BS)[0])
-    np.testing.assert_allclose(x_BLD, module.forward(Inputs(inputs_BL, source_BS=source_BS))[0], atol=1e-6)
 
 
 def test_padding_is_in_no_statistic(initial):

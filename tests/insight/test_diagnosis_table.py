@@ -126,6 +126,12 @@ def test_a_hardly_trained_model_is_found_and_printed(open_run, capsys):
     assert f"checks found something: {', '.join(found)}." in printed
 
 
+def test_a_far_too_high_learning_rate_is_found(open_run):
+    run = open_run("high rate", {"train__steps": 100, "optimizer__learning_rate": 1.0})
+    found = suites.evaluate(run, "diagnose", SuiteOptions())["found"]
+    assert {"activations", "saturated attention", "loss"} <= {*found}
+
+
 def test_an_overfit_model_is_found(open_run):
     run = open_run("overfit", OVERFIT)
     assert "overfitting" in suites.evaluate(run, "diagnose", SuiteOptions())["found"]

@@ -7,13 +7,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from mini_gpt.model.inputs import Inputs
 
 from mini_gpt import suites
 from mini_gpt.data import task_batches, tasks, tokenizers
 from mini_gpt.data.layout import PLAIN
 from mini_gpt.evaluation import perplexity, task_accuracy
-from mini_gpt.insight import pruning, samples
+from mini_gpt.insight import observing, pruning, samples
 from mini_gpt.model import editing
 from mini_gpt.model import loss as losses
 from mini_gpt.model import parameters as model_parameters
@@ -114,11 +113,11 @@ def test_mean_ablation_is_the_loss_with_a_mean_output(fields, small):
         assert increase_NH[layer, head] == pytest.approx(mean_loss(model, parameters, texts) - whole, abs=3e-5)
     outputs = [np.zeros((2, 2, 4)), 0.0]
     for count, batch in texts:
-        take = lambda trace: trace.heads_BLHK
-        module, text_BL = model.merge(), batch["targets"] if model.masked else None
-        layers = module.forward(model.with_layout(batch["inputs"], text_BL), trace=take)[2]
+        text_BL = batch["targets"] if model.masked else None
+        layers = observing.layers(model.merge(), model.with_layout(batch["inputs"], text_BL))
         weights_BL = batch["weights"][:count]
-        outputs[0] += np.stack([np.einsum("blhk,bl->hk", np.float64(x[:count]), weights_BL) for x in layers])
+        heads = [np.float64(layer.heads_BLHK[:count]) for layer in layers]
+        outputs[0] += np.stack([np.einsum("blhk,bl->hk", x_BLHK, weights_BL) for x_BLHK in heads])
         outputs[1] += weights_BL.sum()
     np.testing.assert_allclose(means_NHK, outputs[0] / outputs[1], rtol=1e-4, atol=1e-5)
 
@@ -170,14 +169,14 @@ def test_each_problem_draws_its_own_random_positions(small):
     problems = [("abcd", "abcd"), ("abca", "abca"), ("acdb", "acdb"), ("ab", "ab"), ("add", "add")]
     texts = list(samples.of_problems(model, tokenizer, problems, "gradients"))
     importance_NH, increase_NH = pruning.importance(model, texts), pruning.ablation(model, texts)
-    module = model.merge()
 
     def loss(number, mask_NBH):
         """Return the mean loss of a problem's answer, with positions from the key of its number."""
         batch = task_batches.problem_batch(problems[number : number + 1], config, tokenizer, 12)
         key = jax.random.fold_in(jax.random.key(0), number)
-        inputs = Inputs(batch["inputs"], PLAIN.of(config.model, batch["inputs"], key[None])[0])
-        x_BLD, _, _ = module.forward(inputs, edits=editing.head_mask(mask_NBH))
+        positions_BL, _ = PLAIN.of(config.model, batch["inputs"], key[None])
+        module = editing.edited(model.merge(), editing.head_mask(mask_NBH))
+        x_BLD = module.hidden(batch["inputs"], positions_BL)
         nll_BL = losses.nll(module.logits(x_BLD), batch["targets"])
         return (nll_BL * batch["weights"]).sum() / batch["weights"].sum()
 

@@ -7,8 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from mini_gpt.model.attention.inputs import Context, Heads, Mask, Scoring
-from mini_gpt.model.inputs import Inputs
 
 from mini_gpt.config import loading
 from mini_gpt.data import tasks
@@ -16,46 +14,40 @@ from mini_gpt.data.layout import PLAIN
 from mini_gpt.data.tokenizers import CharacterTokenizer
 from mini_gpt.evaluation.loaded import LoadedModel
 from mini_gpt.insight.attention import attention_statistics
+from mini_gpt.insight.observing import layers
 from mini_gpt.insight.training_curves import attention_metrics
 from mini_gpt.model import MiniGPT, build
-from mini_gpt.model.attention.multi_head import MultiHeadAttention, Options, split_heads
+from mini_gpt.model.attention.context import Mask
+from mini_gpt.model.attention.multi_head import MultiHeadAttention, split_heads
 from mini_gpt.model.attention.reference import attend
-from mini_gpt.model.positions import Position
 from mini_gpt.runtime import sharding
 from mini_gpt.training.evaluators import TaskEvaluator
 from tests import oracle
 from tests.conftest import slow
 from tests.evaluation.models import random_model
+from tests.model.cores import GivenMask, attend_with_maps, draw, make_core, row_context, visible_BLS
 
 
-def draw(*shape, seed=0, dtype=jnp.float32):
-    return jax.random.normal(jax.random.key(seed), shape).astype(dtype)
-
-
-def test_projections_heads_and_maps_have_the_expected_shapes():
+def test_projections_and_heads_have_the_expected_shapes():
     config = loading.load("configs/default.py", {"model.d_model": 8, "model.num_heads": 2}).model
-    attention = MultiHeadAttention(config, rngs=nnx.Rngs(0))
+    attention = MultiHeadAttention(config, config.layer_kinds[0], rngs=nnx.Rngs(0))
     x_BLD = draw(1, 3, 8)
     assert attention.query(x_BLD).shape == (1, 3, 8)
     heads_BLHK = split_heads(attention.query(x_BLD), 2)
     assert heads_BLHK.swapaxes(1, 2).shape == (1, 2, 3, 4)
     np.testing.assert_array_equal(heads_BLHK[0, :, 1], attention.query(x_BLD)[0, :, 4:])
-    context = Context(Mask(True), Position(config, rngs=nnx.Rngs(0)), jnp.arange(3)[None], with_maps=True)
-    out, cache, (maps, heads_BLHK) = attention(x_BLD, context, Options())
-    assert heads_BLHK.shape == (1, 3, 2, 4)
-    assert maps.weights_BHLS.shape == (1, 2, 3, 3)
-    assert out.shape == (1, 3, 8)
-    np.testing.assert_array_equal(cache.values_XSK, split_heads(attention.value(x_BLD), 2)[0].swapaxes(0, 1))
+    assert attention(x_BLD, row_context(None, 3)).shape == (1, 3, 8)
 
 
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
 def test_attend_equals_loops_in_float64(kv_heads):
     B, L, S, H, K = 2, 5, 7, 4, 6
     q, k, v = draw(B, L, H, K), draw(B, S, kv_heads, K, seed=1), draw(B, S, kv_heads, K, seed=2)
-    bias = draw(B, H, L, S, seed=3)
     visible = np.random.default_rng(0).random((B, L, S)) < 0.6
     visible[:, :, 0] = True
-    out, maps = attend(Heads(q, k, v), jnp.array(visible), bias_BHLS=bias, scoring=Scoring(0.3))
+    core, bias = make_core(0.3), draw(B, H, L, S, seed=3)
+    core.score_mods.append(lambda logits_BHLS, context: logits_BHLS + bias)
+    out, maps = attend_with_maps(core, q, k, v, row_context(GivenMask(jnp.array(visible)), L))
     q, k, v, bias = (np.asarray(x, np.float64) for x in (q, k, v, bias))
     for b in range(B):
         for h in range(H):
@@ -68,24 +60,25 @@ def test_attend_equals_loops_in_float64(kv_heads):
 
 
 @pytest.mark.parametrize("fields", [{}, *slow({"model.scan_layers": True}, {"model.remat": "block"})], ids=str)
-def test_traced_weights_sum_to_one_and_leave_logits_unchanged(fields):
+def test_observed_weights_sum_to_one_for_visible_keys(fields):
     config = loading.load("configs/tiny.py", {"model.num_layers": 3, "model.num_kv_heads": 2} | fields).model
     model, tokens = MiniGPT(config, 257, rngs=nnx.Rngs(0)), jnp.arange(20).reshape(2, 10)
-    x_BLD, caches, maps = model.forward(Inputs(tokens), trace=lambda trace: trace.attention)
-    assert caches is None
-    np.testing.assert_array_equal(x_BLD, model.forward(Inputs(tokens))[0])
+    maps = [layer.attention for layer in layers(model, (tokens,))]
     assert [m.weights_BHLS.shape for m in maps] == [(2, config.num_heads, 10, 10)] * 3
     for m in maps:
         np.testing.assert_allclose(m.weights_BHLS.sum(-1), 1, atol=1e-6)
         assert (np.triu(m.weights_BHLS, 1) == 0).all()
 
 
-def test_a_scan_keeps_the_maps_of_one_layer_at_a_time():
+def test_maps_that_are_reduced_are_in_memory_one_layer_at_a_time():
     fields = {"model.num_layers": 12, "model.scan_layers": True, "context_length": 256, "model.num_heads": 4}
     definition, shapes = build.abstract(loading.load("configs/tiny.py", fields).model, 257)
-    entropy = lambda trace: jax.scipy.special.entr(trace.attention.weights_BHLS).sum()
-    traces = lambda p, tokens: nnx.merge(definition, p).forward(Inputs(tokens), trace=entropy)[2]
-    compiled = jax.jit(traces).lower(shapes, jax.ShapeDtypeStruct((8, 256), jnp.int32)).compile()
+
+    def entropies(parameters, tokens):
+        observed = layers(nnx.merge(definition, parameters), (tokens,))
+        return [jax.scipy.special.entr(layer.attention.weights_BHLS).sum() for layer in observed]
+
+    compiled = jax.jit(entropies).lower(shapes, jax.ShapeDtypeStruct((8, 256), jnp.int32)).compile()
     assert compiled.memory_analysis().temp_size_in_bytes < 6 * (8 * 4 * 256 * 256 * 4)
 
 
@@ -95,7 +88,7 @@ def test_a_query_without_visible_keys_gives_zero(dtype):
     visible = jnp.array([[[True, False, False], [False, False, False], [True, True, False]]])
 
     def total(q, k, v):
-        out, maps = attend(Heads(q, k, v), visible, scoring=Scoring(0.5))
+        out, maps = attend_with_maps(make_core(0.5, num_heads=2), q, k, v, row_context(GivenMask(visible), 3))
         return jnp.sum(out.astype(jnp.float32) ** 2), (out, maps)
 
     (_, (out, maps)), gradients = jax.value_and_grad(total, (0, 1, 2), has_aux=True)(q, k, v)
@@ -109,32 +102,32 @@ def test_a_query_without_visible_keys_gives_zero(dtype):
 
 def test_large_float16_logits_do_not_overflow():
     q = jnp.full((1, 2, 1, 64), 60.0, jnp.float16)
-    out, _ = attend(Heads(q, q, draw(1, 2, 1, 64, dtype=jnp.float16)), Mask(True).visible(2))
+    out = attend(make_core(num_heads=1), q, q, draw(1, 2, 1, 64, dtype=jnp.float16), row_context(Mask(True), 2))
     assert jnp.isfinite(out).all()
 
 
 def test_masks_equal_written_out_matrices():
     on, off = True, False
     causal = [[on, off, off], [on, on, off], [on, on, on]]
-    np.testing.assert_array_equal(Mask(True).visible(3), [causal])
-    np.testing.assert_array_equal(Mask(False).visible(3), np.ones((1, 3, 3), bool))
+    np.testing.assert_array_equal(visible_BLS(3), [causal])
+    np.testing.assert_array_equal(visible_BLS(3, causal=False), np.ones((1, 3, 3), bool))
     segments = jnp.array([[1, 1, 2]])
     isolated = [[on, off, off], [on, on, off], [off, off, on]]
-    np.testing.assert_array_equal(Mask(True, segments_BL=segments).visible(3), [isolated])
+    np.testing.assert_array_equal(visible_BLS(3, segments_BL=segments), [isolated])
     both_ways = [[on, on, off], [on, on, off], [off, off, on]]
-    np.testing.assert_array_equal(Mask(False, segments_BL=segments).visible(3), [both_ways])
+    np.testing.assert_array_equal(visible_BLS(3, causal=False, segments_BL=segments), [both_ways])
     near = [[1, 0, 0, 0], [1, 1, 0, 0], [0, 1, 1, 0], [0, 0, 1, 1]]
-    np.testing.assert_array_equal(Mask(True, 2).visible(4), [near])
+    np.testing.assert_array_equal(visible_BLS(4, window=2), [near])
     around = [[1, 1, 0, 0], [1, 1, 1, 0], [0, 1, 1, 1], [0, 0, 1, 1]]
-    np.testing.assert_array_equal(Mask(False, 2).visible(4), [around])
+    np.testing.assert_array_equal(visible_BLS(4, causal=False, window=2), [around])
 
 
 def test_the_scale_keeps_the_logits_variance_at_one():
     K = 64
     q, k = draw(8, 64, 2, K), draw(8, 64, 2, K, seed=1)
-    visible = Mask(False).visible(64)
+    context = row_context(Mask(False), 64)
     for scale, variance in ((1 / math.sqrt(K), 1.0), (1.0, K)):
-        _, maps = attend(Heads(q, k, k), visible, scoring=Scoring(scale))
+        _, maps = attend_with_maps(make_core(scale, num_heads=2), q, k, k, context)
         assert float(jnp.var(maps.logits_BHLS)) == pytest.approx(variance, rel=0.1)
 
 
@@ -142,8 +135,8 @@ def test_the_scale_keeps_the_logits_variance_at_one():
 def test_attention_statistics_use_visible_pairs_without_padding():
     config = loading.load("configs/tiny.py", {"model.position": "alibi"})
     module, tokens = MiniGPT(config.model, 257, rngs=nnx.Rngs(0)), jnp.arange(24).reshape(2, 12)
-    _, _, maps = module.forward(Inputs(tokens), trace=lambda trace: trace.attention)
     definition, params = build.split(module)
+    maps = [layer.attention for layer in layers(module, (tokens,))]
     model = LoadedModel(params, definition, config, sharding.make_mesh(1, 1, 1), 1024, PLAIN)
     lengths = (9, 12)  # the first row has three tokens of padding
     is_query_BL = np.arange(12) < np.array(lengths)[:, None]

@@ -5,19 +5,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from mini_gpt.model.attention.inputs import Context, Heads, Mask, Scoring
 
 from mini_gpt.config import loading
 from mini_gpt.model import MiniGPT, positions
-from mini_gpt.model.attention import blockwise, reference, rows
-from mini_gpt.model.attention.variants import Variants
+from mini_gpt.model.attention import reference, rows
+from mini_gpt.model.attention.context import Mask
+from mini_gpt.model.attention.variants import Canon
 from mini_gpt.model.positions import biases, waves
 from tests import oracle
-from tests.conftest import slow
-
-
-def draw(*shape, seed):
-    return jax.random.normal(jax.random.key(seed), shape)
+from tests.model.cores import draw, make_core, row_context, visible_BLS
 
 
 def make(name="rope", **fields):
@@ -30,40 +26,12 @@ def encoding(name, **fields):
     return positions.ENCODINGS[name](make(name, **fields), rngs=nnx.Rngs(0))
 
 
-@pytest.mark.parametrize("length, documents, window", [(150, True, None), *slow((600, False, 300), (600, True, None))])
-def test_blockwise_with_a_decay_and_wide_keys_equals_the_reference(length, documents, window):
-    """With t5's bias beside the decay, and keys that are wider than values, as in pope."""
-    q, k, v = draw(2, length, 4, 24, seed=0), draw(2, length, 2, 24, seed=1), draw(2, length, 2, 16, seed=2)
-    decay = jnp.cumsum(jax.nn.log_sigmoid(draw(2, length, 4, seed=3)), axis=1)
-    segments = jnp.cumsum(jax.random.bernoulli(jax.random.key(4), 0.03, (2, length)), axis=1) if documents else None
-    definition, table = nnx.split(encoding("t5"))
-    table = jax.tree.map(lambda leaf: leaf + draw(*leaf.shape, seed=5), table)
-    mask, places, factors = Mask(True, window, segments), jnp.arange(length)[None], draw(2, length, 4, 16, seed=6)
-
-    def by_blocks(heads, table):
-        return blockwise.attend(heads, Context(mask, nnx.merge(definition, table), places), Scoring(0.3))
-
-    def at_once(heads, table):
-        bias = nnx.merge(definition, table).bias(places, places)
-        return reference.attend(heads, mask.visible(length), bias_BHLS=bias, scoring=Scoring(0.3))[0]
-
-    total = lambda attend: lambda *arguments: jnp.sum(factors * attend(*arguments))
-    found, wanted = (
-        jax.jit(jax.value_and_grad(total(attend), (0, 1)))(Heads(q, k, v, decay), table)
-        for attend in (by_blocks, at_once)
-    )
-    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
-        np.testing.assert_allclose(a, b, atol=2e-5 * max(1, np.abs(b).max()))
-    assert np.abs(wanted[1][0].decay_BLH).max() > 0.1
-
-
 def test_alibi_is_forgetting_with_constant_gates():
     slopes = biases.alibi_slopes(4)
     decay_BLH = jnp.cumsum(jnp.broadcast_to(-jnp.array(slopes), (1, 20, 4)), axis=1)
-    heads, visible = Heads(*(draw(1, 20, 4, 8, seed=seed) for seed in range(3))), Mask(True).visible(20)
-    places = jnp.arange(20)[None]
-    wanted, _ = reference.attend(heads, visible, bias_BHLS=encoding("alibi").bias(places, places))
-    found, _ = reference.attend(heads._replace(decay_BLH=decay_BLH), visible)
+    heads = [draw(1, 20, 4, 8, seed=seed) for seed in range(3)]
+    wanted = reference.attend(make_core(position="alibi"), *heads, row_context(Mask(True), 20))
+    found = reference.attend(make_core(position="fox"), *heads, row_context(Mask(True), 20, decay_BLH=decay_BLH))
     np.testing.assert_allclose(found, wanted, atol=1e-5)
 
 
@@ -119,7 +87,7 @@ def test_contextual_positions_count_gates_and_share_the_last_row():
     """Wide open gates count tokens: the own key has position 1. The table ends at row 3."""
     q = jnp.ones((1, 6, 1, 2))
     table = jnp.array([[0.0, 0.0], [1.0, 0.0], [2.0, 0.0], [7.0, 0.0]])
-    visible = Mask(True).visible(6)
+    visible = visible_BLS(6)
     bias = rows.contextual_bias(q, jnp.full((1, 1, 6, 6), 30.0), visible, table)[0, 0]
     np.testing.assert_allclose(bias[5], [7, 7, 7, 7, 2, 1], atol=1e-5)
     half = rows.contextual_bias(q, jnp.zeros((1, 1, 6, 6)), visible, table)[0, 0]  # gates of 1/2
@@ -129,36 +97,35 @@ def test_contextual_positions_count_gates_and_share_the_last_row():
 
 def test_selective_attention_subtracts_the_first_heads_earlier_logits():
     logits = jnp.array([[[[9.0, 9, 9, 9], [5, 6, 9, 9], [5, 2, 7, 9], [5, 3, 1, 8]]] * 2])
-    found = rows.selective_penalty(logits.at[:, 1].set(50.0), Mask(True).visible(4))[0]
+    found = rows.selective_penalty(logits.at[:, 1].set(50.0), visible_BLS(4))[0]
     # Not by the query itself, not the own key, not the first key.
     np.testing.assert_array_equal(found, [[0, 0, 0, 0], [0, 0, 0, 0], [0, 0, 0, 0], [0, 2, 0, 0]])
-    assert not rows.selective_penalty(-logits, Mask(True).visible(4)).any()
-    apart = rows.selective_penalty(logits, Mask(True, None, jnp.array([[0, 1, 1, 1]])).visible(4))[0]
+    assert not rows.selective_penalty(-logits, visible_BLS(4)).any()
+    apart = rows.selective_penalty(logits, visible_BLS(4, segments_BL=jnp.array([[0, 1, 1, 1]])))[0]
     np.testing.assert_array_equal(apart, np.zeros((4, 4)))  # token 1 is now the first of its document
 
 
 def test_stick_breaking_weights_add_up_to_1_and_prefer_recent_keys():
     logits = draw(2, 3, 7, 7, seed=0)
-    visible = Mask(True, 4, jnp.array([[0] * 7, [0] * 3 + [1] * 4])).visible(7)
+    visible = visible_BLS(7, window=4, segments_BL=jnp.array([[0] * 7, [0] * 3 + [1] * 4]))
     weights = rows.stick_breaking(logits, visible)
     np.testing.assert_allclose(weights.sum(-1), 1, rtol=1e-5)
     assert not np.asarray(weights)[~np.broadcast_to(visible[:, None], weights.shape)].any()
     for b, h, i in ((0, 1, 6), (1, 2, 4), (1, 0, 3)):
         wanted = oracle.sticks(np.asarray(logits[b, h, i], np.float64), visible[b, i])
         np.testing.assert_allclose(weights[b, h, i], wanted, atol=1e-6)
-    even = rows.stick_breaking(jnp.zeros((1, 1, 4, 4)), Mask(True).visible(4))[0, 0]
+    even = rows.stick_breaking(jnp.zeros((1, 1, 4, 4)), visible_BLS(4))[0, 0]
     np.testing.assert_allclose(even[3], [1 / 8, 1 / 4, 1 / 2, 1 / 8], rtol=1e-6)  # the rest is for the token itself
 
 
 def test_a_canon_layer_starts_like_a_convolution_and_stays_in_its_document():
-    layer = Variants(make(**{"variants.canon": True}), rngs=nnx.Rngs(0))
-    assert 0.4 < np.abs(layer.canon[...]).max() <= 0.5  # not 0.02
+    canon = Canon(make(), rngs=nnx.Rngs(0))
+    assert 0.4 < np.abs(canon.taps[...]).max() <= 0.5  # not 0.02
     x = draw(1, 9, 32, seed=0)
-    segments = jnp.array([[0] * 5 + [1] * 4])
-    found = layer.convolved(x, segments, None)
-    parts = [layer.convolved(part, None, None) for part in (x[:, :5], x[:, 5:])]
-    np.testing.assert_array_equal(found, jnp.concatenate(parts, axis=1))
-    moved = layer.convolved(x.at[0, 6].set(0.0), None, None) != layer.convolved(x, None, None)
+    convolved = lambda x, segments=None: canon(x, row_context(None, x.shape[1], segments_BL=segments))[0]
+    parts = [convolved(part) for part in (x[:, :5], x[:, 5:])]
+    np.testing.assert_array_equal(convolved(x, jnp.array([[0] * 5 + [1] * 4])), jnp.concatenate(parts, axis=1))
+    moved = convolved(x.at[0, 6].set(0.0)) != convolved(x)
     assert np.flatnonzero(moved.any(-1)[0]).tolist() == [6, 7, 8] and not moved[0, :6].any()
 
 

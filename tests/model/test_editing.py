@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 from mini_gpt.data.tokenizers import CharacterTokenizer
+from mini_gpt.evaluation.loaded import LoadedModel
 from mini_gpt.generation import cache
+from mini_gpt.insight import observing
 from mini_gpt.insight.attention import attention_maps
 from mini_gpt.model import editing
 from mini_gpt.model.editing import Edit, Edits
@@ -33,9 +35,10 @@ def tokens(seed):
 @jax.jit
 def activations(model, tokens_BL):
     """Return the activations of each site, with axis N, as a dict."""
-    take = lambda trace: (trace.heads_BLHK, trace.attention_BLD, trace.feed_forward_BLD, trace.before_BLD)
-    _, _, layers = model.merge().forward(model.with_layout(tokens_BL), edits=model.edits, trace=take)
-    return {site: jnp.stack(arrays) for site, arrays in zip(SITES, zip(*layers, strict=True), strict=True)}
+    layers = observing.layers(model.edited(), model.with_layout(tokens_BL))
+    fields = ("heads_BLHK", "attention_BLD", "feed_forward_BLD", "before_BLD")
+    stacked = lambda field: jnp.stack([getattr(layer, field) for layer in layers])
+    return {site: stacked(field) for site, field in zip(SITES, fields, strict=True)}
 
 
 def logits(model, tokens_BL, edits):
@@ -89,6 +92,20 @@ def test_replacing_by_own_activations_changes_nothing(small, scan):
     own = activations(model, tokens(0))
     edits = Edits(*(Edit.replace(np.ones(own[site].shape[:-1], bool), own[site]) for site in SITES))
     np.testing.assert_allclose(logits(model, tokens(0), edits), model.logits(tokens(0)), rtol=1e-5, atol=1e-5)
+
+
+def test_neutral_edits_change_nothing_and_new_ones_compile_nothing(small):
+    model, ones_N = make(small), np.ones(N, np.float32)
+
+    def scaled(factors_N):
+        of_layer = lambda axes: Edit(factors_N.reshape(N, *[1] * axes), 0 * factors_N.reshape(N, *[1] * axes))
+        return Edits(of_layer(4), of_layer(3), of_layer(3), of_layer(3), of_layer(4))
+
+    found = logits(model, tokens(0), scaled(ones_N))
+    np.testing.assert_array_equal(found, model.logits(tokens(0)))
+    programs = LoadedModel.hidden._cache_size()
+    assert np.abs(logits(model, tokens(0), scaled(0.5 * ones_N)) - found).max() > 1e-3
+    assert LoadedModel.hidden._cache_size() == programs
 
 
 @pytest.mark.parametrize("scan", [False, True])
@@ -173,12 +190,10 @@ def test_knocked_out_keys_get_no_attention(small):
     np.testing.assert_allclose(maps[1].weights_BHLS[:, :, 4], rest / rest.sum(-1, keepdims=True), rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.slow
 def test_edits_of_logits_are_refused_with_a_kv_cache(small):
     edited = dataclasses.replace(make(small), edits=Edits(logits=Edit(np.full((N, 1, 1, 1, 1), 2.0, np.float32))))
-    _, kv = cache.prefill(edited, tokens(0)[:, :4], np.full(B, 4), L)
     with pytest.raises(UserError, match="they need a full pass"):
-        cache.decode(edited, tokens(0)[:, 4], kv)
+        cache.prefill(edited, tokens(0)[:, :4], np.full(B, 4), L)
 
 
 def test_an_edit_after_another_does_both(small):

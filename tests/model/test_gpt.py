@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from mini_gpt.model.inputs import Inputs
 
 from mini_gpt.config import loading
 from mini_gpt.model import MiniGPT, build, parameters, positions
@@ -255,14 +254,14 @@ def test_the_prediction_heads_bias_is_added_to_the_logits():
     """Logits, hidden states · output table, losses and gradients agree with a bias that is added by hand."""
     _, definition, params = make_model(**BERT)
     tokens, weights = jnp.arange(12)[None], jnp.arange(12.0)[None]
-    head = params["prediction_head"]
+    head = params["output"]
 
     def nll_sum(bias_V):
-        model = nnx.merge(definition, params | {"prediction_head": head | {"bias": bias_V}})
-        x_BLD, mesh = model.forward(Inputs(tokens))[0], sharding.make_mesh(1, 1, 1)
+        model = nnx.merge(definition, params | {"output": head | {"bias": bias_V}})
+        x_BLD, mesh = model.hidden(tokens), sharding.make_mesh(1, 1, 1)
         return losses.loss_sums(x_BLD, model.output_table, tokens, weights, losses.Objective(), mesh)[0]
 
-    without = run(definition, params | {"prediction_head": head | {"bias": jnp.zeros(VOCAB)}}, tokens)
+    without = run(definition, params | {"output": head | {"bias": jnp.zeros(VOCAB)}}, tokens)
     logits = run(definition, params, tokens)
     np.testing.assert_allclose(logits - without, jnp.broadcast_to(head["bias"], logits.shape), atol=1e-5)
     expected, gradient = jax.value_and_grad(lambda bias_V: jnp.sum(losses.nll(without + bias_V, tokens) * weights))(

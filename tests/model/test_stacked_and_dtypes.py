@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from mini_gpt.model.inputs import Inputs
 
 from mini_gpt.config import loading
-from mini_gpt.model import MiniGPT, build, parameters
+from mini_gpt.insight import observing
+from mini_gpt.model import MiniGPT, build, parameters, running
 from tests.model.test_gpt import VOCAB, make_model, run
 
 
@@ -41,7 +41,7 @@ def test_a_scan_over_layers_equals_the_unrolled_model(activation, dtype, toleran
     @functools.partial(jax.jit, static_argnums=0)
     def gradient_and_maps(definition, params):
         logit = lambda params: run(definition, params, tokens, dropout_key=jax.random.key(1))[1, 7, 3]
-        *_, maps = nnx.merge(definition, params).forward(Inputs(tokens), trace=lambda t: t.attention.weights_BHLS)
+        maps = [layer.attention.weights_BHLS for layer in observing.layers(nnx.merge(definition, params), (tokens,))]
         return jax.value_and_grad(logit)(params), maps
 
     (unrolled, maps), (scanned, maps_of_scan) = (
@@ -56,6 +56,18 @@ def test_a_scan_over_layers_equals_the_unrolled_model(activation, dtype, toleran
     close(scanned[0], unrolled[0])
     assert len(maps) == 4
     jax.tree.map(close, maps_of_scan, maps)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"position": ("alibi", "rope", "t5")}, {"attention_window": (3, None), "rope.base": (10.0, 1e4), "num_layers": 4}],
+    ids=str,
+)
+def test_an_unrolled_scan_gives_the_same_logits(fields):
+    _, definition, params = make_model(**{"num_layers": 3, "scan_layers": True, "variants.sink": "trained"} | fields)
+    tokens, module = jnp.arange(12)[None], running.unrolled(nnx.merge(definition, params))
+    assert module.run_blocks is None and len(module.blocks) == fields.get("num_layers", 3)
+    np.testing.assert_allclose(nnx.jit(module)(tokens), run(definition, params, tokens), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.slow
@@ -79,15 +91,16 @@ def test_last_hidden_states_have_the_compute_dtype(placement):
     _, definition, params = make_model(dtype="bfloat16", norm_placement=placement)
     tokens = jnp.arange(6)[None]
     model = nnx.merge(definition, params)
-    assert model.forward(Inputs(tokens))[0].dtype == jnp.bfloat16 and model(tokens).dtype == jnp.float32
+    assert model.hidden(tokens).dtype == jnp.bfloat16 and model(tokens).dtype == jnp.float32
 
 
 def test_without_residuals_the_stream_is_float32_in_a_scan_too():
     for scan in (False, True):
         _, definition, params = make_model(dtype="bfloat16", residual=False, scan_layers=scan)
-        inputs = Inputs(jnp.zeros((1, 4), jnp.int32))
-        traces = nnx.merge(definition, params).forward(inputs, trace=lambda trace: trace.after_BLD)[2]
-        assert [after_BLD.dtype for after_BLD in traces] == [jnp.float32, jnp.float32]
+        tokens = jnp.zeros((1, 4), jnp.int32)
+        jax.eval_shape(nnx.merge(definition, params).hidden, tokens)  # a scan refuses a stream that changes its dtype
+        observed = observing.layers(nnx.merge(definition, params), (tokens,))
+        assert [layer.after_BLD.dtype for layer in observed] == [jnp.float32, jnp.float32]
 
 
 def test_bfloat16_models_keep_float32_parameters():

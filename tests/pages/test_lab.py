@@ -12,9 +12,11 @@ from flax import nnx
 
 from mini_gpt.config import load
 from mini_gpt.model import positions
-from mini_gpt.model.attention.inputs import Heads, Mask, Scoring
-from mini_gpt.model.attention.multi_head import split_heads
-from mini_gpt.model.attention.reference import attend
+from mini_gpt.model.attention import reference
+from mini_gpt.model.attention.context import Context, Mask, in_row
+from mini_gpt.model.attention.core import Core
+from mini_gpt.model.attention.multi_head import MultiHeadAttention, split_heads
+from mini_gpt.model.attention.parts import ScoreMod
 from mini_gpt.pages.lab import example, page
 from tests.conftest import REPOSITORY
 from tests.pages import node
@@ -58,34 +60,50 @@ def stacked(results, name):
     return np.array([each[name] for each in results], np.float32)
 
 
+class Divide(ScoreMod):
+    """Divides the logits by a temperature."""
+
+    def __init__(self, temperature):
+        self.temperature = temperature
+
+    def __call__(self, logits_BHLS, context):
+        return logits_BHLS / self.temperature
+
+
+def attend(core, *heads):
+    """Return the heads' outputs, the logits and the weights of reference attention."""
+    out_BLHK, seen = nnx.capture(lambda core: reference.attend(core, *heads), nnx.Intermediate)(core)
+    return out_BLHK, seen["logits"][0], seen["weights"][0]
+
+
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_each_step_is_the_librarys(shown, setting):
     position, causal, scaled, heads = setting
     fields = {"position": position, "d_model": 4, "num_heads": heads, "scale_embeddings": True}
+    fields |= {"scale_attention": scaled}
     config = load("configs/tiny.py", {f"model.{name}": str(value) for name, value in fields.items()}).model
-    encoding = positions.make(config, rngs=nnx.Rngs(0))[0]
+    attention, words = MultiHeadAttention(config, config.layer_kinds[0], rngs=nnx.Rngs(0)), in_row(6)
     results = shown[setting]
-    x_BLD, places_BL = jnp.asarray(stacked(results, "x")), jnp.arange(6)[None]
+    input_BLD = x_BLD = jnp.asarray(stacked(results, "x"))
+    for encoding in positions.shared(config, rngs=nnx.Rngs(0)).values():
+        input_BLD = encoding.embed(x_BLD, words.positions_BL)
     w = {letter: jnp.array([each["matrices"][letter] for each in results], jnp.float32) for letter in LETTERS}
-    input_BLD = encoding.embed(x_BLD, places_BL)
     q_BLD, k_BLD, v_BLD = (input_BLD @ w[letter] for letter in "QKV")
     q_BLHK, k_BLHK, v_BLHK = (split_heads(each, heads) for each in (q_BLD, k_BLD, v_BLD))
-    rotated = encoding.rotate(q_BLHK, places_BL), encoding.rotate_keys(k_BLHK, places_BL)
-    bias_BHLS = encoding.bias(places_BL, places_BL)
-    factor = (4 // heads) ** -0.5 if scaled else 1.0
-    visible_BLS = Mask(causal).visible(6)
-    divided = None if bias_BHLS is None else bias_BHLS / temperature(setting)
-    scoring = Scoring(factor / temperature(setting))
-    out_BLHK, maps = attend(Heads(*rotated, v_BLHK), visible_BLS, bias_BHLS=divided, scoring=scoring)
+    rotated, context = (q_BLHK, k_BLHK), Context(words, words, Mask(causal))
+    for change in attention.on_heads:
+        rotated = change(*rotated, context)
+    attention.core.score_mods.append(Divide(temperature(setting)))
+    out_BLHK, logits_BHLS, weights_BHLS = attend(attention.core, *rotated, v_BLHK, context)
     concatenated_BLE = out_BLHK.reshape(*x_BLD.shape)
     expected = {"input": input_BLD, "q": q_BLD, "k": k_BLD, "v": v_BLD}
     expected |= {"concatenated": concatenated_BLE, "y": concatenated_BLE @ w["O"]}
     for name, values in expected.items():
         np.testing.assert_allclose(stacked(results, name), values, rtol=1e-5, atol=1e-5, err_msg=name)
-    logits_BHLS = np.where(visible_BLS[:, None], maps.logits_BHLS * temperature(setting), np.nan)
+    logits_BHLS = np.where(context.visible()[:, None], logits_BHLS * temperature(setting), np.nan)
     of_heads = {"q": rotated[0], "k": rotated[1], "v": v_BLHK, "out": out_BLHK}
     of_heads = {name: np.asarray(values).swapaxes(1, 2) for name, values in of_heads.items()}
-    for name, values in (of_heads | {"logits": logits_BHLS, "weights": maps.weights_BHLS}).items():
+    for name, values in (of_heads | {"logits": logits_BHLS, "weights": weights_BHLS}).items():
         found = [[head[name] for head in each["heads"]] for each in results]
         np.testing.assert_allclose(np.array(found, np.float32), values, rtol=1e-5, atol=1e-5, err_msg=name)
 
@@ -281,10 +299,11 @@ def test_copies_hold_all_numbers(explained):
 
 def test_shapes_are_those_of_the_model():
     table = node.evaluate(SCRIPTS, "{ return shapesOf(10, 512, 8); }", None)
-    q_BLHK = jnp.zeros((1, 10, 8, 64))
-    out_BLHK, maps = attend(Heads(q_BLHK, q_BLHK, q_BLHK), Mask(False).visible(10))
+    q_BLHK, words = jnp.zeros((1, 10, 8, 64)), in_row(10)
+    core = Core(load("configs/tiny.py", {"model.d_model": "512", "model.num_heads": "8"}).model)
+    out_BLHK, _, weights_BHLS = attend(core, q_BLHK, q_BLHK, q_BLHK, Context(words, words))
     shown = [tuple(int(n) for n in shape.split(" × ")) for _, shape in table]
-    assert shown == [(10, 512), (8, 10, 64), maps.weights_BHLS.shape[1:], (8, 10, 64), (10, 512)]
+    assert shown == [(10, 512), (8, 10, 64), weights_BHLS.shape[1:], (8, 10, 64), (10, 512)]
     assert (
         out_BLHK.swapaxes(1, 2).shape[1:] == shown[3] and split_heads(jnp.zeros((1, 10, 512)), 8).shape == q_BLHK.shape
     )

@@ -5,16 +5,16 @@ import dataclasses
 import jax
 import numpy as np
 import pytest
-from mini_gpt.model.attention.inputs import Mask
-from mini_gpt.model.inputs import Inputs
 
 from mini_gpt.config import loading
 from mini_gpt.data.layout import Layout
-from mini_gpt.model import build
+from mini_gpt.insight import observing
+from mini_gpt.insight.mechanisms.patching import activations
+from mini_gpt.model import build, editing
+from mini_gpt.model.attention.context import Mask
 from mini_gpt.model.editing import NONE, Edit, Edits
 from mini_gpt.pages.play import limits, pack, page
 from tests import oracle
-from tests.model.test_editing import activations
 from tests.pages import node, play_engine
 from tests.pages.play_engine import make
 from tests.pages.test_play_engine import LENGTH, LIMIT, TOKENS, exact
@@ -117,13 +117,13 @@ def test_another_mask_shows_later_keys_of_the_segment(fields, mask, monkeypatch)
     model = make(fields | {"attention": "reference"}, layout=Layout(separator_id=int(TOKENS[3])))
     [(logits_LV, _)] = run(model, {"mask": mask})
 
-    def between(self, places_L, places_S, segments):
-        offset_LS = places_S[None, :] - places_L[:, None]
-        reach = len(places_L) if self.window is None else self.window
-        visible_LS = (offset_LS <= {"shifted": 1, "none": LENGTH}[mask]) & (abs(offset_LS) < reach)
-        return visible_LS[None] & (segments[0][:, :, None] == segments[1][:, None, :])
+    def visible(self, queries, keys):
+        offset_BLS = keys.places_BL[:, None, :] - queries.places_BL[:, :, None]
+        reach = LENGTH if self.window is None else self.window
+        visible_BLS = (offset_BLS <= {"shifted": 1, "none": LENGTH}[mask]) & (abs(offset_BLS) < reach)
+        return visible_BLS & (queries.segments_BL[:, :, None] == keys.segments_BL[:, None, :])
 
-    monkeypatch.setattr(Mask, "between", between)
+    monkeypatch.setattr(Mask, "visible", visible)
     with jax.disable_jit():
         close(logits_LV, model.logits(TOKENS[None])[0])
 
@@ -176,21 +176,21 @@ def test_a_layer_that_is_off_is_an_identity():
 
 
 def test_a_head_can_be_its_mean(model):
-    heads = activations(model, TOKENS[None])["heads"]
+    heads = activations(model, TOKENS[None]).heads
     [(logits_LV, _)] = run(model, {"heads": {"0.3": "mean"}})
-    mean = np.asarray(heads).mean(axis=2, keepdims=True)
+    mean = heads.mean(axis=2, keepdims=True)
     close(logits_LV, in_jax(model, replaced("heads", at("heads", 0, 0, ALL, 3), mean)))
 
 
 @pytest.mark.parametrize("places", ["all", [0, 4, 11]], ids=str)
 def test_patched_heads_are_those_of_the_other_text(model, places):
-    others = activations(model, OTHERS[None])["heads"]
+    others = activations(model, OTHERS[None]).heads
     patch = {"tokens": OTHERS.tolist(), "heads": ["0.1", "1.0"], "places": places}
     [(logits_LV, _)] = run(model, {"patch": patch})
     chosen, at_places = np.zeros(SHAPES["heads"], bool), ALL if places == "all" else places
     for layer, head in ((0, 1), (1, 0)):
         chosen[layer, 0, at_places, head] = True
-    close(logits_LV, in_jax(model, replaced("heads", chosen, np.asarray(others))))
+    close(logits_LV, in_jax(model, replaced("heads", chosen, others)))
 
 
 @pytest.mark.slow
@@ -206,9 +206,9 @@ def test_all_edits_combine(monkeypatch):
     both = chosen[0]._replace(feed_forward=chosen[1].feed_forward)
 
     def heads_and_logits(tokens, edits):
-        inputs = Inputs(tokens[None], np.arange(7, 7 + LENGTH)[None])
-        x_BLD, _, layers = edited.merge().forward(inputs, edits=edits, trace=lambda trace: trace.heads_BLHK)
-        return np.stack(layers), np.asarray(edited.merge().logits(x_BLD))[0]
+        inputs, module = (tokens[None], np.arange(7, 7 + LENGTH)[None]), editing.edited(edited.merge(), edits)
+        x_BLD, layers, _ = observing.observed(module, lambda module: module.hidden(*inputs))
+        return np.stack([layer.heads_BLHK for layer in layers]), np.asarray(module.logits(x_BLD))[0]
 
     others, _ = heads_and_logits(OTHERS, both)
     where = at("heads", 1, 0, ALL, 3)

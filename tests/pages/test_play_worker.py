@@ -3,12 +3,12 @@
 import dataclasses
 import json
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from mini_gpt.data.layout import Layout
+from mini_gpt.insight import observing
 from mini_gpt.insight.attention import attention_maps
 from mini_gpt.pages.play import answers, pack
 from tests.conftest import slow
@@ -73,10 +73,8 @@ def test_the_lens_reads_the_stream_after_each_layer(placement):
 def test_norms_are_those_of_the_residual_stream():
     model = make({"position": "learned", "embedding_norm": True})
     [reply] = talk([model], RUN)
-    trace = lambda trace: (trace.before_BLD, trace.after_BLD)
-    inputs = model.with_layout(jnp.asarray(TOKENS)[None])
-    layers = jax.jit(lambda model: model.merge().forward(inputs, trace=trace)[2])(model)
-    streams = [layers[0][0], *(after for _, after in layers)]
+    layers = observing.layers(model.merge(), model.with_layout(jnp.asarray(TOKENS)[None]))
+    streams = [layers[0].before_BLD, *(layer.after_BLD for layer in layers)]
     expected = [np.linalg.norm(stream[0], axis=-1) for stream in streams]
     np.testing.assert_allclose(np.reshape(reply["norms"], (3, LENGTH)), expected, atol=LIMIT)
 

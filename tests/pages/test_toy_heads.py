@@ -1,4 +1,4 @@
-"""The toy heads of the docs compute the attention of the library."""
+"""The toy heads of the docs compute the formula of attention."""
 
 import math
 

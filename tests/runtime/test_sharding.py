@@ -16,7 +16,7 @@ from mini_gpt.model.positions import ENCODINGS
 from mini_gpt.runtime import sharding
 from mini_gpt.runtime.errors import UserError
 from mini_gpt.training import state as states
-from mini_gpt.training.step import make_train_step
+from mini_gpt.training.assembly import make_step
 from tests.training.test_step import VOCAB, assert_close, make_batch
 
 MESHES = [(2**i, 2**j, 2 ** (3 - i - j)) for i in range(4) for j in range(4 - i)]
@@ -48,7 +48,7 @@ def first_state(config):
 def train(config, state, layout=PLAIN):
     mesh = sharding.make_mesh(*config.mesh.sizes)
     definition, places = states.abstract(config, VOCAB, mesh)
-    step, history = make_train_step(definition, config, places, layout=layout), []
+    step, history = make_step(definition, config, places, layout), []
     for number in range(3):
         state, metrics = step(state, sharding.put_batch(make_batch(config, number), mesh))
         history.append({name: float(value) for name, value in metrics.items()})
@@ -208,7 +208,7 @@ def test_fsdp_sends_parameters_and_not_activations(small, fields):
     rows = sharding.batch_sharding(mesh)
     shapes = batches.shapes(config).items()
     batch = {name: jax.ShapeDtypeStruct(shape, kind, sharding=rows) for name, (shape, kind) in shapes}
-    sent = sent_bytes(make_train_step(definition, config, abstract).lower(abstract, batch).compile())
+    sent = sent_bytes(make_step(definition, config, abstract).lower(abstract, batch).compile())
     # All-gathers for the forward and the backward pass, and a reduce-scatter of gradients. XLA gathers once, not twice.
     # On CPUs, an all-reduce with twice the bytes replaces the reduce-scatter.
     leaves = jax.tree.leaves(abstract.parameters)

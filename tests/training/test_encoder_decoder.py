@@ -5,7 +5,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from mini_gpt.model.inputs import Inputs
 
 from mini_gpt import suites
 from mini_gpt.config import loading
@@ -18,11 +17,10 @@ from mini_gpt.model.loss import nll
 from mini_gpt.runtime import sharding
 from mini_gpt.runtime.errors import UserError
 from mini_gpt.suites.base import SuiteOptions
-from mini_gpt.training import loop
+from mini_gpt.training import assembly, loop
 from mini_gpt.training import state as states
 from mini_gpt.training.layouts import layout_of
 from mini_gpt.training.run import Run
-from mini_gpt.training.step import make_train_step
 from tests.conftest import slow
 from tests.training.interruption import Interrupted, assert_same_bits, interrupt_after
 from tests.training.test_step import assert_close
@@ -90,8 +88,8 @@ def test_pairs_in_one_row_do_not_see_each_other(small, position, fields):
         batch = pairs.batch_of(rows, separator, limits)
         source_BS = jnp.array(batch["source"])
         of_target, of_source = layout.of(config.model, batch["inputs"]), layout.of_source(source_BS)
-        inputs = Inputs(batch["inputs"], *of_target, source_BS, *of_source)
-        nll_BL = nll(model.logits(model.forward(inputs)[0]), batch["targets"])
+        x_BLD = model.hidden(batch["inputs"], *of_target, source_BS, *of_source)
+        nll_BL = nll(model.logits(x_BLD), batch["targets"])
         return np.asarray(nll_BL)[batch["weights"] == 1]
 
     found = [Pair(*map(TOKENIZER.encode, pair)) for pair in (("ab", "ba"), ("c", "ddee"), ("fgh", ""), ("", "x"))]
@@ -170,7 +168,7 @@ def test_queries_that_see_no_key_give_finite_gradients(small):
     config = small(**PAIRS | {"context_length": 14, "model__variants__query_scale": "ssmax"})
     mesh, vocab_size = sharding.make_mesh(1, 1, 1), len(TOKENIZER.token_bytes)
     definition, places = states.abstract(config, vocab_size, mesh)
-    step = make_train_step(definition, config, places, layout=layout_of(config, TOKENIZER))
+    step = assembly.make_step(definition, config, places, layout_of(config, TOKENIZER))
     batch = task_batches.TaskBatches(config, TOKENIZER)[0]
     assert (batch["weights"] == 0).any()
     _, metrics = step(states.create(config, vocab_size, places), sharding.put_batch(batch, mesh))
@@ -205,7 +203,8 @@ def test_eight_devices_equal_one(small, fields):
         config = small(**PAIRS | size | fields, **dict(zip(AXES, mesh, strict=True)))
         vocab_size, devices = len(TOKENIZER.token_bytes), sharding.make_mesh(*mesh)
         definition, places = states.abstract(config, vocab_size, devices)
-        state, step, losses = states.create(config, vocab_size, places), make_train_step(definition, config, places), []
+        state, losses = states.create(config, vocab_size, places), []
+        step = assembly.make_step(definition, config, places)
         for number in range(3):
             batch = task_batches.TaskBatches(config, TOKENIZER)[number]
             state, metrics = step(state, sharding.put_batch(batch, devices))

@@ -7,7 +7,6 @@ from mini_gpt.config import loading
 from mini_gpt.data import tasks, tokenizers
 from mini_gpt.data.layout import PLAIN
 from mini_gpt.training.layouts import layout_of
-from tests.model.test_gpt import make_model
 
 
 def test_position_ids_count_from_the_last_operator():
@@ -17,8 +16,7 @@ def test_position_ids_count_from_the_last_operator():
     fields = {"data.corpus": "task:copy", "data.tokenizer": "characters", "model.position": "learned"}
     data = lambda ids: loading.load("configs/default.py", fields | {"data.position_ids": ids})
     for ids in ("coupled", "abacus"):
-        layout = layout_of(data(ids), tokenizer)
-        positions, segments = layout.of(make_model()[0], tokens)
+        positions, segments = layout_of(data(ids), tokenizer).of(data(ids).model, tokens)
         np.testing.assert_array_equal(positions, expected)
         assert segments is None
     assert layout_of(data("sequence"), tokenizer) == PLAIN

@@ -78,7 +78,7 @@ def test_only_matrices_decay():
         },
     }
     assert jax.tree.leaves(decays(parameters)) == [False, True, False, True, True, False]
-    optimizer = make_optimizer(config)
+    optimizer = make_optimizer(config, parameters).transformation
     zero = jax.tree.map(jnp.zeros_like, parameters)
     updates, _ = optimizer.update(zero, optimizer.init(parameters), parameters)
     for decaying, update in zip(jax.tree.leaves(decays(parameters)), jax.tree.leaves(updates), strict=True):
@@ -118,8 +118,8 @@ def test_adamw_equals_the_paper_by_hand():
         "configs/default.py",
         {"optimizer.schedule": "constant", "optimizer.warmup_steps": 0, "optimizer.learning_rate": 0.01},
     )
-    o, optimizer = config.optimizer, make_optimizer(config)
     kernel = {"kernel": jnp.array([[1.0, -2.0], [0.5, 3.0]])}
+    o, optimizer = config.optimizer, make_optimizer(config, kernel).transformation
     by_hand = AdamWByHand(kernel["kernel"], o, 0.01, o.weight_decay)
     state = optimizer.init(kernel)
     for t in range(1, 4):
@@ -155,7 +155,7 @@ def test_muon_orthogonalises_only_the_hidden_matrices():
         matrices = leaf if is_hidden and leaf.ndim == 3 else leaf[None]
         make, rate = (MuonByHand, 0.02) if is_hidden else (AdamWByHand, 0.004)
         by_hand.append([make(matrix, config.optimizer, rate, 0.3 * decaying) for matrix in matrices])
-    optimizer = make_optimizer(config)
+    optimizer = make_optimizer(config, parameters).transformation
     update, state = jax.jit(optimizer.update), optimizer.init(parameters)
     for t in range(1, 5):
         gradients = random()
@@ -179,10 +179,11 @@ def test_muon_updates_have_the_scale_of_adamw():
     config = loading.load(
         "configs/default.py", {"optimizer.name": "muon", "optimizer.schedule": "constant", "optimizer.warmup_steps": 0}
     )
-    optimizer, rng = make_optimizer(config), np.random.default_rng(0)
+    rng = np.random.default_rng(0)
     for shape in ((32, 32), (16, 64), (64, 16)):
         matrix = {"blocks": {0: {"attention": {"kernel": jnp.zeros(shape)}}}}
         gradient = jax.tree.map(lambda _: jnp.array(rng.normal(size=shape), jnp.float32), matrix)  # noqa: B023
+        optimizer = make_optimizer(config, matrix).transformation
         updates, _ = optimizer.update(gradient, optimizer.init(matrix), matrix)
         update = np.asarray(updates["blocks"][0]["attention"]["kernel"]) / 1e-3
         assert np.sqrt((update**2).mean()) == pytest.approx(0.2, rel=0.2)

@@ -12,8 +12,8 @@ from mini_gpt.model import loss as losses
 from mini_gpt.model import parameters
 from mini_gpt.runtime import sharding
 from mini_gpt.runtime.errors import UserError
+from mini_gpt.training import assembly
 from mini_gpt.training import state as states
-from mini_gpt.training.step import make_train_step
 from tests.conftest import slow
 
 VOCAB = 40
@@ -32,7 +32,7 @@ def run(config, steps=3):
     mesh = sharding.make_mesh(*config.mesh.sizes)
     definition, abstract = states.abstract(config, VOCAB, mesh)
     state = states.create(config, VOCAB, abstract)
-    train_step, history = make_train_step(definition, config, abstract), []
+    train_step, history = assembly.make_step(definition, config, abstract), []
     for step in range(steps):
         state, metrics = train_step(state, sharding.put_batch(make_batch(config, step), mesh))
         history.append({name: float(value) for name, value in metrics.items()})
@@ -79,7 +79,7 @@ def test_offsets_of_position_ids_leave_out_operators_only_in_abacus(small, ids):
     batch["weights"][:-1] = 0  # one row has a gradient
     definition, abstract = states.abstract(config, VOCAB, mesh)
     before = np.asarray(states.create(config, VOCAB, abstract).parameters["positions"]["learned"]["embedding"])
-    train_step = make_train_step(definition, config, abstract, layout=Layout(None, (5,)))
+    train_step = assembly.make_step(definition, config, abstract, Layout(None, (5,)))
     state, _ = train_step(states.create(config, VOCAB, abstract), sharding.put_batch(batch, mesh))
     after = np.asarray(state.parameters["positions"]["learned"]["embedding"])
     trained = np.flatnonzero((after != before).any(axis=1))
@@ -117,7 +117,7 @@ def test_documents_are_split_at_unmasked_separators(small, objective):
     for cut in (slice(0, 5), slice(5, 20), slice(20, 32)):
         nll = losses.nll(model(jnp.array(batch["inputs"][:, cut])), jnp.array(batch["targets"][:, cut]))
         total += float((nll * batch["weights"][:, cut]).sum())
-    train_step = make_train_step(definition, config, abstract, layout=Layout(VOCAB - 1))
+    train_step = assembly.make_step(definition, config, abstract, Layout(VOCAB - 1))
     _, metrics = train_step(state, sharding.put_batch(batch, mesh))
     assert float(metrics["loss"]) == pytest.approx(total / batch["weights"].sum(), rel=1e-5)
 
@@ -132,7 +132,7 @@ def test_the_old_state_is_donated(small):
     mesh = sharding.make_mesh(*config.mesh.sizes)
     definition, abstract = states.abstract(config, VOCAB, mesh)
     state = states.create(config, VOCAB, abstract)
-    make_train_step(definition, config, abstract)(state, sharding.put_batch(make_batch(config), mesh))
+    assembly.make_step(definition, config, abstract)(state, sharding.put_batch(make_batch(config), mesh))
     assert all(leaf.is_deleted() for leaf in jax.tree.leaves(state.parameters))
 
 
@@ -149,7 +149,7 @@ def test_label_smoothing_changes_only_the_objective(small):
         optax.softmax_cross_entropy(logits, optax.smooth_labels(jax.nn.one_hot(batch["targets"], VOCAB), 0.3)),
     ):
         means.append(float((per_token * batch["weights"]).sum() / batch["weights"].sum()))
-    _, metrics = make_train_step(definition, config, abstract)(state, sharding.put_batch(batch, mesh))
+    _, metrics = assembly.make_step(definition, config, abstract)(state, sharding.put_batch(batch, mesh))
     assert [float(metrics["loss"]), float(metrics["objective"])] == pytest.approx(means, rel=1e-5)
 
 
@@ -158,7 +158,7 @@ def test_dropout_depends_on_the_step_only(small):
     config = small(model__dropout=0.5, optimizer__learning_rate=1e-30)
     mesh = sharding.make_mesh(*config.mesh.sizes)
     definition, abstract = states.abstract(config, VOCAB, mesh)
-    train_step, seen = make_train_step(definition, config, abstract), []
+    train_step, seen = assembly.make_step(definition, config, abstract), []
     for start in (0, 0, 1):
         state = states.create(config, VOCAB, abstract)._replace(step=jnp.int32(start))
         seen.append(float(train_step(state, sharding.put_batch(make_batch(config), mesh))[1]["loss"]))
@@ -206,7 +206,7 @@ def test_rematerialisation_saves_memory_and_keeps_gradients(small, dtype, tolera
         mesh = sharding.make_mesh(*config.mesh.sizes)
         definition, abstract = states.abstract(config, VOCAB, mesh)
         state, batch = states.create(config, VOCAB, abstract), sharding.put_batch(make_batch(config), mesh)
-        step = make_train_step(definition, config, abstract).lower(state, batch).compile()
+        step = assembly.make_step(definition, config, abstract).lower(state, batch).compile()
         moments.append(jax.tree.leaves(step(state, batch)[0].optimizer_state[1][0].mu))
         memory.append(step.memory_analysis().temp_size_in_bytes)
     for other in moments[1:]:
@@ -226,7 +226,7 @@ def test_the_logged_rate_is_applied_also_after_skipped_steps(small, optimizer, s
     )
     mesh = sharding.make_mesh(*config.mesh.sizes)
     definition, abstract = states.abstract(config, VOCAB, mesh)
-    state, train_step = states.create(config, VOCAB, abstract), make_train_step(definition, config, abstract)
+    state, train_step = states.create(config, VOCAB, abstract), assembly.make_step(definition, config, abstract)
     peaks = {"learning_rate": 1e-3} | ({"adam_learning_rate": 5e-3} if optimizer == "muon" else {})
     for t in range(1, 9):
         batch = make_batch(config)

@@ -53,8 +53,8 @@ def untrained(ratios: Mapping[str, float]) -> list[CheckResult]:
     least, median = min(largest.values()), float(np.median(others))
     found = bool(names) and median > LEARNED  # otherwise hardly trained, or by Muon, which keeps singular values even
     says = (
-        f"Blocks that look untrained: {listed(names if found else [])}. Largest singular values, divided by those of "
-        f"untrained matrices: at most {least:.2f} in one block; median of blocks that look trained {median:.2f}."
+        f"Blocks that look untrained: {listed(names if found else [])}. Each block has a matrix with a singular value "
+        f"at least {least:.2f} times the largest of an untrained one; the median of trained matrices is {median:.2f}."
     )
     limit = f"at least {UNTRAINED} for a matrix of each block, if the median of the others is above {LEARNED}"
     return [CheckResult("untrained weights", least, limit, found, says)]

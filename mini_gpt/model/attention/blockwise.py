@@ -16,15 +16,16 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from mini_gpt.model.attention.context import HIDDEN, Context, Mask, Tokens, scaled
+from mini_gpt.model.attention.context import HIDDEN, Context, Mask, Tokens
 from mini_gpt.model.attention.parts import Shared
+from mini_gpt.model.layers import scaled
 
 BLOCK = 256  # queries or keys in a block; docs/performance.md has the measurements of block sizes
-UNROLLED_BLOCK = {1: 64, 2: 128}  # up to 256 and 512 tokens, blocks are smaller and the loop is unrolled
+SHORT = {256: 64, 512: 128}  # {longest sequence: its block}; for these, the loop over the blocks is unrolled
 
 
 class _Plan(NamedTuple):
-    """What is known of a call before its arrays.
+    """The static part of a call.
 
     pairs: (i, j) such that a query of block i may see a key of block j. unroll: pairs in a turn of the loop.
     mods: the definition of (score mods, shared encodings), or None if there are no score mods.
@@ -40,7 +41,7 @@ def attend(core: Any, q_BLHK: jax.Array, k_BSGK: jax.Array, v_BSGK: jax.Array, c
     """Return out_BLHK, equal to `reference.attend` up to rounding; score mods are applied block by block."""
     B, L, H, K = q_BLHK.shape
     S, G = k_BSGK.shape[1:3]
-    size = UNROLLED_BLOCK.get(-(-max(L, S) // 256), BLOCK)
+    size = _block_size(max(L, S))
     pairs = _pairs(context, -(-L // size), -(-S // size), size)
     shared = {mod.key: context.shared[mod.key] for mod in core.score_mods if isinstance(mod, Shared)}
     mods, of_mods = nnx.split((core.score_mods, shared)) if len(core.score_mods) else (None, {})
@@ -55,6 +56,13 @@ def attend(core: Any, q_BLHK: jax.Array, k_BSGK: jax.Array, v_BSGK: jax.Array, c
     out_NBGRK = _attend(plan, q_NBGRK, k_NBGSK, v_NBGSK, parameters, tokens)
     out_NBGMCK = out_NBGRK.reshape(len(out_NBGRK), B, G, H // G, size, -1)
     return out_NBGMCK.transpose(1, 0, 4, 2, 3, 5).reshape(B, -1, H, out_NBGRK.shape[-1])[:, :L]
+
+
+def _block_size(length: int) -> int:
+    for longest, size in SHORT.items():
+        if length <= longest:
+            return size
+    return BLOCK
 
 
 def _pairs(context: Context, queries: int, keys: int, size: int) -> tuple[tuple[int, int], ...]:
@@ -109,7 +117,7 @@ def _forward(plan: _Plan, q_NBGRK, k_NBGSK, v_NBGSK, parameters, tokens) -> tupl
     if parameters["sink"] is not None:  # as if the sink were the first key, with a value of 0
         sums = zeros, jnp.broadcast_to(_sink_rows(parameters["sink"], rows), rows), jnp.ones(rows, jnp.float32)
     (sum_NBGRK, max_NBGR, total_NBGR), _ = jax.lax.scan(add, sums, jnp.array(plan.pairs), unroll=plan.unroll)
-    any_visible_NBGR = max_NBGR > HIDDEN
+    any_visible_NBGR = (max_NBGR > HIDDEN) | jnp.isnan(total_NBGR)  # NaN stays NaN
     out_NBGRK = jnp.where(any_visible_NBGR[..., None], sum_NBGRK / jnp.maximum(total_NBGR, 1)[..., None], 0)
     out_NBGRK = out_NBGRK.astype(q_NBGRK.dtype)
     # A row without a visible key gets log-sum-exp 0, so that its weights in `_backward` are exp(HIDDEN - 0) = 0.
@@ -133,7 +141,7 @@ def _backward(plan: _Plan, saved: tuple, dout_NBGRK: jax.Array) -> tuple:
         else:
             logits_BGRS, pullback = _changed(plan, products_BGRS, parameters, tokens, pair), None
         weights_BGRS = jnp.exp(logits_BGRS - logsumexp_NBGR[i][..., None])
-        dweights_BGRS = jnp.einsum("bgrk,bgsk->bgrs", dout_NBGRK[i], v_NBGSK[j], preferred_element_type=jnp.float32)
+        dweights_BGRS = _product("bgrk,bgsk->bgrs", dout_NBGRK[i], v_NBGSK[j])
         dlogits_BGRS = weights_BGRS * (dweights_BGRS - inner_NBGR[i][..., None])
         if pullback is not None:
             dlogits_BGRS, dchanged = pullback(dlogits_BGRS)

@@ -33,10 +33,11 @@ def in_row(length: int, positions_BL: jax.Array | None = None, segments_BL: jax.
 
 
 class Mask(NamedTuple):
-    """Which keys a query sees: all keys of its segment, or if causal those up to its own place.
+    """Which keys a query sees.
 
-    window: query i sees only keys j with |i - j| < window, where i and j are places in the row, not positions. A
-    causal query sees `window` keys, its own included (Jiang et al. 2023); other queries also see the next window - 1.
+    causal: a query sees the keys of its segment up to its own place; else it sees all keys of its segment.
+    window: of these, it sees only keys at a distance below `window`, in places of the row: itself and the window - 1
+    keys before it (Jiang et al. 2023); if not causal, also the window - 1 keys after it.
     """
 
     causal: bool
@@ -56,8 +57,7 @@ class Mask(NamedTuple):
 
     def visible_counts(self, tokens: Tokens) -> jax.Array:
         """Return the number of keys that each query sees in self-attention, counts_BL; segments are contiguous."""
-        length = tokens.places_BL.shape[1]
-        places_BL = jnp.arange(length)[None]
+        length, places_BL = tokens.places_BL.shape[1], tokens.places_BL
         first_BL, last_BL = jnp.zeros_like(places_BL), jnp.full_like(places_BL, length - 1)
         if tokens.segments_BL is not None:
             is_new_BL = jnp.pad(jnp.diff(tokens.segments_BL) != 0, ((0, 0), (1, 0)), constant_values=True)
@@ -96,8 +96,3 @@ class Context(NamedTuple):
         if self.queries is self.keys:
             return self.mask.visible_counts(self.queries)  # without an array of all pairs
         return self.visible().sum(axis=-1)
-
-
-def scaled(factor: float | jax.Array, x: jax.Array) -> jax.Array:
-    """Return factor · x in x's dtype, computed in float32: a factor rounded to bfloat16 is off by up to 0.4%."""
-    return (factor * x.astype(jnp.float32)).astype(x.dtype)

@@ -24,8 +24,8 @@ IMPLEMENTATIONS = {
 }
 FUSED = {"cuda": "cudnn", "tpu": "splash"}  # the other implementations run on any device
 DEVICES = {"cuda": "NVIDIA GPUs", "rocm": "AMD GPUs", "tpu": "TPUs", "cpu": "CPUs"}
-BLOCKWISE_FROM = {"cpu": 128}  # shortest sequence in tokens; docs/performance.md has the measurement
-BLOCKWISE_FROM_ELSEWHERE = 4096  # not measured
+BLOCKWISE_MIN_LENGTH = {"cpu": 128}  # shortest sequence in tokens; docs/performance.md has the measurement
+BLOCKWISE_MIN_LENGTH_ELSEWHERE = 4096  # not measured
 
 log_once = functools.cache(logging.getLogger(__name__).info)
 
@@ -36,14 +36,13 @@ class Core(nnx.Module):
     weights = softmax(mods(scale · qkᵀ)), with zero for masked keys.
     score_mods: modules that change the logits before the mask, called in order as mod(logits_BHLS, context).
     implementation: a name in IMPLEMENTATIONS, or auto.
-    sink: "none", "zero" or "trained": a logit of each head that takes part in the softmax and has no value (Agarwal et
-    al. 2025); zero is "softmax off by one". stick_breaking: takes the place of the softmax.
+    sink_kind: "none", "zero" or "trained": a sink is a logit of each head that takes part in the softmax and has no
+    value (Agarwal et al. 2025); zero is "softmax off by one". stick_breaking: replaces the softmax.
     """
 
     def __init__(self, config: ModelConfig, score_mods: Sequence[Any] = ()):
         self.scale = 1 / math.sqrt(config.scale_width) if config.scale_attention else 1.0
         self.score_mods = nnx.List(score_mods)
-        self.whole_rows = next((mod.whole_rows for mod in score_mods if mod.whole_rows), None)
         self.platform = devices.platform(jax.devices()[0])
         self.implementation = config.attention
         self.dropout_rate = config.attention_dropout
@@ -53,6 +52,14 @@ class Core(nnx.Module):
             self.sink = nnx.Param(jnp.zeros(config.num_heads, jnp.float32))
 
     @property
+    def whole_rows(self) -> str | None:
+        """The first score mod that needs all keys of a query at once; None if there is none."""
+        for mod in self.score_mods:
+            if mod.whole_rows:
+                return mod.whole_rows
+        return None
+
+    @property
     def sink_H(self) -> jax.Array | None:
         """The sink of each head, float32, or None."""
         if self.sink_kind == "none":
@@ -60,14 +67,13 @@ class Core(nnx.Module):
         return self.sink[...] if self.sink_kind == "trained" else jnp.zeros(self.num_heads)
 
     def choose(self, q_BLHK, k_BSGK, v_BSGK, context: Context, dropout_key: Any) -> Callable[..., jax.Array]:
-        """Return attend(q_BLHK, k_BSGK, v_BSGK, context) -> out_BLHK, the fastest that supports the call.
+        """Return attend(q_BLHK, k_BSGK, v_BSGK, context) -> out_BLHK: the requested or the fastest implementation.
 
-        If the requested or fastest implementation does not support the call, log why once. A run that was trained with
-        the implementation of another kind of device is read with one that works here.
+        If it does not support the call, or is for another kind of device, return another one and log why once.
         """
         platform = self.platform
         longest = max(q_BLHK.shape[1], k_BSGK.shape[1])
-        is_long = longest >= BLOCKWISE_FROM.get(platform, BLOCKWISE_FROM_ELSEWHERE)
+        is_long = longest >= BLOCKWISE_MIN_LENGTH.get(platform, BLOCKWISE_MIN_LENGTH_ELSEWHERE)
         unfused = "blockwise" if is_long else "reference"
         wanted = FUSED.get(platform, unfused) if self.implementation == "auto" else self.implementation
         dropped = dropout_key is not None and self.dropout_rate > 0
@@ -75,7 +81,7 @@ class Core(nnx.Module):
         for name in dict.fromkeys([wanted, unfused, "reference"]):
             if name == "reference":
                 break
-            reason = self._obstacle(name, (q_BLHK, v_BSGK), context, dropped)
+            reason = self._unsupported(name, (q_BLHK, v_BSGK), context, dropped)
             if reason is None:
                 break
             reasons.append(f"{name} does not support {reason}")
@@ -85,7 +91,7 @@ class Core(nnx.Module):
         options = {"dropout_key": dropout_key} if dropped else {}
         return functools.partial(IMPLEMENTATIONS[name], self, **options)
 
-    def _obstacle(self, name: str, heads: tuple, context: Context, dropped: bool) -> str | None:
+    def _unsupported(self, name: str, heads: tuple, context: Context, dropped: bool) -> str | None:
         """Return the first property of the call that the implementation does not support, or None."""
         q_BLHK, v_BSGK = heads
         length, width, dtype = q_BLHK.shape[1], q_BLHK.shape[3], q_BLHK.dtype.name

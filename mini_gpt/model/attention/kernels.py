@@ -8,7 +8,8 @@ from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_ke
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as splash_mask
 from jax.sharding import PartitionSpec
 
-from mini_gpt.model.attention.context import Context, Mask, scaled
+from mini_gpt.model.attention.context import Context, Mask
+from mini_gpt.model.layers import scaled
 
 
 def cudnn(core: Any, q_BLHK: jax.Array, k_BSGK: jax.Array, v_BSGK: jax.Array, context: Context) -> jax.Array:

@@ -40,17 +40,17 @@ class MultiHeadAttention(nnx.Module):
         self.core = Core(config, [part for part in parts if part.stage == "scores"])
 
     def __call__(self, x_BLD: jax.Array, context: Context, dropout_key: jax.Array | None = None) -> jax.Array:
-        """Return out_BLD. dropout_key: of the attention weights; None: no dropout."""
+        """Return out_BLD. dropout_key: for dropout of the attention weights; None: no dropout."""
         context = context._replace(mask=self.mask)
-        for change in self.on_input:
-            x_BLD, context = change(x_BLD, context)
-        from_BSD = x_BLD if context.source_BSD is None else context.source_BSD
+        for module in self.on_input:
+            x_BLD, context = module(x_BLD, context)
+        kv_input_BSD = x_BLD if context.source_BSD is None else context.source_BSD
         # 1. Project. 2. Split into heads.
         q_BLHK = split_heads(self.query(x_BLD), self.num_heads)
-        k_BSGK = split_heads(self.key(from_BSD), self.num_kv_heads)
-        v_BSGK = split_heads(self.value(from_BSD), self.num_kv_heads)
-        for change in self.on_heads:
-            q_BLHK, k_BSGK = change(q_BLHK, k_BSGK, context)
+        k_BSGK = split_heads(self.key(kv_input_BSD), self.num_kv_heads)
+        v_BSGK = split_heads(self.value(kv_input_BSD), self.num_kv_heads)
+        for module in self.on_heads:
+            q_BLHK, k_BSGK = module(q_BLHK, k_BSGK, context)
         # 3. Attend.
         attend = self.core.choose(q_BLHK, k_BSGK, v_BSGK, context, dropout_key)
         out_BLHK = attend(q_BLHK, k_BSGK, v_BSGK, context)

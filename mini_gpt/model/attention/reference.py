@@ -5,9 +5,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from mini_gpt.model.attention.context import HIDDEN, Context, scaled
+from mini_gpt.model.attention.context import HIDDEN, Context
 from mini_gpt.model.attention.rows import stick_breaking
-from mini_gpt.model.layers import dropout, observe
+from mini_gpt.model.layers import dropout, observe, scaled
 
 
 def attend(
@@ -21,7 +21,7 @@ def attend(
     """Return softmax(scale · qkᵀ) v as out_BLHK in q's dtype (Vaswani et al. 2017, eq. 1).
 
     core: `core.Core`, with the scale, the score mods and the variants of the softmax, which is in float32.
-    k_BSGK, v_BSGK: or k_XSK and v_XSK, as `grouped` returns them.
+    k_BSGK, v_BSGK: or already grouped, as k_XSK and v_XSK of a KV cache.
     dropout_key: of the weights; None: no dropout. The output is zero for a query without a visible key.
     """
     k_XSK, v_XSK = (grouped(x) if x.ndim == 4 else x for x in (k_BSGK, v_BSGK))
@@ -48,7 +48,7 @@ def attend(
     observe(core, "weights", jnp.where(visible_BLS[:, None], weights_BHLS, 0))
     used_XRS = dropout(weights_BHLS, core.dropout_rate, dropout_key).astype(v_XSK.dtype).reshape(X, -1, S)
     out_BLHK = jnp.einsum("xrs,xsk->xrk", used_XRS, v_XSK).reshape(B, H, L, -1).swapaxes(1, 2)
-    # The softmax weights of a query without a visible key are uniform, not zero.
+    # Without a visible key, the softmax would give weight to hidden keys.
     return jnp.where(visible_BLS.any(axis=-1)[:, :, None, None], out_BLHK, 0).astype(q_BLHK.dtype)
 
 

@@ -8,9 +8,9 @@ from flax import nnx
 
 from mini_gpt.config.model import ModelConfig
 from mini_gpt.model.attention import rows
-from mini_gpt.model.attention.context import Context, scaled
+from mini_gpt.model.attention.context import Context
 from mini_gpt.model.attention.parts import HeadChange, InputChange, ScoreMod
-from mini_gpt.model.layers import Linear
+from mini_gpt.model.layers import Linear, scaled
 
 LLAMA4_SPAN, LLAMA4_FACTOR = 8192, 0.1  # of the released code
 CANON_TAPS = 4  # tokens that a canon layer sees, the newest included

@@ -1,4 +1,4 @@
-"""Positional encodings: one class each, of one of the kinds in `base`.
+"""Positional encodings: one class each, of a kind: `InputEncoding`, `Rotation`, `Bias`, or another part of attention.
 
 They accept any positions, so that packing, offsets and the KV cache share code. Angles and biases are in float32.
 """

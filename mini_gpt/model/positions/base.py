@@ -9,7 +9,7 @@ class Encoding(nnx.Module):
     """No encoding: the causal mask is the only source of order (Haviv et al. 2022).
 
     name: the value of `model.position`.
-    shared: whether all layers share one module, because it has parameters that are those of all layers.
+    shared: whether the model holds one module for all layers, not each layer its own.
     """
 
     name = "none"

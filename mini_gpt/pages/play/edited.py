@@ -185,7 +185,7 @@ def _definition(
     for layer, block in enumerate(module.blocks):
         attention, here = block.attention, ("blocks", layer, "attention")
         if has_window:
-            attention.mask, places[*here, "mask"] = EditedMask(is_causal), "mask"
+            attention.mask, places[*here, "mask"] = nnx.data(EditedMask(is_causal)), "mask"
         else:
             attention.mask = attention.mask._replace(causal=is_causal)  # canon stays causal, as in the engine
         for number, part in enumerate(attention.on_heads):

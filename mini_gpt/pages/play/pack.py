@@ -2,6 +2,7 @@
 
 import base64
 import operator
+import re
 import zlib
 from typing import Any
 
@@ -145,9 +146,13 @@ def described(model: LoadedModel) -> dict[str, Any]:
 
 
 def _in_order(model: LoadedModel) -> dict[str, Any]:
-    """Return the parameters by name, with the layers apart and kernels as [outputs, inputs]."""
+    """Return the parameters by name, with the layers apart and kernels as [outputs, inputs].
+
+    The name of a module in a list of attention has no index: the engine does not know what else is in the list.
+    """
     arrays = model_parameters.by_name(model_parameters.with_layers(model.parameters, stacked=False))
-    return {name: array.T if name.endswith("/kernel") else array for name, array in arrays.items()}
+    without_index = lambda name: re.sub(r"/(on_input|on_heads|score_mods)/[0-9]+/", r"/\1/", name)
+    return {without_index(name): array.T if name.endswith("/kernel") else array for name, array in arrays.items()}
 
 
 def fields(config: ModelConfig) -> dict[str, Any]:

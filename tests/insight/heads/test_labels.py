@@ -13,8 +13,7 @@ from mini_gpt.insight.heads import report as head_report
 from mini_gpt.insight.heads import scores as head_scores
 from mini_gpt.insight.heads import templates as head_templates
 from mini_gpt.insight.heads.templates import PLACES, Vocabulary
-from mini_gpt.model.attention.reference import AttentionMaps
-from mini_gpt.model.gpt import Trace
+from mini_gpt.insight.observing import AttentionMaps, Layer
 from tests.conftest import slow
 from tests.evaluation.models import random_model
 
@@ -53,7 +52,7 @@ def labelled(weights_BLS):
     kinds = templates()
     maps = AttentionMaps(weights_BLS[:, None] * 0, np.float32(weights_BLS)[:, None], CAUSAL_LS[None])
     stacked_BTLS = np.stack(list(kinds.values()), axis=1)
-    sums, _ = measure(Trace(maps, *[None] * 6), stacked_BTLS, np.ones((ROWS, L), bool))
+    sums, _ = measure(Layer(maps, *[None] * 6), stacked_BTLS, np.ones((ROWS, L), bool))
     sums = head_scores.HeadSums(*map(np.asarray, sums))
     values = head_scores.of_kinds(tuple(kinds), sums, 0)
     offset, values["fixed offset"] = head_scores.fixed_offset(sums, 0)

@@ -12,8 +12,7 @@ from mini_gpt.data import tasks
 from mini_gpt.data.tokenizers import CharacterTokenizer
 from mini_gpt.insight import attention, examples
 from mini_gpt.insight.heads import cross, inputs, report, scores
-from mini_gpt.model.attention.reference import AttentionMaps
-from mini_gpt.model.gpt import Trace
+from mini_gpt.insight.observing import AttentionMaps, Layer
 from mini_gpt.suites.base import SuiteOptions
 from mini_gpt.training import loop
 from mini_gpt.training.run import Run
@@ -131,7 +130,7 @@ def test_a_head_in_order_has_slope_one_and_its_label(order, slope):
     inputs_BL, source_BS = (np.stack([pair[place] for pair in of]) for place in (1, 0))
     templates = cross.templates(of, inputs_BL, source_BS, NONE)
     stacked = np.stack(list(templates.values()), axis=1)
-    sums, _ = jax.jit(scores.measure_cross)(Trace(*[None] * 7, maps), stacked, np.ones((10, 8), bool))
+    sums, _ = jax.jit(scores.measure_cross)(Layer(*[None] * 7, maps), stacked, np.ones((10, 8), bool))
     sums = jax.tree.map(np.asarray, sums)
     assert sums.slope_H[0] / sums.rows == pytest.approx(slope, abs=1e-6)
     strength = {kind: values["strength"] for kind, values in scores.of_source_kinds(tuple(templates), sums, 0).items()}

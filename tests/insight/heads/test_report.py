@@ -7,12 +7,12 @@ import json
 import jax
 import numpy as np
 import pytest
-from mini_gpt.model.inputs import Inputs
 
 from mini_gpt import suites
 from mini_gpt.data import tokenizers
 from mini_gpt.data.layout import PLAIN
 from mini_gpt.data.tokenizers import CharacterTokenizer
+from mini_gpt.insight import observing
 from mini_gpt.insight.attention import attention_maps
 from mini_gpt.insight.heads import inputs as head_inputs
 from mini_gpt.insight.heads import report as head_report
@@ -249,7 +249,7 @@ def test_each_row_draws_its_own_random_positions(small):
     for number, tokens_L in enumerate(tokens_BL):
         key = jax.random.fold_in(jax.random.key(0), number)
         positions_BL, _ = PLAIN.of(config.model, tokens_L[None], key[None])
-        maps = module.forward(Inputs(tokens_L[None], positions_BL), trace=lambda trace: trace.attention)[2][0]
+        maps = observing.layers(module, (tokens_L[None], positions_BL))[0].attention
         before += [maps.weights_BHLS[0, 0, query, query - 1] for query in range(1, 12)]
     assert found["kinds"]["previous token"]["score"] == pytest.approx(np.mean(before), rel=1e-5)
 

@@ -10,8 +10,7 @@ from mini_gpt.insight.heads import scores as head_scores
 from mini_gpt.insight.heads import templates as head_templates
 from mini_gpt.insight.heads.report import label_of
 from mini_gpt.insight.heads.templates import Vocabulary
-from mini_gpt.model.attention.reference import AttentionMaps
-from mini_gpt.model.gpt import Trace
+from mini_gpt.insight.observing import AttentionMaps, Layer
 from tests.conftest import slow
 
 
@@ -35,7 +34,7 @@ def no_kinds(size):
 
 
 def traced(weights_BHLS, visible_BLS):
-    return Trace(AttentionMaps(weights_BHLS * 0, np.float32(weights_BHLS), visible_BLS), *[None] * 6)
+    return Layer(AttentionMaps(weights_BHLS * 0, np.float32(weights_BHLS), visible_BLS), *[None] * 6)
 
 
 def heads_of(length):

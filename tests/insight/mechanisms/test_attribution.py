@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import scipy.special
 
+from mini_gpt.insight import observing
 from mini_gpt.insight.mechanisms.attribution import attribute
 from mini_gpt.model.editing import Edit, Edits
 from mini_gpt.runtime.errors import UserError
@@ -57,8 +58,7 @@ def test_the_share_of_a_head_is_that_of_its_output(small):
     for head in (slice(0, 4), slice(4, 8)):
         logits_S = q_LD[-1, head] @ k_LD[:, head].T / 2
         parts.append(scipy.special.softmax(logits_S) @ v_LD[:, head] @ block["attention"]["out"]["kernel"][head])
-    take = lambda trace: trace.after_BLD
-    whole_D = np.float64(model.merge().forward(model.with_layout(tokens[None]), trace=take)[2][0][0, -1])
+    whole_D = np.float64(observing.layers(model.merge(), model.with_layout(tokens[None]))[0].after_BLD[0, -1])
     direction_D = p["final_norm"]["scale"] * (p["embedding"][1] - p["embedding"][3])
     expected = [scaled(part_D, whole_D) @ direction_D for part_D in parts]
     np.testing.assert_allclose(attribute(model, tokens, 1, 3).heads_NH[0], expected, rtol=1e-4, atol=1e-5)

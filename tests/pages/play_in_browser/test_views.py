@@ -10,6 +10,7 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
 from mini_gpt.data.simple_tokenizers import ByteTokenizer
+from mini_gpt.insight import observing
 from mini_gpt.insight.attention import attention_maps
 from tests.pages.play_in_browser.play_page import LIMIT, TEXT, without_head
 
@@ -72,15 +73,14 @@ def test_views_show_the_models_attention_lens_and_norms(page, runs):
     assert f"weight {weights_LS[place, place]:.4f}" in page.find("pointed").text
 
     module = model.merge()
-    stream = lambda trace: (trace.before_BLD, trace.after_BLD)
-    layers = module.forward(model.with_layout(jnp.asarray(tokens)), trace=stream)[2]
-    streams = [layers[0][0], *(after_BLD for _, after_BLD in layers)]
+    layers = observing.layers(module, model.with_layout(jnp.asarray(tokens)))
+    streams = [layers[0].before_BLD, *(layer.after_BLD for layer in layers)]
     page.open("one", pin=place, view="stream")
     norms = page.js("return [...document.querySelectorAll('[data-norm]')].map((cell) => +cell.textContent)")
     assert norms == [pytest.approx(np.linalg.norm(x_BLD[0, place]), abs=0.051) for x_BLD in streams]
     page.open("one", pin=place, view="lens")
     for layer, x_BLD in enumerate(streams[1:]):
-        likely = int(np.asarray(module.unembed(x_BLD))[0, place].argmax())
+        likely = int(np.asarray(module.logits(module.finish(x_BLD)))[0, place].argmax())
         cell = f'return document.querySelector(\'[data-layer="{layer}"][data-place="{place}"]\').title'
         label = page.js("return labelOf(Tokenizer.of(JSON.parse(data.textContent).tokenizer), arguments[0])", likely)
         assert page.js(cell).startswith(f"{label} ")

@@ -25,10 +25,10 @@ class Model {
     this.layers = config.layers.map((kind, n) => this.layer(kind, `blocks/${n}`));
     this.finalNorm = config.norm_placement === "post" ? null : this.norm("final_norm");
     this.predictionHead = config.prediction_head
-      ? { dense: this.linear("prediction_head/dense"), norm: this.norm("prediction_head/norm") }
+      ? { dense: this.linear("output/dense"), norm: this.norm("output/norm") }
       : null;
     const weights = config.tie_embeddings ? this.embedding : this.values("unembedding");
-    const bias = this.values(config.prediction_head ? "prediction_head/bias" : "output_bias/bias");
+    const bias = this.values("output/bias");
     this.unembedding = { kernel: this.kernel, weights, bias, inputs: config.d_model, outputs: this.vocabulary };
   }
 
@@ -67,7 +67,7 @@ class Model {
   // The positional encoding of a layer, with the edits. length: of the text.
   encoding({ kind, attention: { path } }, edits, length) {
     const { config } = this;
-    const own = (name) => this.values(`${path}/position/${name}`);
+    const own = (name) => this.values(`${path}/core/score_mods/${name}`);
     if (kind.position === "learned") return new Learned(this.values("positions/learned/embedding"), config.d_model);
     if (kind.position === "sinusoidal") {
       const { base, amplitude } = config.sinusoidal;

@@ -10,17 +10,17 @@ class Variants {
   constructor(model, { kind, attention: { path } }) {
     const { config } = model;
     const { variants } = config;
-    const own = (name) => model.values(`${path}/variants/${name}`);
+    const own = (name) => model.values(`${path}/${name}`);
     Object.assign(this, { config, fields: variants, heads: config.num_heads, groups: config.num_kv_heads });
-    this.queryNorm = own("query_norm/scale");
-    this.keyNorm = own("key_norm/scale");
-    this.queryFactor = own("query_factor");
-    this.canon = own("canon");
-    this.gate = variants.gate === "none" ? null : model.linear(`${path}/variants/gate`);
-    this.sink = { none: null, zero: new Float32Array(this.heads), trained: own("sink") }[variants.sink];
+    this.queryNorm = own("on_heads/query_norm/scale");
+    this.keyNorm = own("on_heads/key_norm/scale");
+    this.queryFactor = own("on_heads/factor");
+    this.canon = own("on_input/taps");
+    this.gate = variants.gate === "none" ? null : model.linear(`${path}/gate`);
+    this.sink = { none: null, zero: new Float32Array(this.heads), trained: own("core/sink") }[variants.sink];
     this.sticks = variants.normaliser === "stick_breaking";
-    this.forget = kind.position === "fox" ? model.linear(`${path}/position/gate`) : null;
-    this.contextual = kind.position === "cope" ? model.values(`${path}/position/table`) : null;
+    this.forget = kind.position === "fox" ? model.linear(`${path}/on_input/gate`) : null;
+    this.contextual = kind.position === "cope" ? own("core/score_mods/table") : null;
     for (const name of ["inputs", "gates", "decays"]) this[name] = new Float32Array(0);
   }
 
