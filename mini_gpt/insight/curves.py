@@ -124,8 +124,9 @@ def panels_figure(panels: Mapping[str, list[Curve]], *, x: str, y: str, trained:
     return figure
 
 
-def show_shares(figure: Figure) -> Figure:
-    """Let the common y axis show shares from 0 to 1; return the figure."""
+def shares_figure(title: str, curves: list[Curve], *, x: str, y: str, trained: float | None) -> Figure:
+    """Return a figure with one panel of shares from 0 to 1."""
+    figure = panels_figure({title: curves}, x=x, y=y, trained=trained)
     figure.axes[0].set_ylim(-0.03, 1.03)
     return figure
 

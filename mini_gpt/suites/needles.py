@@ -46,9 +46,8 @@ class Needles(Suite):
             Curve(kind, [row["length"] for row in rows], [row["exact_match"] for row in rows])
             for kind, rows in self.by_label(result["rows"]).items()
         ]
-        x, y = "tokens of the text", "share of questions answered"
-        panels, trained = {"needles": lines}, result["train_length"]
-        return curves.show_shares(curves.panels_figure(panels, x=x, y=y, trained=trained))
+        trained = result["train_length"]
+        return curves.shares_figure(self.name, lines, x="tokens of the text", y=self.y_label, trained=trained)
 
 
 def _lengths(trained: Config, options: SuiteOptions) -> tuple[int, ...]:

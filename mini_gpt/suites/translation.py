@@ -76,8 +76,7 @@ class Translation(Suite):
         lengths = [row["length"] for row in measured]
         lines = [Curve(name, lengths, [row[value] for row in measured]) for value, name in CURVES.items()]
         x = f"length ({tasks.find(result['corpus']).unit})"
-        panels = {result["corpus"]: lines}
-        return curves.show_shares(curves.panels_figure(panels, x=x, y="share", trained=result["train_length"]))
+        return curves.shares_figure(result["corpus"], lines, x=x, y="share", trained=result["train_length"])
 
 
 def _lengths(config: Config, options: SuiteOptions) -> tuple[int, ...]:

@@ -265,7 +265,7 @@ def _rows(
 
 def _cross_row(number: int, head: int, layer: _Layer) -> dict[str, Any]:
     sums = jax.tree.map(np.asarray, layer.sums)
-    kinds = head_scores.of_source_kinds(layer.kinds, sums, head)
+    kinds = head_scores.of_kinds(layer.kinds, sums, head)
     entropy = float(sums.entropy_H[head]) / max(float(sums.queries), 1)
     label, also = label_of({kind: (each["strength"], each["queries"]) for kind, each in kinds.items()}, entropy)
     row = {"layer": number, "head": head, "label": label, "also": also, "entropy": entropy, "distance": None}
