@@ -1,7 +1,6 @@
 """Code that all commands share: flags, config overrides, and the connection to other processes."""
 
 import argparse
-import difflib
 import functools
 import logging
 import os
@@ -15,7 +14,7 @@ from typing import NoReturn
 from mini_gpt.config import loading
 from mini_gpt.data.splits import SPLITS
 from mini_gpt.runtime import errors, files, processes, startup
-from mini_gpt.runtime.errors import UserError, shown
+from mini_gpt.runtime.errors import UserError, shown, suggestion
 
 RESERVED_PATH = 600  # bytes of a path that are left for the files of a run
 
@@ -47,9 +46,8 @@ class _Parser(argparse.ArgumentParser):
                 raise UserError(f"{argument}: found '--'; give another value")
             is_flag = name.startswith("--") and not name.startswith("--config.") and self._subparsers is None
             if is_flag and name not in self._option_string_actions:
-                near = difflib.get_close_matches(name, self._option_string_actions, n=1)
-                hint = f"did you mean {near[0]}?" if near else "--help lists the flags"
-                raise UserError(f"{argument}: no such flag; {hint}")
+                hint = suggestion(name, self._option_string_actions, "; --help lists the flags")
+                raise UserError(f"{argument}: no such flag{hint}")
         return super().parse_known_args(args, namespace)
 
     def error(self, message: str) -> NoReturn:

@@ -74,7 +74,9 @@ def main() -> None:
     add("--out", type=command_line.directory, default=Path("figures"), help="directory for the PNG files")
     add("--maps", nargs="+", type=command_line.directory, metavar="RUN", help="run directories to compare")
     flags = parser.parse_args()
-    names = flags.only.split(",") if flags.only else [] if flags.maps else list(ENCODINGS)
+    names = [] if flags.maps else list(ENCODINGS)
+    if flags.only:
+        names = flags.only.split(",")
     for name in names:
         require(name in ENCODINGS, "--only", name, f"must be one of {', '.join(ENCODINGS)}")
     command_line.set_up()

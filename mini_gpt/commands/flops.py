@@ -20,7 +20,12 @@ def flops_per_token(config: Config, parameters: Parameters) -> float:
 
     def attention(model, length: int) -> float:
         """Return the operations per token of self-attention in all layers of a stack."""
-        reach = lambda window: length if window is None else min(length, window if model.causal else 2 * window - 1)
+
+        def reach(window: int | None) -> int:
+            if window is None:
+                return length
+            return min(length, window if model.causal else 2 * window - 1)
+
         keys = statistics.mean(reach(kind.window) for kind in model.layer_kinds)
         return 12 * model.num_layers * model.attention_width * keys
 

@@ -1,7 +1,6 @@
 """Sections of a config: frozen dataclasses. Each field gives its type, range, default and meaning in one place."""
 
 import dataclasses
-import difflib
 import functools
 import operator
 import sys
@@ -10,7 +9,7 @@ import typing
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, NoReturn
 
-from mini_gpt.runtime.errors import UserError, shown
+from mini_gpt.runtime.errors import UserError, shown, suggestion
 
 KINDS = {int: "a whole number below 2**31", float: "a number", bool: "true or false", str: "text", type(None): "None"}
 UNIONS = (types.UnionType, typing.Union)
@@ -117,9 +116,8 @@ def convert(name: str, value: Any, hint: Any) -> Any:
     try:
         return _convert(value, hint)
     except ValueError as error:
-        near = difflib.get_close_matches(value, choices(hint), n=1) if isinstance(value, str) else []
-        suggestion = f"; did you mean {near[0]!r}?" if near else ""
-        raise UserError(f"{name}: found {shown(value)}; must be {error}{suggestion}") from None
+        near = suggestion(value, choices(hint)) if isinstance(value, str) else ""
+        raise UserError(f"{name}: found {shown(value)}; must be {error}{near}") from None
 
 
 def _convert(value: Any, hint: Any) -> Any:

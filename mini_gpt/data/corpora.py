@@ -1,7 +1,6 @@
 """Corpora by name, and their documents."""
 
 import contextlib
-import difflib
 import functools
 import glob
 import hashlib
@@ -22,8 +21,9 @@ from mini_gpt.config.data import PAIRS, DataConfig
 from mini_gpt.data import builders, english, pair_files, tasks, text_files
 from mini_gpt.data.builders import PythonLibrary, PythonStdlib, TinyShakespeare
 from mini_gpt.data.corpus import Corpus
+from mini_gpt.data.splits import SPLITS
 from mini_gpt.runtime import files, processes
-from mini_gpt.runtime.errors import UserError, shown
+from mini_gpt.runtime.errors import UserError, shown, suggestion
 
 NAME_IN_TFDS = re.compile(r"\w+(/[\w+.-]+)?(:[\d*]+(\.[\d*]+){2})?")
 FEATURE_MODULES = {feature.__module__ for feature in vars(tfds.features).values() if isinstance(feature, type)}
@@ -56,7 +56,7 @@ def open_corpus(data: DataConfig) -> Corpus:
     if data.corpus == "english":
         fingerprint = hashlib.sha256(f"english {english.VERSION}".encode()).hexdigest()
         parts: dict[str, Callable[[], Iterator[str]]]
-        parts = {split: functools.partial(english.texts, split) for split in english.SPLITS}
+        parts = {split: functools.partial(english.texts, split) for split in SPLITS}
         return Corpus("english", fingerprint, english.STORIES, parts)
     if data.corpus.startswith("tfds:"):
         return _catalogue(data.corpus.removeprefix("tfds:"), data.path, data.pair)
@@ -162,9 +162,9 @@ def _errors_of_tfds(action: str, name: str) -> Iterator[None]:
     except UserError:
         raise
     except tfds.core.registered.DatasetNotFoundError:
-        near = difflib.get_close_matches(name.split("/")[0], tfds.list_builders(with_community_datasets=False), n=1)
-        hint = f"did you mean {near[0]!r}?" if near else "tfds.list_builders() lists them"
-        raise UserError(f"data.corpus: TFDS has no data set {name!r}; {hint}") from None
+        known = tfds.list_builders(with_community_datasets=False)
+        hint = suggestion(name.split("/")[0], known, "; tfds.list_builders() lists them")
+        raise UserError(f"data.corpus: TFDS has no data set {name!r}{hint}") from None
     except ModuleNotFoundError as error:
         install = f"pip install {error.name}, or prepare it elsewhere with file_format='array_record'"
         remedy = f"{install} and set data.path to that directory"

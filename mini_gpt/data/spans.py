@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mini_gpt.config.schema import SENTINELS, Config
+from mini_gpt.config.schema import SENTINELS, Config, TrainConfig
 from mini_gpt.data import tokenizers
 from mini_gpt.data.batches import PADDING, Batch, next_token_batch
 from mini_gpt.data.tokenizers import Tokenizer
@@ -44,18 +44,18 @@ def sizes(config: Config) -> Sizes:
     """
     require(config.source_length >= 2, "source_length", config.source_length, "must be at least 2 for span corruption")
     text = 2
-    while _sizes_of(config, text + 1).source <= config.source_length:
+    while _sizes_of(config.train, text + 1).source <= config.source_length:
         text += 1
-    found, mean = _sizes_of(config, text), config.train.mean_span
+    found, mean = _sizes_of(config.train, text), config.train.mean_span
     require(found.spans <= SENTINELS, "train.mean_span", mean, f"gives {found.spans} spans, more than {SENTINELS}")
     remedy = f"source_length={config.source_length} needs at least {found.target} to predict the spans"
     require(found.target <= config.context_length, "context_length", config.context_length, remedy)
     return found
 
 
-def _sizes_of(config: Config, text: int) -> Sizes:
-    corrupted = min(max(round(text * config.train.mask_rate), 1), text - 1)
-    spans = min(max(round(corrupted / config.train.mean_span), 1), corrupted, text - corrupted)
+def _sizes_of(config: TrainConfig, text: int) -> Sizes:
+    corrupted = min(max(round(text * config.mask_rate), 1), text - 1)
+    spans = min(max(round(corrupted / config.mean_span), 1), corrupted, text - corrupted)
     return Sizes(text, corrupted, spans)
 
 
@@ -101,6 +101,11 @@ def encode(text: str, tokenizer: Tokenizer) -> np.ndarray:
     parts = re.split(r"<(\d{1,2})>", text)  # text, number, text, number, …
     tokens = [[last - int(part)] if place % 2 else tokenizer.encode(part) for place, part in enumerate(parts)]
     return np.concatenate(tokens).astype(np.int32)
+
+
+def decode_each(tokens: Sequence[int] | np.ndarray, tokenizer: Tokenizer) -> list[str]:
+    """Return the text of each token."""
+    return [decode([int(token)], tokenizer) for token in tokens]
 
 
 def decode(tokens: Sequence[int] | np.ndarray, tokenizer: Tokenizer) -> str:

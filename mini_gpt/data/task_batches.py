@@ -27,7 +27,7 @@ class TaskBatches:
 
     def __init__(self, config: Config, tokenizer: Tokenizer, *, rows: Sequence[int] | None = None):
         check_fits(config)
-        check_alphabet(config, tokenizer)
+        check_alphabet(config.data.corpus, tokenizer)
         self.config = config
         self.tokenizer = tokenizer
         self.rows = range(config.train.batch_size) if rows is None else rows
@@ -87,14 +87,14 @@ def row_lengths(config: Config, length: int) -> tuple[int, int]:
     return 0, task.size(length) - (config.train.objective == "next_token")
 
 
-def check_alphabet(config: Config, tokenizer: Tokenizer) -> None:
+def check_alphabet(corpus: str, tokenizer: Tokenizer) -> None:
     """Raise UserError if a tokenizer, of a run or from --init_from, lacks a character of the task."""
-    alphabet = tasks.find(config.data.corpus).alphabet
+    alphabet = tasks.find(corpus).alphabet
     try:
         tokenizer.encode(alphabet)
     except UserError:
         reason = "its problems have characters that the tokenizer of this run lacks; train another run"
-        raise UserError(f"data.corpus: found {config.data.corpus}; {reason}") from None
+        raise UserError(f"data.corpus: found {corpus}; {reason}") from None
 
 
 def check_fits(config: Config) -> None:

@@ -111,7 +111,7 @@ def extrapolation(
     if sample_start > 1:
         title += f", sliding windows of the last {len(tokens) - sample_start:,}"
     rows, by_position = [], {}
-    with progress.shown(title, sum(w.cost for w in defined)) as advance:
+    with progress.shown(title, sum(w.cost for w in defined)):
         nll_fn = perplexity.make_nll_fn(model)
         for w in windowings:
             reason, score, sample_nll = reasons[w.length], None, None
@@ -119,9 +119,7 @@ def extrapolation(
                 part = tokens[w.start : w.last_target + 1]
                 windows = scoring.num_windows(len(part) - 1, w.length, w.stride)
                 batch_size = model.rows_at_a_time(w.length, count=windows)
-                nll = scoring.score_tokens(
-                    nll_fn, part, window=w.length, stride=w.stride, batch_size=batch_size, advance=advance
-                )
+                nll = scoring.score_tokens(nll_fn, part, window=w.length, stride=w.stride, batch_size=batch_size)
                 nll = nll[w.first_target - 1 - w.start :]
                 reason = None if np.isfinite(nll).all() else perplexity.NOT_FINITE
             if reason is None:

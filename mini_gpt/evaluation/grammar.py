@@ -11,9 +11,8 @@ from mini_gpt.data.english import Story, as_token
 from mini_gpt.data.english.lexicon import NOUNS, OTHER_NUMBER, PLURAL, PREDICATES, PRONOUNS, VERBS
 from mini_gpt.data.tokenizers import Tokenizer
 from mini_gpt.evaluation.loaded import LoadedModel
-from mini_gpt.runtime import sharding
+from mini_gpt.runtime import progress, sharding
 from mini_gpt.runtime.errors import require
-from mini_gpt.runtime.progress import Advance, silent
 
 EVERY = "every word"
 KINDS = (
@@ -30,9 +29,7 @@ ALL_NOUNS = {form for nouns in NOUNS.values() for pair in nouns for form in pair
 PLURALS = {pair[PLURAL] for pair in (*VERBS, *(noun for nouns in NOUNS.values() for noun in nouns))}
 
 
-def measure(
-    model: LoadedModel, tokenizer: Tokenizer, stories: Sequence[Story], *, advance: Advance = silent
-) -> list[dict[str, Any]]:
+def measure(model: LoadedModel, tokenizer: Tokenizer, stories: Sequence[Story]) -> list[dict[str, Any]]:
     """Return a row for each of KINDS. Each story is scored alone, up to the separator at its end.
 
     words: number of words of the kind. accuracy: share of these words that are more probable than each of their
@@ -54,14 +51,16 @@ def measure(
         p_BLV = np.exp(logits_BLV - np.logaddexp.reduce(logits_BLV, axis=-1, keepdims=True))
         for p_LV, story in zip(p_BLV[:count], part, strict=False):
             for place, word in enumerate(story.words):
-                p = lambda other, place=place, p_V=p_LV[place]: p_V[ids[as_token(other, place)]]
                 kind, wrong = wrong_words(story, place)
-                is_right = not wrong or p(word.text) > max(map(p, wrong))
-                possible = sum(map(p, word.options))
-                values = (is_right, possible, -np.log(p(word.text)), word.nats)
+                p_right, p_wrong, p_options = (
+                    [p_LV[place, ids[as_token(text, place)]] for text in texts]
+                    for texts in ([word.text], wrong, word.options)
+                )
+                is_right = p_right[0] > max(p_wrong, default=-1)
+                values = (is_right, sum(p_options), -np.log(p_right[0]), word.nats)
                 for of_kind in {EVERY, kind}:
                     found[of_kind].append(values)
-        advance(count * length)
+        progress.advance(count * length)
     return [{"kind": kind, "words": len(rows)} | _means(kind, rows) for kind, rows in found.items()]
 
 
@@ -82,7 +81,9 @@ def wrong_words(story: Story, place: int) -> tuple[str, list[str]]:
         between = story.words[other_of["subject"] + 1 : place]
         numbers = {noun.text in PLURALS for noun in between if noun.text in ALL_NOUNS}
         is_plural = word.text in PLURALS
-        kind = KINDS[1] if not numbers else KINDS[3] if (not is_plural) in numbers else KINDS[2]
+        kind = KINDS[1]
+        if numbers:
+            kind = KINDS[3] if (not is_plural) in numbers else KINDS[2]
         return kind, [OTHER_NUMBER[word.text]]
     if word.role == "predicate" and story.words[place - 2].text.lower() in PRONOUNS:
         return KINDS[5], [other for others in PREDICATES.values() for other in others if other not in word.options]

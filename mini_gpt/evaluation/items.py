@@ -20,14 +20,16 @@ class Items(NamedTuple):
 def parts_of(nll: np.ndarray, weights: np.ndarray) -> Items:
     """Return the loss of a text in up to PARTS parts of equal length. nll, weights: of each target."""
     starts = np.linspace(0, len(nll), min(PARTS, len(nll)), endpoint=False).astype(int)
-    sum_parts = lambda values: np.add.reduceat(np.asarray(values, np.float64), starts)
-    return Items(sum_parts(nll), sum_parts(weights))
+    sums_P, weights_P = (np.add.reduceat(np.asarray(values, np.float64), starts) for values in (nll, weights))
+    return Items(sums_P, weights_P)
 
 
 def packed(by_metric: Mapping[str, Items]) -> dict[str, list[str]]:
     """Return {metric: [sums, weights]} for a JSON file: base64 texts of little-endian float32 values."""
-    text = lambda values: base64.b64encode(values.astype(STORED).tobytes()).decode()
-    return {metric: [text(items.sums_P), text(items.weights_P)] for metric, items in by_metric.items()}
+    return {
+        metric: [base64.b64encode(values.astype(STORED).tobytes()).decode() for values in items]
+        for metric, items in by_metric.items()
+    }
 
 
 def unpacked(texts: list[str]) -> Items:

@@ -27,14 +27,14 @@ log = logging.getLogger(__name__)
 def of_row(config: ModelConfig, vocab_size: int, length: int, kept: Kept) -> int:
     """Return about how many bytes a pass takes for each row of `length` tokens."""
     wide, ff = max(config.d_model, config.attention_width), config.d_ff * (2 if config.gated else 1)
-    of_token = lambda widths: FLOAT * length * (widths[0] * wide + widths[1] * ff)
+    of_layer, kept_by_layer = (FLOAT * length * (a * wide + b * ff) for a, b in (OF_LAYER, KEPT_BY_LAYER))
     maps = FLOAT * config.num_heads * length**2
     reference = REFERENCE_MAPS * maps if _needs_reference(config) else 0
     if kept == "gradients":
-        return (config.num_layers + config.encoder_layers) * (of_token(KEPT_BY_LAYER) + reference)
+        return (config.num_layers + config.encoder_layers) * (kept_by_layer + reference)
     if kept == "maps":
-        return of_token(OF_LAYER) + FLOAT * length**2 * (MAPS[0] * config.num_heads + MAPS[1])
-    return of_token(OF_LAYER) + reference + LOGITS.get(kept, 0) * FLOAT * length * vocab_size
+        return of_layer + FLOAT * length**2 * (MAPS[0] * config.num_heads + MAPS[1])
+    return of_layer + reference + LOGITS.get(kept, 0) * FLOAT * length * vocab_size
 
 
 def rows_in_budget(config: ModelConfig, vocab_size: int, length: int, kept: Kept) -> int:

@@ -16,7 +16,6 @@ from mini_gpt.data.batches import Batch, next_token_batch
 from mini_gpt.data.tokenizers import Tokenizer, separator
 from mini_gpt.evaluation import items, perplexity, task_accuracy
 from mini_gpt.evaluation.loaded import LoadedModel
-from mini_gpt.runtime.progress import Advance, silent
 
 PROBLEMS = 64  # of each kind and length
 SHORTEST, LONGEST = 128, 4096  # default lengths, in tokens
@@ -141,7 +140,7 @@ def _list_prompt(words: Iterator[str], length: int, rng: Rng, tokenizer: Tokeniz
 
 
 def measure(
-    model: LoadedModel, tokenizer: Tokenizer, text: np.ndarray, lengths: tuple[int, ...], *, advance: Advance = silent
+    model: LoadedModel, tokenizer: Tokenizer, text: np.ndarray, lengths: tuple[int, ...]
 ) -> list[dict[str, Any]]:
     """Return a row for each kind and length: exact_match and token_accuracy (0..1), nll in nats per answer token.
 
@@ -160,7 +159,7 @@ def measure(
                 reason = str(error)
         if reason is None:
             batch_of = functools.partial(_batch, prompts, length, separator(tokenizer))
-            score = task_accuracy.score(model, batch_of, len(prompts), length - 1, advance=advance)
+            score = task_accuracy.score(model, batch_of, len(prompts), length - 1)
             reason = None if math.isfinite(score.nll_sum) else perplexity.NOT_FINITE
         if reason is None:
             row |= {"exact_match": score.exact_match, "token_accuracy": score.token_accuracy, "nll": score.nll}

@@ -12,8 +12,7 @@ from mini_gpt.data.batches import in_full_batches
 from mini_gpt.data.pairs import Pair
 from mini_gpt.evaluation.loaded import LoadedModel
 from mini_gpt.model import loss as losses
-from mini_gpt.runtime import sharding
-from mini_gpt.runtime.progress import Advance, silent
+from mini_gpt.runtime import progress, sharding
 from mini_gpt.runtime.threads import in_order
 
 SIZE_STEP = 16  # rows for longer pairs than in training are a multiple of this, so that few shapes are compiled
@@ -30,8 +29,8 @@ class PairPredictions(NamedTuple):
     nll: list[np.ndarray]
 
 
-def predict(model: LoadedModel, pairs: Sequence[Pair], separator: int, *, advance: Advance = silent) -> PairPredictions:
-    """Return the predictions for all pairs, in their order. advance: called with the scored tokens of each batch.
+def predict(model: LoadedModel, pairs: Sequence[Pair], separator: int) -> PairPredictions:
+    """Return the predictions for all pairs, in their order.
 
     Raises the errors of `LoadedModel.with_layout` for pairs that are longer than the model's positions.
     """
@@ -50,7 +49,7 @@ def predict(model: LoadedModel, pairs: Sequence[Pair], separator: int, *, advanc
     for arrays in in_order(predict_batch, parts, model.batches_at_a_time):
         for values, array in zip(found, arrays, strict=True):
             values.append(array)
-        advance(len(arrays[0]))
+        progress.advance(len(arrays[0]))
     ends = np.cumsum([len(pair.target) + 1 for pair in pairs])[:-1]
     return PairPredictions(*(np.split(np.concatenate(values), ends) for values in found))
 

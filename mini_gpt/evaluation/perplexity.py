@@ -13,9 +13,8 @@ from mini_gpt.data.text_batches import corrupted_blocks
 from mini_gpt.evaluation import items, scoring
 from mini_gpt.evaluation.loaded import LoadedModel
 from mini_gpt.evaluation.scoring import NllFn, Score
-from mini_gpt.runtime import sharding, token_ids
+from mini_gpt.runtime import progress, sharding, token_ids
 from mini_gpt.runtime.errors import UserError, require
-from mini_gpt.runtime.progress import Advance, silent
 from mini_gpt.runtime.threads import in_order
 
 MAX_STRETCHES = 16  # in a sample of a split
@@ -44,18 +43,12 @@ def make_nll_fn(model: LoadedModel) -> NllFn:
 
 
 def score_split(
-    model: LoadedModel,
-    tokens: np.ndarray,
-    token_bytes: np.ndarray,
-    *,
-    most_tokens: int | None = None,
-    advance: Advance = silent,
+    model: LoadedModel, tokens: np.ndarray, token_bytes: np.ndarray, *, most_tokens: int | None = None
 ) -> Score:
     """Score the tokens of a split in blocks of the context length, each token once.
 
     token_bytes: [V], UTF-8 bytes of each token. most_tokens: score about this many tokens, the same in every call;
-    None: all. advance: called with the number of tokens of each batch, without padding rows. Raises the errors of
-    `check_scorable`.
+    None: all. Raises the errors of `check_scorable`.
 
     Only the masked tokens of whole blocks are scored with the masked objective, and the targets of whole blocks with
     span corruption; they are the same in every call. The score then has 0 bytes, because bits per byte need the loss of
@@ -64,9 +57,9 @@ def score_split(
     check_scorable(model.config, len(tokens))
     parts = stretches(tokens, most_tokens, text_batches.text_length(model.config))
     if model.config.train.objective != "next_token":
-        scores = [_score_corrupted(model, part, number, advance) for number, part in enumerate(parts)]
+        scores = [_score_corrupted(model, part, number) for number, part in enumerate(parts)]
     else:
-        scores = [_score_next(model, part, token_bytes, advance) for part in parts]
+        scores = [_score_next(model, part, token_bytes) for part in parts]
     count = sum(s.tokens for s in scores)
     require(
         count > 0, "train.mask_rate", model.config.train.mask_rate, "masks no token of the sample: raise eval.tokens"
@@ -134,26 +127,24 @@ def token_counts(tokens: np.ndarray, vocab_size: int) -> np.ndarray:
     return np.sum([np.bincount(piece, minlength=vocab_size) for piece in pieces], axis=0)
 
 
-def _score_next(model: LoadedModel, tokens: np.ndarray, token_bytes: np.ndarray, advance: Advance) -> Score:
+def _score_next(model: LoadedModel, tokens: np.ndarray, token_bytes: np.ndarray) -> Score:
     nll_fn, window = make_nll_fn(model), model.config.context_length
     rows = model.rows_at_a_time(window, count=scoring.num_windows(len(tokens) - 1, window, window))
-    nll = scoring.score_tokens(nll_fn, tokens, window=window, stride=window, batch_size=rows, advance=advance)
+    nll = scoring.score_tokens(nll_fn, tokens, window=window, stride=window, batch_size=rows)
     return scoring.score(nll, tokens[1:], token_bytes)
 
 
-def _score_corrupted(model: LoadedModel, tokens: np.ndarray, seed: int, advance: Advance) -> Score:
+def _score_corrupted(model: LoadedModel, tokens: np.ndarray, seed: int) -> Score:
     length = text_batches.text_length(model.config)
     rows = model.rows_at_a_time(length, count=len(tokens) // length)
     blocks = corrupted_blocks(tokens, model.config, vocab_size=model.vocab_size, batch_size=rows, seed=seed)
-    return score_batches(model, blocks, advance=lambda scored: advance(scored * length))
+    return score_batches(model, blocks)
 
 
-def score_batches(model: LoadedModel, filled_batches: Iterable[tuple[int, Batch]], *, advance: Advance) -> Score:
-    """Score the targets with weight in the first `filled` rows of each (filled, batch). The score has 0 bytes.
-
-    advance: called with the number of these rows.
-    """
+def score_batches(model: LoadedModel, filled_batches: Iterable[tuple[int, Batch]]) -> Score:
+    """Score the targets with weight in the first `filled` rows of each (filled, batch). The score has 0 bytes."""
     nll_fn, nll_sum, losses = make_nll_fn(model), 0.0, [np.zeros(0, np.float32)]
+    length = text_batches.text_length(model.config)
 
     def score_batch(block: tuple[int, Batch]) -> tuple[float, np.ndarray, int]:
         filled, batch = block
@@ -164,6 +155,6 @@ def score_batches(model: LoadedModel, filled_batches: Iterable[tuple[int, Batch]
     for batch_nll, scored_T, filled in in_order(score_batch, filled_batches, model.batches_at_a_time):
         nll_sum += batch_nll
         losses.append(scored_T)
-        advance(filled)
+        progress.advance(filled * length)
     losses_T = np.concatenate(losses)
     return Score(nll_sum, len(losses_T), 0, losses_T)

@@ -9,8 +9,7 @@ import numpy as np
 from mini_gpt.data.batches import in_full_batches
 from mini_gpt.evaluation import items
 from mini_gpt.evaluation.items import Items
-from mini_gpt.runtime import token_ids
-from mini_gpt.runtime.progress import Advance, silent
+from mini_gpt.runtime import progress, token_ids
 from mini_gpt.runtime.threads import in_order
 
 NllFn = Callable[[np.ndarray, np.ndarray], np.ndarray]
@@ -58,9 +57,7 @@ def metrics(score: Score | None) -> dict[str, float | None]:
     return {name: None if value is None else float(value) for name, value in values.items()}  # also from NumPy
 
 
-def score_tokens(
-    nll_fn: NllFn, tokens: np.ndarray, *, window: int, stride: int, batch_size: int, advance: Advance = silent
-) -> np.ndarray:
+def score_tokens(nll_fn: NllFn, tokens: np.ndarray, *, window: int, stride: int, batch_size: int) -> np.ndarray:
     """Return the loss of every token but the first, in nats, float32; its shape is [len(tokens) - 1].
 
     Windows start at 0, stride, 2·stride, …; each token is scored in the first window that has it as a target. With
@@ -70,8 +67,7 @@ def score_tokens(
     nll_fn: called as nll_fn(inputs_BL, targets_BL) -> nll_BL, always with B = batch_size and L = window. Copies of the
     last token pad the last window; copies of a row pad the last batch. If nll_fn has an attribute `threads`, up to as
     many threads call it at the same time; if it has an attribute `vocab_size`, a token outside the vocabulary raises
-    UserError. advance: called with the number of tokens of each batch, without the padding
-    rows. Raises ValueError unless 1 ≤ stride ≤ window.
+    UserError. Raises ValueError unless 1 ≤ stride ≤ window.
     """
     if not 1 <= stride <= window:
         raise ValueError(f"stride: found {stride}; must be in 1..window ({window})")
@@ -92,7 +88,7 @@ def score_tokens(
             first = 0 if start == 0 else window - stride
             last = min(window, targets - start)
             nll[start + first : start + last] = nll_L[first:last]
-        advance(count * window)
+        progress.advance(count * window)
     return nll
 
 

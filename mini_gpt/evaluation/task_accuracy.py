@@ -26,7 +26,6 @@ from mini_gpt.evaluation.items import Items
 from mini_gpt.evaluation.loaded import LoadedModel
 from mini_gpt.model import loss as losses
 from mini_gpt.runtime import progress, sharding
-from mini_gpt.runtime.progress import Advance, silent
 from mini_gpt.runtime.threads import in_order
 
 PROBLEMS = 512  # at most, of each length
@@ -76,26 +75,21 @@ def metrics(score: TaskScore) -> dict[str, float]:
     return {name: float(metric(score)) for name, metric in METRICS.items()}
 
 
-def accuracy(
-    model: LoadedModel, tokenizer: Tokenizer, problems: list[Problem], length: int, *, advance: Advance = silent
-) -> TaskScore:
-    """Score (question, answer) problems, in rows of `length` inputs if there is no encoder.
-
-    advance: called with each batch's token count.
-    """
+def accuracy(model: LoadedModel, tokenizer: Tokenizer, problems: list[Problem], length: int) -> TaskScore:
+    """Score (question, answer) problems, in rows of `length` inputs if there is no encoder."""
     if model.config.model.has_encoder:
         of_problems = [task_batches.pair_of(tokenizer, problem) for problem in problems]
-        return of_pairs(model, of_problems, tokenizers.separator(tokenizer), advance=advance)
+        return of_pairs(model, of_problems, tokenizers.separator(tokenizer))
 
     def batch_of(indices: list[int]) -> Batch:
         return task_batches.problem_batch([problems[index] for index in indices], model.config, tokenizer, length)
 
-    return score(model, batch_of, len(problems), length, advance=advance)
+    return score(model, batch_of, len(problems), length)
 
 
-def of_pairs(model: LoadedModel, pairs: Sequence[Pair], separator: int, *, advance: Advance = silent) -> TaskScore:
+def of_pairs(model: LoadedModel, pairs: Sequence[Pair], separator: int) -> TaskScore:
     """Score pairs of a source and a target. The end of a target is the separator after it."""
-    predicted, _, nll = pair_accuracy.predict(model, pairs, separator, advance=advance)
+    predicted, _, nll = pair_accuracy.predict(model, pairs, separator)
     columns = []
     for pair, tokens, nll_L in zip(pairs, predicted, nll, strict=True):
         right_L = tokens == [*pair.target, separator]
@@ -103,9 +97,7 @@ def of_pairs(model: LoadedModel, pairs: Sequence[Pair], separator: int, *, advan
     return _total([np.array(column) for column in zip(*columns, strict=True)], predicted)
 
 
-def score(
-    model: LoadedModel, batch_of: Callable[[list[int]], Batch], count: int, length: int, *, advance: Advance = silent
-) -> TaskScore:
+def score(model: LoadedModel, batch_of: Callable[[list[int]], Batch], count: int, length: int) -> TaskScore:
     """Score `count` problems in rows of `length` inputs. batch_of: returns the batch of some problems, by index."""
     columns: dict[str, list[np.ndarray]] = {"solved": [], "tokens": [], "right": [], "nll": []}  # of each problem
     answers: list[np.ndarray] = []
@@ -127,7 +119,7 @@ def score(
         columns["right"].append((right_BL & answer_BL).sum(axis=1))
         columns["nll"].append(np.where(scored_BL, nll_BL, 0.0).sum(axis=1, dtype=np.float64))
         answers += [predicted_L[scored_L] for predicted_L, scored_L in zip(predicted_BL, scored_BL, strict=True)]
-        advance(targets_BL.size)
+        progress.advance(targets_BL.size)
     return _total([np.concatenate(parts) for parts in columns.values()], answers)
 
 
@@ -177,12 +169,12 @@ def by_length(model: LoadedModel, tokenizer: Tokenizer, split: str, lengths: tup
     reasons = {length: perplexity.why_undefined(config.model, most[length]) for length in lengths}
     problems = {length: draw(length) for length in lengths if reasons[length] is None}
     title = f"{sum(map(len, problems.values())):,} problems of {len(problems)} lengths"
-    with progress.shown(title, sum(len(found) * needed[length] for length, found in problems.items())) as advance:
+    with progress.shown(title, sum(len(found) * needed[length] for length, found in problems.items())):
         for length, reason in reasons.items():
             row: dict[str, Any] = {"length": length, **dict.fromkeys(METRICS), "nll": None}
             row |= {"problems": 0, "answer_tokens": 0, "items": {}}
             if length in problems:
-                score = accuracy(model, tokenizer, problems[length], needed[length], advance=advance)
+                score = accuracy(model, tokenizer, problems[length], needed[length])
                 reason = None if math.isfinite(score.nll_sum) else perplexity.NOT_FINITE
             if reason is None:
                 row |= {**metrics(score), "nll": score.nll}

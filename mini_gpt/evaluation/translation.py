@@ -10,7 +10,6 @@ from mini_gpt.data.pairs import Pair
 from mini_gpt.evaluation import calibration, items, pair_accuracy
 from mini_gpt.evaluation.items import Items
 from mini_gpt.evaluation.loaded import LoadedModel
-from mini_gpt.runtime.progress import Advance, silent
 
 BLEU_ORDER = 4  # BLEU counts runs of up to four words
 
@@ -32,15 +31,13 @@ def written_scores(written: Sequence[str], references: Sequence[str]) -> dict[st
     }
 
 
-def prediction_scores(
-    model: LoadedModel, pairs: Sequence[Pair], separator: int, *, advance: Advance = silent
-) -> dict[str, float]:
+def prediction_scores(model: LoadedModel, pairs: Sequence[Pair], separator: int) -> dict[str, float]:
     """Return the scores of predictions after the true tokens of the target. Ends of targets count like other tokens.
 
     nll: mean loss in nats per token. token_accuracy: share of tokens that are the most likely ones. calibration_error:
-    see `calibration.expected_error`. advance: called with the scored tokens of each batch.
+    see `calibration.expected_error`.
     """
-    predicted, confidence, nll = pair_accuracy.predict(model, pairs, separator, advance=advance)
+    predicted, confidence, nll = pair_accuracy.predict(model, pairs, separator)
     right = np.concatenate([tokens == [*pair.target, separator] for pair, tokens in zip(pairs, predicted, strict=True)])
     return {
         "nll": float(np.concatenate(nll).mean(dtype=np.float64)),

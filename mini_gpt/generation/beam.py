@@ -42,7 +42,10 @@ class Beam(NamedTuple):
     def best(self, count: int, scores_BK: jax.Array) -> "Beam":
         """Return the `count` texts of each row with the highest scores, the best first."""
         _, chosen_BK = jax.lax.top_k(scores_BK, count)
-        take = lambda x: jnp.take_along_axis(x, chosen_BK.reshape(*chosen_BK.shape, *[1] * (x.ndim - 2)), axis=1)
+
+        def take(x: jax.Array) -> jax.Array:
+            return jnp.take_along_axis(x, chosen_BK.reshape(*chosen_BK.shape, *[1] * (x.ndim - 2)), axis=1)
+
         return jax.tree.map(take, self)
 
     def joined(self, other: "Beam") -> "Beam":

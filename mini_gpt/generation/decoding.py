@@ -14,7 +14,7 @@ from mini_gpt.generation import cache as caches
 from mini_gpt.generation.cache import Cache
 from mini_gpt.generation.prompts import Prompt, Prompts, prepare
 from mini_gpt.generation.sampling import Sampling, draw, noise
-from mini_gpt.runtime.progress import Advance, silent
+from mini_gpt.runtime import progress
 
 CHUNK = 16  # tokens that one call of the compiled loop samples for each row
 DEFAULT_SAMPLING, GREEDY = Sampling(), Sampling(temperature=0)
@@ -63,12 +63,10 @@ def generate(model: LoadedModel, prompts: Sequence[Prompt], **options) -> np.nda
     return np.concatenate([np.zeros((len(prompts), 0), np.int32), *parts], axis=1)
 
 
-def greedy_targets(
-    model: LoadedModel, sources: Sequence[np.ndarray], separator: int, length: int, *, advance: Advance = silent
-) -> list[np.ndarray]:
+def greedy_targets(model: LoadedModel, sources: Sequence[np.ndarray], separator: int, length: int) -> list[np.ndarray]:
     """Return the greedy target of each source, int32, without its end; at most `length` tokens.
 
-    advance: called with the number of tokens of each batch. Raises the errors of `prompts.prepare`.
+    Raises the errors of `prompts.prepare`.
     """
     found: list[np.ndarray] = [np.zeros(0, np.int32)] * len(sources)
     by_length = sorted(range(len(sources)), key=lambda index: len(sources[index]))  # similar lengths share a batch
@@ -84,7 +82,7 @@ def greedy_targets(
         for index, tokens_L in zip(indices[:count], np.concatenate(parts, axis=1), strict=False):
             is_end_L = tokens_L == separator
             found[index] = tokens_L[: is_end_L.argmax()] if is_end_L.any() else tokens_L
-        advance(count * sum(tokens_BN.shape[1] for tokens_BN in parts))
+        progress.advance(count * sum(tokens_BN.shape[1] for tokens_BN in parts))
     return found
 
 

@@ -42,7 +42,10 @@ class Sampling:
 
 def noise(keys_B: jax.Array, places_B: jax.Array, vocab_size: int) -> jax.Array:
     """Return standard Gumbel noise_BV: argmax(logits + noise) is a sample from the softmax (Maddison et al. 2014)."""
-    row_noise = lambda key, place: jax.random.gumbel(jax.random.fold_in(key, place), (vocab_size,))
+
+    def row_noise(key: jax.Array, place: jax.Array) -> jax.Array:
+        return jax.random.gumbel(jax.random.fold_in(key, place), (vocab_size,))
+
     return jax.vmap(row_noise)(keys_B, places_B)
 
 

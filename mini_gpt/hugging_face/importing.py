@@ -193,8 +193,11 @@ def _match(
         found[name if name in wanted or prefixed not in wanted else prefixed] = values
     wanted = {name: tensor for name, tensor in wanted.items() if name in found or not tensor.optional}
     known = wanted.keys() | _copies(architecture)
-    is_buffer = lambda name: re.fullmatch(architecture.buffers, name.removeprefix(architecture.prefix))
-    unexpected = [name for name in found if name not in known and not is_buffer(name)]
+    unexpected = [
+        name
+        for name in found
+        if name not in known and not re.fullmatch(architecture.buffers, name.removeprefix(architecture.prefix))
+    ]
     missing, title = [name for name in wanted if name not in found], f"this {architecture.title} config"
     problems = []
     if missing:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from mini_gpt.data import splits
 from mini_gpt.data.model_source import ModelSource
-from mini_gpt.data.tokenizers import CharacterTokenizer, WordTokenizer
+from mini_gpt.data.tokenizers import CharacterTokenizer, Tokenizer, WordTokenizer
 from mini_gpt.hugging_face.architecture import Architecture
 from mini_gpt.model import parameters as model_parameters
 from mini_gpt.runtime import files
@@ -25,39 +25,9 @@ def text(run: Run, architecture: Architecture, dtype: str, length: int | None) -
 
     dtype: of the weights. length: the most tokens of a text there; None: the context length.
     """
-    config, model = run.config, run.config.model
-    layers = f"{model.encoder_layers} + {model.num_layers}" if model.encoder_layers else str(model.num_layers)
-    trained = config.train.batch_size * config.context_length * run.step
-    facts = {
-        "architecture": f"{architecture.title}, {layers} layers, width {model.d_model}, {model.num_heads} heads",
-        "positions": model.position,
-        "parameters": f"{model_parameters.count(run.model.parameters):,}",
-        "context": f"{config.context_length:,} tokens",
-        "tokenizer": f"{run.tokenizer.kind}, {len(run.tokenizer.token_bytes):,} ids",
-    }
-    origin = workdirs.described_origin(run.workdir)
-    if origin is not None:
-        facts["initial weights"] = origin
-    if run.step:
-        facts["corpus"] = config.data.corpus
-        facts["trained"] = f"{run.step:,} steps, {trained:,} tokens, seed {config.seed}"
-    if dtype != "float32":
-        facts["weights"] = f"rounded to {dtype}"
-    prompt, alphabet = "The ", ""
-    if isinstance(run.tokenizer, CharacterTokenizer):
-        characters = run.tokenizer.characters
-        alphabet = f" The vocabulary has {len(characters)} characters; any other character is an error."
-        prompt = prompt if set(prompt) <= set(characters) else characters[0]
-    elif isinstance(run.tokenizer, WordTokenizer):
-        alphabet = f" The vocabulary has {len(run.tokenizer.words):,} words; any other word is an error."
-        prompt = run.tokenizer.words[0]
-    if config.data.isolate_documents:
-        facts["documents"] = "attention and positions of one document only; give texts of one document"
-    if architecture.needs_table(model):
-        facts["longest text"] = f"{length or config.context_length:,} tokens, for which the files have positions"
-    if architecture.limits_length:
-        facts["longer texts"] = f"from_pretrained with {architecture.context[0]} of their length, in tokens"
-    rows = "\n".join(f"| {name} | {_table_cell(str(value))} |" for name, value in facts.items())
+    facts = _facts(run, architecture, dtype, length)
+    rows = "\n".join(f"| {name} | {_table_cell(fact)} |" for name, fact in facts.items())
+    prompt, vocabulary = _prompt(run.tokenizer)
     return f"""---
 library_name: transformers
 pipeline_tag: {architecture.pipeline}
@@ -81,8 +51,50 @@ model = {architecture.auto_class}.from_pretrained(DIRECTORY)
 
 {_about_license(run)}
 
-Written by mini_gpt.{alphabet}
+Written by mini_gpt.{vocabulary}
 """
+
+
+def _facts(run: Run, architecture: Architecture, dtype: str, length: int | None) -> dict[str, str]:
+    """Return the rows of the card's table."""
+    config, model = run.config, run.config.model
+    layers = f"{model.encoder_layers} + {model.num_layers}" if model.encoder_layers else str(model.num_layers)
+    facts = {
+        "architecture": f"{architecture.title}, {layers} layers, width {model.d_model}, {model.num_heads} heads",
+        "positions": str(model.position),
+        "parameters": f"{model_parameters.count(run.model.parameters):,}",
+        "context": f"{config.context_length:,} tokens",
+        "tokenizer": f"{run.tokenizer.kind}, {len(run.tokenizer.token_bytes):,} ids",
+    }
+    origin = workdirs.described_origin(run.workdir)
+    if origin is not None:
+        facts["initial weights"] = origin
+    if run.step:
+        trained = config.train.batch_size * config.context_length * run.step
+        facts["corpus"] = config.data.corpus
+        facts["trained"] = f"{run.step:,} steps, {trained:,} tokens, seed {config.seed}"
+    if dtype != "float32":
+        facts["weights"] = f"rounded to {dtype}"
+    if config.data.isolate_documents:
+        facts["documents"] = "attention and positions of one document only; give texts of one document"
+    if architecture.needs_table(model):
+        facts["longest text"] = f"{length or config.context_length:,} tokens, for which the files have positions"
+    if architecture.limits_length:
+        facts["longer texts"] = f"from_pretrained with {architecture.context[0]} of their length, in tokens"
+    return facts
+
+
+def _prompt(tokenizer: Tokenizer) -> tuple[str, str]:
+    """Return a prompt that the tokenizer can encode, and a sentence about a vocabulary that lacks some texts."""
+    prompt = "The "
+    if isinstance(tokenizer, CharacterTokenizer):
+        characters = tokenizer.characters
+        if not set(prompt) <= set(characters):
+            prompt = characters[0]
+        return prompt, f" The vocabulary has {len(characters)} characters; any other character is an error."
+    if isinstance(tokenizer, WordTokenizer):
+        return tokenizer.words[0], f" The vocabulary has {len(tokenizer.words):,} words; any other word is an error."
+    return prompt, ""
 
 
 def _metadata(run: Run) -> str:

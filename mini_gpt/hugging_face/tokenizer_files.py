@@ -129,73 +129,98 @@ def read(
     end: eos_token_id of config.json. If it is a list, its first id counts. If it is None, the id is read from
     tokenizer_config.json: that of eos_token, else that of sep_token. start: decoder_start_token_id; None: `end`.
     masked: one of the ids is that of a mask token, which is not one of the returned tokenizer. config: the values of
-    config.json, of which some are kept for an export. Raises UserError if a
-    file is invalid or not supported.
+    config.json, of which some are kept for an export. Raises UserError if a file is invalid or not supported.
     """
     path = find_file(directory, FILE)
-    try:
-        values = files.read_json(path)
-        if isinstance(values, dict):
-            values |= {"truncation": None, "padding": None}  # texts must be encoded in full
-        model = ours.parse(values)
-        described = json.loads(model.to_str())
-    except FileNotFoundError:
-        raise UserError(f"{path}: {NOT_FOUND}") from None
-    except Exception as error:  # the library raises bare Exceptions
-        reason = (str(error).splitlines() or [type(error).__name__])[0].removeprefix(f"{path}: ")
-        raise UserError(f"{path}: {reason}") from None
-    kind, vocabulary = described["model"]["type"], described["model"].get("vocab")
-    largest, right = max(model.get_vocab().values(), default=0), f"the model's vocab_size is {vocab_size}"
+    model = _parsed(path)
+    largest = max(model.get_vocab().values(), default=0)
+    limit = f"the model's vocab_size is {vocab_size}"
     if largest >= vocab_size:
-        raise UserError(f"{path}: found a token with the id {largest}; {right}")
-    of_tokenizer = _config(directory)
+        raise UserError(f"{path}: found a token with the id {largest}; {limit}")
+    described, of_tokenizer = json.loads(model.to_str()), _config(directory)
     _check_prefix_space(directory, described, of_tokenizer)
     names, source = _names(of_tokenizer), source_files.read(directory, config, of_tokenizer)
     end = end[0] if isinstance(end, list) and end else end
     if end is None:
         end = model.token_to_id(names.get("eos_token", names.get("sep_token", "")))
-    start, field = end if start is None else start, f"{directory / 'config.json'}: "
-    is_token = lambda token: type(token) is int and 0 <= token < vocab_size and model.id_to_token(token) is not None
-    require(is_token(end), f"{field}eos_token_id", end, f"must be the id of the token in {FILE} that ends a document")
-    require(is_token(start), f"{field}decoder_start_token_id", start, f"must be the id of a token in {FILE}")
-    mask = None
-    if masked:
-        mask = model.token_to_id(names.get("mask_token", ""))
-        is_special = any(token["id"] == mask and token["special"] for token in described["added_tokens"])
-        right_mask = f"must be the name of another special token in {FILE} than the one that ends a document"
-        require(is_special and mask != end, f"{directory / CONFIG}: mask_token", names.get("mask_token"), right_mask)
+    start = end if start is None else start
+    field = f"{directory / 'config.json'}: "
+    _check_token(model, vocab_size, f"{field}eos_token_id", end, "the token that ends a document")
+    _check_token(model, vocab_size, f"{field}decoder_start_token_id", start, "a token")
+    mask = _mask_id(directory, model, names.get("mask_token"), end) if masked else None
     tokens = vocab_size - masked  # of the tokenizer
+    kind = described["model"]["type"]
     if kind == "WordLevel" and unknown_token(model) is None:
         if model.get_vocab_size() != vocab_size:
-            raise UserError(f"{path}: found {model.get_vocab_size()} tokens; {right}")
+            raise UserError(f"{path}: found {model.get_vocab_size()} tokens; {limit}")
         require(mask in (None, tokens), f"{path}: the mask token's id", mask, f"must be the last one, {tokens}")
         require(start == end, f"{field}decoder_start_token_id", start, "must be eos_token_id, with these tokens")
-        right_use = "can't be kept for a tokenizer of characters; remove it"
-        require(not source.has_more, f"{directory}: chat template or settings of generation", "some", right_use)
-        return _of_list(path, model, [model.id_to_token(token) or "" for token in range(tokens)], end)
+        right = "can't be kept for a tokenizer of characters; remove it"
+        require(not source.has_more, f"{directory}: chat template or settings of generation", "some", right)
+        return _of_list(path, model, tokens, end)
     if kind == "BPE":
-        has_all_bytes = all(f"<0x{byte:02X}>" in (vocabulary or {}) for byte in range(256))
-        is_byte_level = has_all_bytes or "ByteLevel" in json.dumps(described["decoder"])
-        require(is_byte_level, f"{path}: model.type", kind, "must be byte-level BPE, or BPE with a token for each byte")
-        plain = json.loads(_library_tokenizer(ByteTokenizer())[0].to_str())
-        same = all(described[name] == plain[name] for name in ("normalizer", "pre_tokenizer", "model"))
+        is_ours = _is_bytes_only(path, described)
         model = _with_special(model, end)
-        if same and start == end == tokens - 1 == len(vocabulary) and mask in (None, tokens) and not source.has_more:
+        in_order = start == end == tokens - 1 == len(described["model"]["vocab"]) and mask in (None, tokens)
+        if is_ours and in_order and not source.has_more:
             return ByteTokenizer()
     special = {name: names[name] for name in (*SPECIAL, *(OF_MASKED if masked else ())) if name in names}
-    special |= {} if start == end else {START: model.id_to_token(start) or ""}
+    if start != end:
+        special[START] = model.id_to_token(start) or ""
+    make = BpeTokenizer if kind == "BPE" else ImportedTokenizer
     try:
-        made = (BpeTokenizer if kind == "BPE" else ImportedTokenizer)(model, end, tokens, special, mask, source)
-        name = model.id_to_token(end) or ""
-        ends_in = lambda text: made.encoder.encode(text).ids.count(end)
-        is_text = any(ends_in(text) > ends_in("") for text in (name, _as_text(name)))
-        require(
-            not is_text, "the token that ends a document", name, "must not be a token that ordinary text is encoded as"
-        )
+        made = make(model, end, tokens, special, mask, source)
+        _check_end(made, end)
         return made
     except Exception as error:  # the library raises bare Exceptions
         reason = str(error) if isinstance(error, UserError) else f"not supported ({type(error).__name__}: {error})"
         raise UserError(f"{path}: {reason}") from None
+
+
+def _parsed(path: Path) -> library.Tokenizer:
+    try:
+        values = files.read_json(path)
+        if isinstance(values, dict):
+            values |= {"truncation": None, "padding": None}  # texts must be encoded in full
+        return ours.parse(values)
+    except FileNotFoundError:
+        raise UserError(f"{path}: {NOT_FOUND}") from None
+    except Exception as error:  # the library raises bare Exceptions
+        reason = (str(error).splitlines() or [type(error).__name__])[0].removeprefix(f"{path}: ")
+        raise UserError(f"{path}: {reason}") from None
+
+
+def _mask_id(directory: Path, model: library.Tokenizer, name: str | None, end: int) -> int:
+    """Return the id of the mask token. Raises UserError if it is not a special token other than the end."""
+    mask = model.token_to_id(name or "")
+    special = [token for token, added in model.get_added_tokens_decoder().items() if added.special and token != end]
+    if mask not in special:
+        right = f"must be the name of another special token in {FILE} than the one that ends a document"
+        raise UserError(f"{directory / CONFIG}: mask_token: found {shown(name)}; {right}")
+    return mask
+
+
+def _is_bytes_only(path: Path, described: dict[str, Any]) -> bool:
+    """Return whether a BPE tokenizer encodes each byte as a token. Raises UserError if it can't encode all bytes."""
+    has_all_bytes = all(f"<0x{byte:02X}>" in (described["model"].get("vocab") or {}) for byte in range(256))
+    is_byte_level = has_all_bytes or "ByteLevel" in json.dumps(described["decoder"])
+    require(is_byte_level, f"{path}: model.type", "BPE", "must be byte-level BPE, or BPE with a token for each byte")
+    plain = json.loads(_library_tokenizer(ByteTokenizer())[0].to_str())
+    return all(described[name] == plain[name] for name in ("normalizer", "pre_tokenizer", "model"))
+
+
+def _check_token(model: library.Tokenizer, vocab_size: int, field: str, token: Any, what: str) -> None:
+    """Raise UserError if the field's value is not the id of a token."""
+    is_token = type(token) is int and 0 <= token < vocab_size and model.id_to_token(token) is not None
+    require(is_token, field, token, f"must be the id of {what} in {FILE}")
+
+
+def _check_end(tokenizer: SubwordTokenizer, end: int) -> None:
+    """Raise UserError if ordinary text is encoded as the token that ends a document."""
+    name = tokenizer.model.id_to_token(end) or ""
+    without, *found = (tokenizer.encoder.encode(text).ids.count(end) for text in ("", name, _as_text(name)))
+    right = "must not be a token that ordinary text is encoded as"
+    require(max(found) <= without, "the token that ends a document", name, right)
 
 
 def _with_special(model: library.Tokenizer, end: int) -> library.Tokenizer:
@@ -220,8 +245,9 @@ def _as_text(name: str) -> str:
     return bytes(alphabet.get(character, 0xFF) for character in name).decode(errors="ignore")
 
 
-def _of_list(path: Path, model: library.Tokenizer, tokens: list[str], end: int) -> CharacterTokenizer | WordTokenizer:
+def _of_list(path: Path, model: library.Tokenizer, count: int, end: int) -> CharacterTokenizer | WordTokenizer:
     """Return the tokenizer of a WordLevel model without an unknown token, which must be one that `write` has made."""
+    tokens = [model.id_to_token(token) or "" for token in range(count)]
     *listed, last = tokens
     in_order = listed == sorted(listed) and model.token_to_id(last) == end
     if in_order and all(len(token) == 1 for token in listed):

@@ -16,7 +16,6 @@ from mini_gpt.evaluation import pair_accuracy
 from mini_gpt.evaluation.loaded import LoadedModel
 from mini_gpt.insight import observing
 from mini_gpt.runtime import sharding
-from mini_gpt.runtime.progress import Advance, silent
 
 
 class Queries(NamedTuple):
@@ -48,13 +47,11 @@ class HeadAlignment(NamedTuple):
         return {"layer": self.layer, "head": self.head} | {name: whole for name, (whole, *_) in self.rates.items()}
 
 
-def error_rates(
-    model: LoadedModel, tokenizer: Tokenizer, problems: Sequence[Problem], *, advance: Advance = silent
-) -> list[HeadAlignment]:
+def error_rates(model: LoadedModel, tokenizer: Tokenizer, problems: Sequence[Problem]) -> list[HeadAlignment]:
     """Return the error rates of all heads of cross-attention for two problems or more. The task must have `align`.
 
     A head links each part of the target to the part of the source with the largest attention weight, summed over the
-    tokens of the source's part and averaged over the queries. advance: called with the number of problems of a batch.
+    tokens of the source's part and averaged over the queries.
     """
     align = tasks.find(model.config.data.corpus).align
     assert align is not None
@@ -73,7 +70,6 @@ def error_rates(
             for name, queries in QUERIES.items():
                 right[name].append(_right_links(maps_NBHLS[:, row], links, queries))
             total.append(len(links))
-        advance(count)
     parts = [slice(None), slice(0, None, 2), slice(1, None, 2)]
     # Each part of the target has one link of the head and one true link, so precision and recall are the same.
     rates = {
@@ -94,8 +90,8 @@ def chosen_rate(heads: Sequence[HeadAlignment], queries: str = "predicting") -> 
 def _right_links(maps_NHLS: np.ndarray, links: list[Link], queries: Queries) -> np.ndarray:
     """Return the number of right links of each head, [N, H]."""
     sources = sorted({source for source, _ in links})
-    after_separator = lambda first, last: slice(first + 1, last + 1)
-    by_source = np.stack([maps_NHLS[..., after_separator(*span)].sum(axis=-1) for span in sources], axis=-1)
+    parts = [maps_NHLS[..., first + 1 : last + 1] for first, last in sources]  # the first source token is a separator
+    by_source = np.stack([part.sum(axis=-1) for part in parts], axis=-1)
     right = np.zeros(maps_NHLS.shape[:2])
     for source, (first, last) in links:
         last = first + 1 if queries.first_only else last

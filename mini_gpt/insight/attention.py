@@ -62,11 +62,9 @@ def maps_by_kind(model: LoadedModel, tokens_BL: np.ndarray, source_BS: np.ndarra
     source. tokens_BL: the decoder's input. source_BS: -1 is padding, which no other token sees; its own rows mean
     nothing.
     """
-    reduce = dict.fromkeys(KINDS, _maps) | {"cross": _cross_maps}
     padded_BL, padded_BS = (sharding.pad_rows(array, model.mesh) for array in (tokens_BL, source_BS))
-    found = each_layer_by_kind(model, padded_BL, padded_BS, reduce)
-    cut = lambda maps: AttentionMaps(*(array[: len(tokens_BL)] for array in maps))
-    return {kind: [cut(maps) for maps in layers] for kind, layers in found.items()}
+    found = each_layer_by_kind(model, padded_BL, padded_BS, dict.fromkeys(KINDS, _maps))
+    return jax.tree.map(lambda array: array[: len(tokens_BL)], found)
 
 
 def each_layer_by_kind(
@@ -78,7 +76,8 @@ def each_layer_by_kind(
 ) -> dict[str, list[Any]]:
     """Return {kind: `reduce[kind](layer, *arguments[kind])` of each layer} of a model with an encoder, in NumPy.
 
-    As `each_layer`. The layers of "decoder" and "cross" are the same: the decoder's blocks.
+    As `each_layer`. The layers of "decoder" and "cross" are the same blocks; those of "cross" have the maps of
+    cross-attention in the place of self-attention.
     """
     token_ids.check(tokens_BL, len(model.parameters["embedding"]), "tokens_BL")
     token_ids.check(source_BS, len(model.parameters["embedding"]), "source_BS", padding=True)
@@ -122,8 +121,7 @@ def statistics_by_kind(
     is_own_B1 = (np.arange(len(tokens_BL)) < count)[:, None]
     is_query_BL, is_source_BS = is_query_BL & is_own_B1, (source_BS >= 0) & is_own_B1
     arguments = {"encoder": (is_source_BS,), "decoder": (is_query_BL,), "cross": (is_query_BL,)}
-    reduce = dict.fromkeys(KINDS, _statistics) | {"cross": _cross_statistics}
-    found = each_layer_by_kind(model, tokens_BL, source_BS, reduce, arguments)
+    found = each_layer_by_kind(model, tokens_BL, source_BS, dict.fromkeys(KINDS, _statistics), arguments)
     source, target = (min(LOGGED_TOKENS, int(is_token_BL[0].sum())) for is_token_BL in (is_source_BS, is_query_BL))
     shown = {"encoder": (source, source), "decoder": (target, target), "cross": (target, source)}
     curves: dict[str, float] = {}
@@ -162,25 +160,14 @@ def _each_layer_of_kind(model: LoadedModel, inputs: tuple, arguments: tuple, *, 
             _, _, layers = observing.observed(model.edited(), lambda module: module.encode(*inputs[3:])[0])
         else:
             layers = observing.layers(model.edited(), inputs)
+    if kind == "cross":
+        maps = [layer.cross_attention for layer in layers if layer.cross_attention is not None]
+        layers = [layer._replace(attention=attention) for layer, attention in zip(layers, maps, strict=True)]
     return sharding.replicate([reduce(layer, *arguments) for layer in layers], model.mesh)
 
 
 def _maps(layer: Layer) -> AttentionMaps:
     return layer.attention
-
-
-def of_cross(layer: Layer) -> Layer:
-    """Return a decoder's layer with the maps of cross-attention in the place of those of self-attention."""
-    assert layer.cross_attention is not None
-    return layer._replace(attention=layer.cross_attention)
-
-
-def _cross_maps(layer: Layer) -> AttentionMaps:
-    return _maps(of_cross(layer))
-
-
-def _cross_statistics(layer: Layer, is_query_BL: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    return _statistics(of_cross(layer), is_query_BL)
 
 
 def _statistics(layer: Layer, is_query_BL: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:

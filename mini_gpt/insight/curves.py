@@ -124,8 +124,9 @@ def panels_figure(panels: Mapping[str, list[Curve]], *, x: str, y: str, trained:
     return figure
 
 
-def show_shares(figure: Figure) -> Figure:
-    """Let the common y axis show shares from 0 to 1; return the figure."""
+def shares_figure(title: str, curves: list[Curve], *, x: str, y: str, trained: float | None) -> Figure:
+    """Return a figure with one panel of shares from 0 to 1."""
+    figure = panels_figure({title: curves}, x=x, y=y, trained=trained)
     figure.axes[0].set_ylim(-0.03, 1.03)
     return figure
 
@@ -141,9 +142,9 @@ def _binned(nll: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return context lengths and losses, averaged in bins of half an octave, as single positions are noisy."""
     contexts = np.arange(1, len(nll) + 1)
     bins = np.ceil(2 * np.log2(contexts)).astype(int)  # ceil: a length of 2^n shares a bin with shorter lengths
-    numbers = np.unique(bins)
-    mean = lambda values: np.array([values[bins == n].mean() for n in numbers])
-    return mean(contexts), mean(nll)
+    in_bins = [bins == number for number in np.unique(bins)]
+    lengths, losses = (np.array([values[is_in].mean() for is_in in in_bins]) for values in (contexts, nll))
+    return lengths, losses
 
 
 def _mark_trained_length(axes: Axes, length: float) -> None:

@@ -48,9 +48,8 @@ def of_texts(source: str, target: str, config: Config, tokenizer: Tokenizer) -> 
 
 def of_pair(pair: Pair, separator: int, alignment: Alignment = ()) -> Example:
     """Return the example of a pair, with a separator before both sides."""
-    joined = lambda *parts: np.concatenate(parts).astype(np.int32)
-    before = [separator]
-    return Example(joined(before, pair.source), joined(before, pair.target), joined(pair.target, before), alignment)
+    source_S, inputs_L = (np.array([separator, *side], np.int32) for side in (pair.source, pair.target))
+    return Example(source_S, inputs_L, np.array([*pair.target, separator], np.int32), alignment)
 
 
 def batch_of(examples: Sequence[Example], size: tuple[int, int]) -> Batch:

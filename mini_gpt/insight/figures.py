@@ -82,15 +82,15 @@ def sinusoids(config: ModelConfig, length: int = 128) -> Figure:
     longest = 2 * math.pi * encoding.base
     wavelengths_P = 2 * math.pi / geometric_frequencies(encoding.base, width)
     waves.semilogy(np.arange(0, width, 2), wavelengths_P, marker=".", linewidth=1)
-    note = lambda text, xy, shift, **style: waves.annotate(
-        text, xy, xytext=shift, textcoords="offset points", **{"fontsize": 9} | style
-    )
     first, last = wavelengths_P[0], wavelengths_P[-1]
-    note(f"{first:,.{2 if first < 100 else 0}f}", (0, first), (6, -3), ha="left")
-    note(f"{last:,.{2 if last < 100 else 0}f}", (width - 2, last), (-8, -4), ha="right")
+    for text, xy, shift, style in (
+        (f"{first:,.{2 if first < 100 else 0}f}", (0, first), (6, -3), {"ha": "left"}),
+        (f"{last:,.{2 if last < 100 else 0}f}", (width - 2, last), (-8, -4), {"ha": "right"}),
+        ("2π·base, which no pair reaches", (0, longest), (2, 4), {"color": "dimgrey"}),
+    ):
+        waves.annotate(text, xy, xytext=shift, textcoords="offset points", fontsize=9, **style)
     waves.set_ylim(top=3 * longest)
     waves.axhline(longest, color="grey", linestyle="--", linewidth=1)
-    note("2π·base, which no pair reaches", (0, longest), (2, 4), color="dimgrey", fontsize=9)
     finish(waves, xlabel="dimension", ylabel="wavelength (tokens)", title="2π·base^(2i/width)")
     return figure
 
@@ -99,8 +99,8 @@ def similarity(config: ModelConfig, trained: np.ndarray | None = None, length: i
     """Plot the similarity of two positions by distance, for most encodings. trained: a learned table_PD."""
     figure, (added, inside) = new_figure((2 * 5.6, 4.3), 1, 2, title="Similarity of two positions by distance")
     distance = np.arange(length)
-    score = lambda frequencies: np.cos(np.outer(distance, frequencies)).mean(axis=1)
-    waves = score(geometric_frequencies(config.sinusoidal.base, config.d_model))
+    frequencies = geometric_frequencies(config.sinusoidal.base, config.d_model)
+    waves = np.cos(np.outer(distance, frequencies)).mean(axis=1)
     added.plot(distance, waves, label="sinusoidal: depends only on the distance")
     table_PD = initial_table("learned", config, config.max_positions or length) if trained is None else trained
     cosines = images.cosines(table_PD)
@@ -112,7 +112,8 @@ def similarity(config: ModelConfig, trained: np.ndarray | None = None, length: i
     added.fill_between(distance[:reach], low, high, color="C1", alpha=0.2, linewidth=0)
     added.set_ylim(min(-0.3, low.min()), 1.45)
     finish(added, xlabel="distance (tokens)", ylabel="cosine of two positions", title="Added to the embeddings")
-    by_rope = score(rope_frequencies(config.rope.of_first_layer, config.rotated_width))
+    frequencies = rope_frequencies(config.rope.of_first_layer, config.rotated_width)
+    by_rope = np.cos(np.outer(distance, frequencies)).mean(axis=1)
     inside.plot(distance, by_rope, color="C2", label="RoPE: score of equal vectors")
     for head, slope in enumerate(alibi_slopes(config.num_heads)):
         style = {"color": "C3", "alpha": 1 - 0.75 * head / config.num_heads, "linewidth": 1}
@@ -140,8 +141,12 @@ def rope(config: ModelConfig) -> Figure:
     def rotated(x: np.ndarray, position: int) -> np.ndarray:
         return np.asarray(encoding.rotate(jnp.asarray(x)[None, None, None], jnp.array([[position]])))[0, 0, 0]
 
-    by_rope = lambda start: [rotated(q, start + int(offset)) @ rotated(k, start) for offset in offsets]
-    by_waves = lambda start: (q_D + waves_LD[np.minimum(start + offsets, 499)]) @ (k_D + waves_LD[start])
+    def by_rope(start: int) -> list[float]:
+        return [rotated(q, start + int(offset)) @ rotated(k, start) for offset in offsets]
+
+    def by_waves(start: int) -> np.ndarray:
+        return (q_D + waves_LD[np.minimum(start + offsets, 499)]) @ (k_D + waves_LD[start])
+
     for name, colour, scores in (("RoPE", "C0", by_rope), ("sinusoids added", "C1", by_waves)):
         for start, linestyle, linewidth in ((0, "-", 1.2), (100, "--", 2), (400, ":", 3)):
             style: Any = {"linestyle": linestyle, "linewidth": linewidth}

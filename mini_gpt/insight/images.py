@@ -34,9 +34,8 @@ def map_grid(weights_NHLS: np.ndarray) -> np.ndarray:
     pixels_NHLS3[is_masked_NHLS & is_line_LS] = LINE
     with_gaps = np.pad(pixels_NHLS3, ((0, 0), (0, 0), (0, GAP), (0, GAP), (0, 0)), constant_values=PAPER)
     grid = with_gaps.transpose(0, 2, 1, 3, 4).reshape(layers * (height + GAP), heads * (width + GAP), 3)[:-GAP, :-GAP]
-    middles = lambda count, size: [number * (size + GAP) + size // 2 for number in range(count)]
-    rows = {middle: f"layer {layer}" for layer, middle in enumerate(middles(layers, height))}
-    columns = {middle: f"head {head}" for head, middle in enumerate(middles(heads, width))}
+    rows = {layer * (height + GAP) + height // 2: f"layer {layer}" for layer in range(layers)}  # at their middles
+    columns = {head * (width + GAP) + width // 2: f"head {head}" for head in range(heads)}
     return _framed(grid, rows, columns, (WEIGHTS_X3, {tick**0.5: f"{tick:g}" for tick in TICKS}))
 
 

@@ -15,6 +15,7 @@ from mini_gpt.evaluation.loaded import LoadedModel
 from mini_gpt.insight import attention, colours
 from mini_gpt.insight.curves import new_figure, token_label
 from mini_gpt.insight.examples import Alignment, Example
+from mini_gpt.insight.observing import AttentionMaps
 
 NARROWEST, WIDEST, TOKEN = 2.4, 7.0, 0.115  # inches: limits of a map's width, and the space of one token
 MOST_TOKENS = 32  # of a text; a pair is whole, because a part of a source has other attention
@@ -74,32 +75,34 @@ def cross_figure(panel: Panel) -> Figure:
 def _rows(panel: Panel) -> list[_Row]:
     name, model, tokenizer, text = panel
     label = f"{name}\nposition={model.config.model.position}"
-    averaged = lambda layers: (
-        np.stack([np.asarray(maps.weights_BHLS[0]).mean(axis=0) for maps in layers]),
-        np.stack([np.asarray(maps.seen_BHLS[0]).any(axis=0) for maps in layers]),  # by some head
-    )
-    titles = lambda layers: [f"layer {layer}" for layer in range(len(layers))]
     if not isinstance(text, Example):
         layers, texts = attention.attention_maps(model, text[None]), _texts(tokenizer, text)
-        return [_Row(label, titles(layers), *averaged(layers), texts, texts)]
+        return [_averaged(label, layers, texts, texts)]
     found = attention.maps_by_kind(model, text.inputs[None], text.source[None])
     source, inputs, written = (_texts(tokenizer, tokens) for tokens in text[:3])
-    encoder, decoder, cross = ((kind, titles(found[kind]), *averaged(found[kind])) for kind in attention.KINDS)
+    cross = _averaged(f"{label}\ncross: token to write", found["cross"], written, source)
     return [
-        _Row(f"{label}\n{encoder[0]}: source", *encoder[1:], source, source),
-        _Row(f"{label}\n{decoder[0]}: token read", *decoder[1:], inputs, inputs),
-        _Row(f"{label}\n{cross[0]}: token to write", *cross[1:], written, source, text.alignment),
+        _averaged(f"{label}\nencoder: source", found["encoder"], source, source),
+        _averaged(f"{label}\ndecoder: token read", found["decoder"], inputs, inputs),
+        cross._replace(alignment=text.alignment),
     ]
 
 
+def _averaged(label: str, layers: Sequence[AttentionMaps], queries: list[str], keys: list[str]) -> _Row:
+    """Return the row of the layers' maps, each the mean over heads. A pair is seen if some head sees it."""
+    titles = [f"layer {layer}" for layer in range(len(layers))]
+    weights_NLS = np.stack([np.asarray(maps.weights_BHLS[0]).mean(axis=0) for maps in layers])
+    seen_NLS = np.stack([np.asarray(maps.seen_BHLS[0]).any(axis=0) for maps in layers])
+    return _Row(label, titles, weights_NLS, seen_NLS, queries, keys)
+
+
 def _texts(tokenizer: Tokenizer, tokens: np.ndarray) -> list[str]:
-    return [token_label(spans.decode([token], tokenizer)) for token in tokens]
+    return [token_label(text) for text in spans.decode_each(tokens, tokenizer)]
 
 
 def _draw(rows: Sequence[_Row], title: str) -> Figure:
     columns = max(len(row.titles) for row in rows)
-    side = lambda tokens: min(WIDEST, max(NARROWEST, TOKEN * tokens))
-    width = side(max(len(row.keys) for row in rows))
+    width = min(WIDEST, max(NARROWEST, TOKEN * max(len(row.keys) for row in rows)))
     heights = [0.8 + width * len(row.queries) / max(len(row.keys), 1) for row in rows]
     size = ((width + 0.4) * columns + 1.8, sum(heights))
     title += ": " if size[0] > 9 else "\n"

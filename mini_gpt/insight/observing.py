@@ -76,18 +76,21 @@ def _layers(seen: Mapping[str, Any]) -> list[Layer]:
 
 
 def _layer(sites: Mapping[str, Any], after_BLD: Any) -> Layer:
-    after_edit = lambda name: sites.get(f"edited_{name}", sites[name])
-    maps = lambda prefix: AttentionMaps(*(sites[f"{prefix}{name}"] for name in ("logits", "weights", "visible")))
+    edited = {name: sites.get(f"edited_{name}", sites[name]) for name in ("heads", "attention", "feed_forward")}
     return Layer(
-        attention=maps(""),
+        attention=_maps(sites, ""),
         before_BLD=sites["stream"],
         after_BLD=after_BLD,
         units_BLF=sites["units"],
-        heads_BLHK=after_edit("heads"),
-        attention_BLD=after_edit("attention"),
-        feed_forward_BLD=after_edit("feed_forward"),
-        cross_attention=maps("cross_") if "cross_logits" in sites else None,
+        heads_BLHK=edited["heads"],
+        attention_BLD=edited["attention"],
+        feed_forward_BLD=edited["feed_forward"],
+        cross_attention=_maps(sites, "cross_") if "cross_logits" in sites else None,
     )
+
+
+def _maps(sites: Mapping[str, Any], prefix: str) -> AttentionMaps:
+    return AttentionMaps(*(sites[f"{prefix}{name}"] for name in ("logits", "weights", "visible")))
 
 
 def _sites(tree: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, jax.Array]]:

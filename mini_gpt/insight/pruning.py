@@ -25,7 +25,6 @@ from mini_gpt.model import editing
 from mini_gpt.model import loss as losses
 from mini_gpt.model.editing import Edit
 from mini_gpt.runtime import progress, sharding
-from mini_gpt.runtime.progress import Advance
 
 IMPORTANCE_TOKENS = 65_536  # of the training split
 SCORED_TOKENS = 32_768  # of the split whose loss is measured
@@ -46,9 +45,7 @@ UNITS = {  # names and units of the scores in the figure
 Order = list[tuple[int, int]]  # all (layer, head), in the order of removal; layer: an index of axis N
 
 
-def importance(
-    model: LoadedModel, texts: Iterable[tuple[int, Batch]], *, advance: Advance = progress.silent
-) -> np.ndarray:
+def importance(model: LoadedModel, texts: Iterable[tuple[int, Batch]]) -> np.ndarray:
     """Return importance_NH in nats per token, float64: the mean over texts of |∂loss/∂mask| at a mask of ones.
 
     Michel et al. (2019), eq. 2. texts: at least one (count, batch). The first `count` rows are used; each is one text.
@@ -61,17 +58,11 @@ def importance(
         gradient_NBH = np.asarray(_mask_gradient(model, _put(model, rows, count, batch), ones_NBH))
         total_NH = total_NH + np.abs(gradient_NBH.astype(np.float64)).sum(axis=1)
         rows += count
-        advance(batch["inputs"][:count].size)
+        progress.advance(batch["inputs"][:count].size)
     return total_NH / rows
 
 
-def ablation(
-    model: LoadedModel,
-    texts: Iterable[tuple[int, Batch]],
-    means_NHK: np.ndarray | None = None,
-    *,
-    advance: Advance = progress.silent,
-) -> np.ndarray:
+def ablation(model: LoadedModel, texts: Iterable[tuple[int, Batch]], means_NHK: np.ndarray | None = None) -> np.ndarray:
     """Return increase_NH in nats per token, float64: the loss without one head, minus the loss with all heads.
 
     texts: as in `importance`. The loss is the mean over texts. means_NHK: the outputs that replace those of a removed
@@ -86,14 +77,12 @@ def ablation(
         for number, mask_NH in enumerate(masks_XNH):
             mask_NBH = jnp.asarray(mask_NH[:, None])
             total_X[number] += float(_loss_sum(model, put, mask_NBH, means_NHK))
-            advance(batch["inputs"].size)
+            progress.advance(batch["inputs"].size)
         rows += count
     return ((total_X[1:] - total_X[0]) / rows).reshape(layers, heads)
 
 
-def mean_outputs(
-    model: LoadedModel, texts: Iterable[tuple[int, Batch]], *, advance: Advance = progress.silent
-) -> np.ndarray:
+def mean_outputs(model: LoadedModel, texts: Iterable[tuple[int, Batch]]) -> np.ndarray:
     """Return each head's mean output_NHK over the places of the targets of `texts`, float32.
 
     texts: as in `importance`. The model has no encoder.
@@ -107,7 +96,7 @@ def mean_outputs(
         rows += count
         total_NHK = total_NHK + np.stack(layers, dtype=np.float64)
         total += weights_BL.sum(dtype=np.float64)
-        advance(batch["inputs"].size)
+        progress.advance(batch["inputs"].size)
     return np.asarray(total_NHK / total, np.float32)
 
 
@@ -163,8 +152,8 @@ def removal_orders(importance_NH: np.ndarray, ablation_NH: np.ndarray) -> dict[s
     relative_NH = importance_NH / np.maximum(norms_N1, np.finfo(np.float64).tiny)
     scores = {"ablation": ablation_NH, "gradient": importance_NH, "importance": relative_NH}
     heads = importance_NH.shape[1]
-    in_order = lambda score_NH: np.argsort(score_NH, axis=None, kind="stable").tolist()
-    return {name: [divmod(index, heads) for index in in_order(score_NH)] for name, score_NH in scores.items()}
+    order = {name: np.argsort(score_NH, axis=None, kind="stable").tolist() for name, score_NH in scores.items()}
+    return {name: [divmod(index, heads) for index in indices] for name, indices in order.items()}
 
 
 def random_order(layers: int, heads: int, seed: int) -> Order:

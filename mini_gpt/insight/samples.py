@@ -12,7 +12,6 @@ from mini_gpt.data.tokenizers import Tokenizer
 from mini_gpt.evaluation import memory, perplexity
 from mini_gpt.evaluation.loaded import LoadedModel
 from mini_gpt.insight.examples import Example, batch_of, of_pair
-from mini_gpt.runtime.progress import Advance, silent
 
 
 def of_split(
@@ -82,7 +81,6 @@ def batches(
         yield count, batch_of(part, size)
 
 
-def loss(model: LoadedModel, examples: Sequence[Example], *, advance: Advance = silent) -> float:
-    """Return the mean loss in nats per token of the targets and their ends. advance: called with numbers of tokens."""
-    count_tokens = lambda rows: advance(rows * model.config.context_length)
-    return perplexity.score_batches(model, batches(model, examples), advance=count_tokens).nll
+def loss(model: LoadedModel, examples: Sequence[Example]) -> float:
+    """Return the mean loss in nats per token of the targets and their ends."""
+    return perplexity.score_batches(model, batches(model, examples)).nll

@@ -18,8 +18,8 @@ def build(page: Path, data: dict[str, Any]) -> str:
     before, _, after = page.read_text(encoding="utf-8").partition(DATA)
     # `<` is escaped, so that data can't close its element.
     encoded = json.dumps(data, ensure_ascii=True, allow_nan=False).replace("<", "\\u003c")
-    inline = lambda part: PARTS.sub(lambda match: _inlined(page.parent, *match.groups()), part)
-    return inline(before) + DATA.replace("null", encoded) + inline(after)
+    before, after = (PARTS.sub(lambda match: _inlined(page.parent, *match.groups()), part) for part in (before, after))
+    return before + DATA.replace("null", encoded) + after
 
 
 def _inlined(folder: Path, style: str | None, kind: str | None, script: str | None) -> str:

@@ -52,7 +52,9 @@ def cores() -> list[int]:
 
 def platform(device: Any) -> str:
     """Return "cpu", "tpu", "cuda" or "rocm"; JAX calls the last two "gpu"."""
-    return device.platform if device.platform != "gpu" else "cuda" if _compute_capability(device) else "rocm"
+    if device.platform != "gpu":
+        return device.platform
+    return "cuda" if _compute_capability(device) else "rocm"
 
 
 def has_bfloat16(device: Any) -> bool:

@@ -1,10 +1,11 @@
 """Errors for users: one line on stderr, and exit status 1."""
 
+import difflib
 import io
 import os
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 LONGEST_SHOWN = 200  # characters
@@ -28,6 +29,12 @@ def shown(found: Any) -> str:
     except (ValueError, RecursionError):  # a number of over 4,300 digits, or a list in a list in a list ...
         return f"a value of type {type(found).__name__} that is too long to show"
     return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}…"
+
+
+def suggestion(name: str, known: Iterable[str], otherwise: str = "") -> str:
+    """Return "; did you mean NAME?" with the known name that is most similar, or `otherwise` if none is similar."""
+    near = difflib.get_close_matches(name, list(known), n=1)
+    return f"; did you mean {near[0]}?" if near else otherwise
 
 
 def printable(text: str) -> str:

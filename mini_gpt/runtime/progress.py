@@ -4,6 +4,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 
 from tqdm import tqdm
 
@@ -13,19 +14,24 @@ SECONDS_BETWEEN_LINES = 30.0
 SECONDS_TO_FIRST_LINE = 5.0  # after the first batch, whose time is mostly compilation
 log = logging.getLogger(__name__)
 
-Advance = Callable[[int], None]  # called with the number of tokens that the model has processed
-silent: Advance = lambda tokens: None  # for evaluations during training
+_count: ContextVar[Callable[[int], None] | None] = ContextVar("count", default=None)  # of the progress that is shown
+
+
+def advance(tokens: int) -> None:
+    """Add tokens that the model has processed to the progress that is shown; without one, do nothing."""
+    if count := _count.get():
+        count(tokens)
 
 
 @contextlib.contextmanager
-def shown(title: str, cost: int) -> Iterator[Advance]:
-    """Log the cost in tokens, and yield a function that shows progress and the time that is left."""
+def shown(title: str, cost: int) -> Iterator[None]:
+    """Log the cost in tokens. Within the context, show how many tokens were processed, and the time that is left."""
     log.info(f"{title}: {cost:,} tokens go through the model")
     done, first, began, next_line = 0, 0, 0.0, 0.0
     disable = None if processes.is_main_process() else True  # None: disabled without a terminal
     with tqdm(total=cost, unit="token", unit_scale=True, disable=disable, leave=False) as bar:
 
-        def advance(tokens: int) -> None:
+        def count(tokens: int) -> None:
             nonlocal done, first, began, next_line
             tokens, now = min(tokens, cost - done), time.monotonic()  # the cost may be an estimate
             done += tokens
@@ -37,7 +43,11 @@ def shown(title: str, cost: int) -> Iterator[Advance]:
                 log.info(f"{done:,} of {cost:,} tokens done, about {left} left")
                 next_line = now + SECONDS_BETWEEN_LINES
 
-        yield advance
+        token = _count.set(count)
+        try:
+            yield
+        finally:
+            _count.reset(token)
 
 
 def duration(seconds: float) -> str:

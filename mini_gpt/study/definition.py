@@ -1,7 +1,6 @@
 """The definition of a study: conditions, seeds, suites and contrasts; everything is checked before the first run."""
 
 import dataclasses
-import difflib
 import functools
 import json
 import logging
@@ -18,7 +17,7 @@ from mini_gpt.data import corpora, task_batches, token_store
 from mini_gpt.data.corpus import Corpus
 from mini_gpt.evaluation import extrapolation
 from mini_gpt.runtime import files
-from mini_gpt.runtime.errors import UserError, require, shown
+from mini_gpt.runtime.errors import UserError, require, shown, suggestion
 from mini_gpt.study import statistics
 from mini_gpt.suites import SUITES
 from mini_gpt.suites import check as check_suites
@@ -337,6 +336,5 @@ def _check_known(field: str, name: str, known: Iterable[str], kind: str) -> None
     """Raise UserError, with similar names, if a name is not known."""
     listed = list(known)
     if name not in listed:
-        near = difflib.get_close_matches(name, listed, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"must be one of {', '.join(listed)}"
-        raise UserError(f"{field}: found {shown(name)}, which is no {kind}; {hint}")
+        hint = suggestion(name, listed, f"; must be one of {', '.join(listed)}")
+        raise UserError(f"{field}: found {shown(name)}, which is no {kind}{hint}")

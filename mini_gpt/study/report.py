@@ -107,9 +107,9 @@ class Report:
     def _missing(self, run: PlannedRun) -> Row:
         job = Job(run, self.results.missing(run), self.workdir / run.name)
         step, steps = job.last_row().get("step", 0), run.config.train.steps
-        state = (
-            "not started" if not step else "trained, not measured" if step == steps else f"at step {step} of {steps}"
-        )
+        state = f"at step {step} of {steps}"
+        if step in (0, steps):
+            state = "trained, not measured" if step else "not started"
         return {"missing": _safe(run.name), "state": state, "last error": _safe(last_error(job.log) or "–")}
 
     def _verdicts(self) -> str:
@@ -226,9 +226,8 @@ def _listed(names: list[str]) -> str:
 
 
 def _escaped(table: list[Row]) -> list[Row]:
-    text = lambda cell: _safe(cell) if isinstance(cell, str) else cell
     return [
-        {name: text(cell) for name, cell in row.items()}
+        {name: _safe(cell) if isinstance(cell, str) else cell for name, cell in row.items()}
         | {"reasons": {name: _safe(reason) for name, reason in row["reasons"].items()}}
         for row in table
     ]
@@ -242,9 +241,10 @@ def _safe(text: str) -> str:
 def _page(title: str, text: str, workdir: Path) -> str:
     """Return the report as an HTML page that contains its images."""
     body = markdown_library.markdown(text, extensions=["tables"])
-    encoded = lambda match: (
-        f'src="data:image/png;base64,{base64.b64encode((workdir / match[1]).read_bytes()).decode()}"'
-    )
+
+    def encoded(match: re.Match[str]) -> str:
+        return f'src="data:image/png;base64,{base64.b64encode((workdir / match[1]).read_bytes()).decode()}"'
+
     body = re.sub(r'src="([^":/]+\.png)"', encoded, body)
     body = body.replace("<table>", '<div class="wide"><table>').replace("</table>", "</table></div>")
     return PAGE.read_text(encoding="utf-8").replace("BODY", body, 1).replace("TITLE", html.escape(title), 1)

@@ -57,10 +57,9 @@ def sign_flip_p(differences_S: Sequence[float]) -> float:
     """
     if len(differences_S) < 2 or not np.any(differences_S):
         return 1.0
-    mean = lambda values, axis: np.mean(values, axis=axis)
     found = stats.permutation_test(
         (np.asarray(differences_S),),
-        mean,
+        np.mean,
         permutation_type="samples",
         vectorized=True,
         n_resamples=2**EXACT_SEEDS,

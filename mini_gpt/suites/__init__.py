@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import difflib
 import logging
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,7 +10,7 @@ from types import MappingProxyType
 from matplotlib.figure import Figure
 
 from mini_gpt.runtime import files, processes
-from mini_gpt.runtime.errors import UserError, require, shown
+from mini_gpt.runtime.errors import UserError, require, shown, suggestion
 from mini_gpt.suites import results
 from mini_gpt.suites.base import Result, Suite, SuiteOptions, file_stem
 from mini_gpt.suites.circuits import Circuits
@@ -59,8 +58,7 @@ def check(names: list[str], options: SuiteOptions) -> None:
     """Raise UserError for an unknown suite, or for an option that no given suite supports."""
     for name in names:
         if name not in SUITES:
-            near = difflib.get_close_matches(name, SUITES, n=1)
-            hint = f"; did you mean {near[0]}?" if near else ""
+            hint = suggestion(name, SUITES)
             raise UserError(f"--suite: found {name!r}; must be one of {', '.join(SUITES)}{hint}")
     for flag in FLAGS:
         if getattr(options, flag) is not None and not any(flag in SUITES[name].flags for name in names):

@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from mini_gpt.config.schema import Config
 from mini_gpt.data import task_batches, tasks, tokenizers
 from mini_gpt.data.batches import Batch
+from mini_gpt.data.tasks import Problem
 from mini_gpt.evaluation import extrapolation, memory, task_accuracy
 from mini_gpt.insight import examples, samples
 from mini_gpt.insight.examples import Example
@@ -198,12 +199,16 @@ def example(run: Run, options: SuiteOptions) -> Example:
         require(equals != "", "--text", options.text, "must be SOURCE=TARGET for a model with an encoder")
         require(source != "", "--text", options.text, "must have a source before the last =")
         return example_of(run, source, target)
-    config, data = run.config, run.config.data
-    if not data.is_task:
+    if not run.config.data.is_task:
         return examples_of(run, options.split, 1)[0]
-    task_batches.check_fits(config)
-    problem = tasks.problem(data.corpus, options.split, 0, 0, shortest=data.task_length, longest=data.task_length)
-    return examples.of_problem(problem, config, run.tokenizer)
+    return examples.of_problem(_longest_problem(run, options.split), run.config, run.tokenizer)
+
+
+def _longest_problem(run: Run, split: str) -> Problem:
+    """Return the first problem of a task that is as long as the longest in training."""
+    data = run.config.data
+    task_batches.check_fits(run.config)
+    return tasks.problem(data.corpus, split, 0, 0, shortest=data.task_length, longest=data.task_length)
 
 
 def example_of(run: Run, source: str, target: str) -> Example:
@@ -238,18 +243,17 @@ def batches(run: Run, split: str, num_tokens: int, kept: memory.Kept) -> list[tu
 
 def opening(run: Run, options: SuiteOptions, most: int) -> np.ndarray:
     """Return up to `most` int32 tokens: of --text, of the start of the split, or of a problem of a task."""
-    data = run.config.data
+    config = run.config
     if options.text is not None:
         tokens = run.tokenizer.encode(options.text)[:most].astype(np.int32)
         require(len(tokens) > 0, "--text", options.text, "must have at least one character")
         if run.model.layout.operator_ids:  # a text without an operator ends at this position
-            run.config.model.check_length(len(tokens) + 1)
+            config.model.check_length(len(tokens) + 1)
         return tokens
-    if not data.is_task:
+    if not config.data.is_task:
         return np.asarray(run.store.tokens(options.split)[:most], np.int32)
-    task_batches.check_fits(run.config)
-    problem = tasks.problem(data.corpus, options.split, 0, 0, shortest=data.task_length, longest=data.task_length)
-    inputs_BL = task_batches.problem_batch([problem], run.config, run.tokenizer, run.config.context_length)["inputs"]
+    problems = [_longest_problem(run, options.split)]
+    inputs_BL = task_batches.problem_batch(problems, config, run.tokenizer, config.context_length)["inputs"]
     return inputs_BL[inputs_BL != tokenizers.separator(run.tokenizer)][:most]
 
 

@@ -1,10 +1,13 @@
 """What heads do by their weights alone: their QK and OV circuits, and how heads read each other."""
 
+from collections.abc import Sequence
+
 import numpy as np
 from matplotlib.figure import Figure
 
 from mini_gpt.config.schema import Config
 from mini_gpt.data import spans, tokenizers
+from mini_gpt.data.tokenizers import Tokenizer
 from mini_gpt.insight.curves import token_label
 from mini_gpt.insight.mechanisms import circuits, head_roles
 from mini_gpt.runtime.errors import UserError
@@ -32,13 +35,10 @@ class Circuits(Suite):
         tokens_T = _tokens(run, options)
         roles = head_roles.roles(run.model, tokens_T, PAIRS)
         base.check_finite(run, (role.copying for role in roles))
-        text = lambda token: token_label(spans.decode([token], run.tokenizer))
-        said = lambda pairs: pairs and [[text(token) for token in pair] for pair in pairs]
-        every = [role._asdict() | {"attends": said(role.attends), "writes": said(role.writes)} for role in roles]
         composition = circuits.composition(run.model)
         return {
-            "tokens": [text(int(token)) for token in tokens_T],
-            "heads": every,
+            "tokens": _labels(tokens_T, run.tokenizer),
+            "heads": [_with_texts(role, run.tokenizer) for role in roles],
             "composition": {name: scores.tolist() for name, scores in composition.items()},
         }
 
@@ -75,6 +75,19 @@ def _tokens(run: Run, options: SuiteOptions) -> np.ndarray:
     counts[separator] = 0  # also fills rows
     order = np.argsort(-counts, kind="stable")[:TOKENS]
     return order[counts[order] > 0]
+
+
+def _with_texts(role: head_roles.Role, tokenizer: Tokenizer) -> Row:
+    """Return the fields of a role, with the texts of its pairs of tokens."""
+    fields = role._asdict()
+    for name in ("attends", "writes"):
+        if fields[name] is not None:
+            fields[name] = [_labels(pair, tokenizer) for pair in fields[name]]
+    return fields
+
+
+def _labels(tokens: Sequence[int] | np.ndarray, tokenizer: Tokenizer) -> list[str]:
+    return [token_label(text) for text in spans.decode_each(tokens, tokenizer)]
 
 
 def _shown(pairs: list[list[str]] | None) -> str | None:

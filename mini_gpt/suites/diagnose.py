@@ -40,8 +40,8 @@ class Diagnose(Suite):
         else:
             tokens, train_tokens = (base.split_tokens(run, split) for split in (options.split, "train"))
             cost = checks.cost(run.model, len(tokens), len(train_tokens))
-            with progress.shown("checks", cost) as advance:
-                results = checks.diagnose(run.model, tokens, train_tokens, history, run.step, advance=advance)
+            with progress.shown("checks", cost):
+                results = checks.diagnose(run.model, tokens, train_tokens, history, run.step)
         return {
             "context_length": run.config.context_length,
             "found": [result.check for result in results if result.found],

@@ -24,5 +24,5 @@ class Grammar(Suite):
     def measure(self, run: Run, options: SuiteOptions) -> Result:
         stories = list(itertools.islice(english.stories(options.split), grammar.STORIES))
         total = len(stories) * max(len(story.words) for story in stories)
-        with progress.shown("stories", total) as advance:
-            return {"rows": grammar.measure(run.model, run.tokenizer, stories, advance=advance)}
+        with progress.shown("stories", total):
+            return {"rows": grammar.measure(run.model, run.tokenizer, stories)}

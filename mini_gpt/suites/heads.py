@@ -64,16 +64,18 @@ def _of_texts(run: Run, options: SuiteOptions) -> list[Row]:
         train_tokens = train_BL[train_BL < tokenizers.separator(run.tokenizer)]
     else:
         train_tokens = run.store.tokens("train")
-    with progress.shown("head report", report.cost(texts, run.config.context_length)) as advance:
-        return report.head_report(run.model, run.tokenizer, texts, train_tokens, advance=advance)
+    with progress.shown("head report", report.cost(texts, run.config.context_length)):
+        return report.head_report(run.model, run.tokenizer, texts, train_tokens)
 
 
 def _of_pairs(run: Run, options: SuiteOptions) -> list[Row]:
     of_training = base.examples_of(run, "train", inputs.TOKENS)
-    of_split = lambda: base.examples_of(run, options.split, _most(options))
-    found = [base.example(run, options)] if options.text is not None else of_split()
-    with progress.shown("head report", report.pair_cost(found)) as advance:
-        return report.pair_report(run.model, run.tokenizer, found, of_training, advance=advance)
+    if options.text is not None:
+        found = [base.example(run, options)]
+    else:
+        found = base.examples_of(run, options.split, _most(options))
+    with progress.shown("head report", report.pair_cost(found)):
+        return report.pair_report(run.model, run.tokenizer, found, of_training)
 
 
 def _most(options: SuiteOptions) -> int:

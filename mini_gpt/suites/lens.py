@@ -32,8 +32,8 @@ class Lens(Suite):
             text = base.opening(run, options, length + 1)
             require(len(text) > 1, "--text", options.text, "must have at least two tokens")
             texts, shown = [(1, batches.next_token_batch(text[None]))], text[:SHOWN]
-        with progress.shown("logit lens", sum(batch["inputs"].size for _, batch in texts)) as advance:
-            rows = lens.by_depth(run.model, texts, advance=advance)
+        with progress.shown("logit lens", sum(batch["inputs"].size for _, batch in texts)):
+            rows = lens.by_depth(run.model, texts)
         base.check_finite(run, (row["nll"] for row in rows))
         return {"context_length": length, "rows": rows, "shown": _shown(run, shown)}
 
@@ -46,9 +46,8 @@ class Lens(Suite):
 def _shown(run: Run, tokens: np.ndarray) -> dict[str, Any]:
     """Return the tokens of a text, and the likeliest next tokens at each depth and place."""
     found = lens.read(run.model, {"inputs": tokens[None], "targets": tokens[None]}, min(LIKELY, run.model.vocab_size))
-    text = lambda token: spans.decode([int(token)], run.tokenizer)
     return {
-        "inputs": [text(token) for token in tokens],
-        "tokens": [[[text(token) for token in top] for top in depth] for depth in found.tokens_PBLT[:, 0]],
+        "inputs": spans.decode_each(tokens, run.tokenizer),
+        "tokens": [[spans.decode_each(top, run.tokenizer) for top in depth] for depth in found.tokens_PBLT[:, 0]],
         "probabilities": found.probabilities_PBLT[:, 0].tolist(),
     }

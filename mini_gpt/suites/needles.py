@@ -34,8 +34,8 @@ class Needles(Suite):
     def measure(self, run: Run, options: SuiteOptions) -> Result:
         lengths, text = _lengths(run.trained, options), run.store.tokens(options.split)
         total = self.cost(run.trained, options, len(text))
-        with progress.shown(f"{len(needles.KINDS)} kinds of questions", total) as advance:
-            rows = needles.measure(run.model, run.tokenizer, text, lengths, advance=advance)
+        with progress.shown(f"{len(needles.KINDS)} kinds of questions", total):
+            rows = needles.measure(run.model, run.tokenizer, text, lengths)
         return {"train_length": run.trained.context_length, "rows": rows}
 
     def label(self, row: Row) -> str:
@@ -46,9 +46,8 @@ class Needles(Suite):
             Curve(kind, [row["length"] for row in rows], [row["exact_match"] for row in rows])
             for kind, rows in self.by_label(result["rows"]).items()
         ]
-        x, y = "tokens of the text", "share of questions answered"
-        panels, trained = {"needles": lines}, result["train_length"]
-        return curves.show_shares(curves.panels_figure(panels, x=x, y=y, trained=trained))
+        trained = result["train_length"]
+        return curves.shares_figure(self.name, lines, x="tokens of the text", y=self.y_label, trained=trained)
 
 
 def _lengths(trained: Config, options: SuiteOptions) -> tuple[int, ...]:

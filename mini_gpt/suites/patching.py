@@ -35,17 +35,16 @@ class Patching(Suite):
         differs = bool((clean[:-1] != corrupted[:-1]).any())
         require(differs, "--other", options.other, "must differ from --text before its last token")
         pair = patching.TextPair(clean[:-1], corrupted[:-1], int(clean[-1]), int(corrupted[-1]))
-        with progress.shown("activation patching", patching.cost(run.model, len(clean) - 1)) as advance:
-            effects = patching.patch(run.model, pair, advance=advance)
+        with progress.shown("activation patching", patching.cost(run.model, len(clean) - 1)):
+            effects = patching.patch(run.model, pair)
         base.check_finite(run, [effects.clean, effects.corrupted, *effects.heads_NH.flat])
         answers = (pair.clean_answer, None if clean[-1] == corrupted[-1] else pair.corrupted_answer)
-        direct = (
-            attribution.attribute(run.model, pair.clean_L, *answers) if attribution.is_sum(run.config.model) else None
-        )
-        text = lambda token: spans.decode([int(token)], run.tokenizer)
+        direct = None
+        if attribution.is_sum(run.config.model):
+            direct = attribution.attribute(run.model, pair.clean_L, *answers)
         return {
-            "clean": {"tokens": [text(token) for token in clean], "score": effects.clean},
-            "corrupted": {"tokens": [text(token) for token in corrupted], "score": effects.corrupted},
+            "clean": {"tokens": spans.decode_each(clean, run.tokenizer), "score": effects.clean},
+            "corrupted": {"tokens": spans.decode_each(corrupted, run.tokenizer), "score": effects.corrupted},
             "score": "log-probability" if clean[-1] == corrupted[-1] else "logit difference",
             "by_place": {site: effects_NL.tolist() for site, effects_NL in effects.by_place.items()},
             "heads": effects.heads_NH.tolist(),

@@ -25,8 +25,8 @@ class Perplexity(Suite):
 
     def measure(self, run: Run, options: SuiteOptions) -> Result:
         tokens, length = run.store.tokens(options.split), run.config.context_length
-        with progress.shown(f"blocks of {length}", perplexity.cost(run.config, len(tokens))) as advance:
-            score = perplexity.score_split(run.model, tokens, run.tokenizer.token_bytes, advance=advance)
+        with progress.shown(f"blocks of {length}", perplexity.cost(run.config, len(tokens))):
+            score = perplexity.score_split(run.model, tokens, run.tokenizer.token_bytes)
         base.check_finite(run, [score.nll_sum])
         return perplexity.result(score, run.model)
 

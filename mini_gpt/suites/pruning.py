@@ -36,21 +36,21 @@ class Pruning(Suite):
         def nll(mask_NH: np.ndarray) -> float:
             pruned = dataclasses.replace(model, edits=editing.head_mask(jnp.asarray(mask_NH[:, None])))
             if config.model.has_encoder:
-                return samples.loss(pruned, scored, advance=advance)
+                return samples.loss(pruned, scored)
             if config.data.is_task:
-                return task_accuracy.accuracy(pruned, tokenizer, problems, config.context_length, advance=advance).nll
+                return task_accuracy.accuracy(pruned, tokenizer, problems, config.context_length).nll
             bytes_V = tokenizer.token_bytes
-            return perplexity.score_split(pruned, tokens, bytes_V, most_tokens=most_scored, advance=advance).nll
+            return perplexity.score_split(pruned, tokens, bytes_V, most_tokens=most_scored).nll
 
         layers = editing.attention_layers(config.model)
         num_heads = len(layers) * config.model.num_heads
-        with progress.shown(f"pruning {num_heads} heads", pruning.cost(num_heads, most)) as advance:
-            importance_NH = pruning.importance(model, train_batches, advance=advance)
-            ablation_NH = pruning.ablation(model, train_batches, advance=advance)
+        with progress.shown(f"pruning {num_heads} heads", pruning.cost(num_heads, most)):
+            importance_NH = pruning.importance(model, train_batches)
+            ablation_NH = pruning.ablation(model, train_batches)
             mean_ablation_NH = None
             if not config.model.has_encoder:
-                means_NHK = pruning.mean_outputs(model, train_batches, advance=advance)
-                mean_ablation_NH = pruning.ablation(model, train_batches, means_NHK, advance=advance)
+                means_NHK = pruning.mean_outputs(model, train_batches)
+                mean_ablation_NH = pruning.ablation(model, train_batches, means_NHK)
             base.check_finite(run, [*importance_NH.flat, *ablation_NH.flat])
             orders = pruning.removal_orders(importance_NH, ablation_NH)
             rows = pruning.curves(orders, nll)

@@ -67,8 +67,8 @@ def table(rows: Sequence[Row]) -> str:
     columns = [name for name in rows[0] if name != "reason"]
     reasons = list(dict.fromkeys(row["reason"] for row in rows if row.get("reason")))
     numbers = {reason: f" ({number})" if len(reasons) > 1 else "" for number, reason in enumerate(reasons, start=1)}
-    numbered = lambda row: row | {"status": f"{row['status']}{numbers[row['reason']]}"} if row.get("reason") else row
-    cells = [columns, *([_shown(row[name]) for name in columns] for row in map(numbered, rows))]
+    numbered = [{**row, "status": row["status"] + numbers[row["reason"]]} if row.get("reason") else row for row in rows]
+    cells = [columns, *([_shown(row[name]) for name in columns] for row in numbered)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = ["  ".join(f"{cell:>{width}}" for cell, width in zip(line, widths, strict=True)) for line in cells]
     return "\n".join([*lines, *(f"undefined{number}: {reason}" for reason, number in numbers.items())])
@@ -89,4 +89,6 @@ def listing(result: Row) -> str:
 def _shown(value: object) -> str:
     if isinstance(value, float):
         return f"{value:,.4f}"
-    return "–" if value is None else f"{value:,}" if isinstance(value, int) else str(value)
+    if isinstance(value, int):
+        return f"{value:,}"
+    return "–" if value is None else str(value)

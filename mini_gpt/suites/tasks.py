@@ -44,7 +44,7 @@ class Tasks(Suite):
         return task_accuracy.PROBLEMS * sum(rows)
 
     def measure(self, run: Run, options: SuiteOptions) -> Result:
-        task_batches.check_alphabet(run.config, run.tokenizer)
+        task_batches.check_alphabet(run.config.data.corpus, run.tokenizer)
         lengths = _lengths(run.trained, options, run.config.data.corpus)
         return {
             "task": run.corpus.name,
@@ -66,8 +66,7 @@ class Tasks(Suite):
         lengths = [row["length"] for row in solved]
         lines = [Curve(name, lengths, [row[value] for row in solved]) for value, name in CURVES.items()]
         x = f"length ({tasks.find(result['task']).unit})"
-        panels, trained = {result["task"]: lines}, result["train_length"]
-        return curves.show_shares(curves.panels_figure(panels, x=x, y="share correct", trained=trained))
+        return curves.shares_figure(result["task"], lines, x=x, y="share correct", trained=result["train_length"])
 
 
 def _lengths(trained: Config, options: SuiteOptions, corpus: str | None = None) -> tuple[int, ...]:

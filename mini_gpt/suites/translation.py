@@ -15,7 +15,6 @@ from mini_gpt.insight import alignment, curves
 from mini_gpt.insight.curves import Curve
 from mini_gpt.runtime import progress
 from mini_gpt.runtime.errors import UserError
-from mini_gpt.runtime.progress import Advance
 from mini_gpt.suites import base, results
 from mini_gpt.suites.base import Result, Row, Suite, SuiteOptions
 from mini_gpt.training.run import Run
@@ -57,8 +56,8 @@ class Translation(Suite):
             raise UserError(f"--override: found data.corpus={found}; {remedy}")
         lengths = _lengths(run.config, options)
         total = self.cost(run.trained, options, 0)
-        with progress.shown(f"up to {PAIRS} pairs of {len(lengths)} lengths", total) as advance:
-            rows = [_row(run, options, length, advance) for length in lengths]
+        with progress.shown(f"up to {PAIRS} pairs of {len(lengths)} lengths", total):
+            rows = [_row(run, options, length) for length in lengths]
         heads = [head for row in rows for head in row.pop("heads")]
         trained = run.trained.data.task_length if run.trained.data.is_task else run.trained.context_length
         return {"corpus": run.corpus.name, "train_length": trained, "rows": rows, "heads": heads}
@@ -77,8 +76,7 @@ class Translation(Suite):
         lengths = [row["length"] for row in measured]
         lines = [Curve(name, lengths, [row[value] for row in measured]) for value, name in CURVES.items()]
         x = f"length ({tasks.find(result['corpus']).unit})"
-        panels = {result["corpus"]: lines}
-        return curves.show_shares(curves.panels_figure(panels, x=x, y="share", trained=result["train_length"]))
+        return curves.shares_figure(result["corpus"], lines, x=x, y="share", trained=result["train_length"])
 
 
 def _lengths(config: Config, options: SuiteOptions) -> tuple[int, ...]:
@@ -89,7 +87,7 @@ def _lengths(config: Config, options: SuiteOptions) -> tuple[int, ...]:
     return base.problem_lengths(data.corpus, data.task_length, options)
 
 
-def _row(run: Run, options: SuiteOptions, length: int, advance: Advance) -> Row:
+def _row(run: Run, options: SuiteOptions, length: int) -> Row:
     """Return the row of a length, and in `heads` a row for each head of cross-attention, if the alignment is known."""
     separator, decode = tokenizers.separator(run.tokenizer), run.tokenizer.decode
     problems, pairs, (of_source, of_target) = _pairs(run, options.split, length)
@@ -99,9 +97,7 @@ def _row(run: Run, options: SuiteOptions, length: int, advance: Advance) -> Row:
         row |= translation.prediction_scores(run.model, pairs, separator)
         reason = None if math.isfinite(row["nll"]) else perplexity.NOT_FINITE
     if reason is None:
-        written = decoding.greedy_targets(
-            run.model, [pair.source for pair in pairs], separator, of_target, advance=advance
-        )
+        written = decoding.greedy_targets(run.model, [pair.source for pair in pairs], separator, of_target)
         references = [decode(pair.target) for pair in pairs]
         incomplete = sum("\N{REPLACEMENT CHARACTER}" in text for text in references)
         if incomplete and run.tokenizer.kind == "imported":

@@ -76,9 +76,10 @@ class EventFile(contextlib.AbstractContextManager):
 
     def hyperparameters(self, config: Config) -> None:
         """Add the config fields and the names of the results for TensorBoard's page HParams."""
-        fields = loading.flatten(loading.to_dict(config)).items()
-        shown = lambda value: str(value).encode(errors="replace").decode()  # a path may have bytes that are not UTF-8
-        plain = {name: shown(value) if isinstance(value, str | tuple) else value for name, value in fields}
+        plain = loading.flatten(loading.to_dict(config))
+        for name, value in plain.items():
+            if isinstance(value, str | tuple):
+                plain[name] = str(value).encode(errors="replace").decode()  # a path may have bytes that are not UTF-8
         experiment, start, _ = summary.hparams(plain, {_tag("validation/loss"): None, _tag("train/loss"): None})
         content = experiment.value[0].metadata.plugin_data
         data = HParamsPluginData.FromString(content.content)
@@ -103,7 +104,9 @@ class EventFile(contextlib.AbstractContextManager):
 def _tag(name: str) -> str:
     """Return TensorBoard's tag of a metric or image. TensorBoard sorts by tag: losses come first, attention last."""
     group, _, rest = name.partition("/")
-    return f"loss/{group}" if rest == "loss" else f"weights/{name}" if group == "attention" else name
+    if rest == "loss":
+        return f"loss/{group}"
+    return f"weights/{name}" if group == "attention" else name
 
 
 def write_whole_split(workdir: Path, loss: float, step: int) -> None:

@@ -65,9 +65,15 @@ def same_rates(a: Config, b: Config, steps: int) -> bool:
 
 def at_step(optimizer_state: optax.OptState, step: jax.Array) -> optax.OptState:
     """Return the state with all schedules at this step. Their own counts do not include skipped steps."""
-    is_schedule = lambda node: isinstance(node, optax.ScaleByScheduleState)
-    moved = lambda node: node._replace(count=step) if is_schedule(node) else node
-    return jax.tree.map(moved, optimizer_state, is_leaf=is_schedule)
+
+    def moved(node: Any) -> Any:
+        return node._replace(count=step) if _is_schedule(node) else node
+
+    return jax.tree.map(moved, optimizer_state, is_leaf=_is_schedule)
+
+
+def _is_schedule(node: Any) -> bool:
+    return isinstance(node, optax.ScaleByScheduleState)
 
 
 class Optimizer(NamedTuple):
@@ -106,8 +112,11 @@ def _muon(
     Jordan et al. have no weight decay, scale by sqrt(max(1, n/m)) and do not correct the bias of the momentum. Here
     the average is divided by 1 - momentum^(t+1), the gradient by 1 - momentum^t (NAdam): the first updates differ.
     """
+
     # The last two axes are a matrix; those before them, such as stacked layers, are batch axes.
-    axes = lambda matrices: jax.tree.map(lambda _: MuonDimensionNumbers(-2, -1), matrices)
+    def axes(matrices: Parameters) -> Any:
+        return jax.tree.map(lambda _: MuonDimensionNumbers(-2, -1), matrices)
+
     orthogonalised = scale_by_muon(
         beta=o.muon.momentum, ns_steps=o.muon.newton_schulz_steps, weight_dimension_numbers=axes
     )

@@ -27,7 +27,7 @@ def without_effect(config: Config, rows: int | None) -> list[str]:
 
     rows: as `Batches.rows_per_epoch`; None also if it is not known.
     """
-    of_batch = _of_problems(config) if config.data.is_task else _of_rows(config, rows)
+    of_batch = _of_problems(config) if config.data.is_task else _of_rows(config.train.batch_size, rows)
     return [*_of_schedule(config), *of_batch, *_of_positions(config)]
 
 
@@ -55,7 +55,8 @@ def passes(config: Config, rows: int) -> str:
     steps, size = config.train.steps, config.train.batch_size
     unit = "rows of pairs" if config.data.has_pairs else f"× {text_batches.text_length(config)} tokens"
     count = steps * size / rows
-    shown = "1 pass" if count == 1 else f"{count:.3g} passes" if count < 100 else f"{count:,.0f} passes"
+    shown = f"{count:.3g} pass" if count < 100 else f"{count:,.0f} pass"
+    shown += "" if count == 1 else "es"
     return f"{steps:,} steps of {size} {unit}: {shown} over the training data"
 
 
@@ -63,7 +64,10 @@ def _of_schedule(config: Config) -> list[str]:
     """Return a line if the learning rate does not reach its peak, or does not decay as long as the fields say."""
     o, steps = config.optimizer, config.train.steps
     schedule = schedules(config)["learning_rate"]
-    rate = lambda step: f"{float(schedule(step - 1)):.4g}"
+
+    def rate(step: int) -> str:
+        return f"{float(schedule(step - 1)):.4g}"
+
     left = steps - o.warmup_steps
     if left < 0:
         reached = f"the learning rate reaches {rate(steps)} of {o.learning_rate:.4g}, at step {steps}"
@@ -88,9 +92,8 @@ def _of_schedule(config: Config) -> list[str]:
     return []
 
 
-def _of_rows(config: Config, rows: int | None) -> list[str]:
-    """Return a line if a batch is larger than the data."""
-    size = config.train.batch_size
+def _of_rows(size: int, rows: int | None) -> list[str]:
+    """Return a line if a batch of `size` rows is larger than the data."""
     if rows is None or rows >= size:
         return []
     reached = f"the training data have {rows} rows, so each is about {size / rows:.3g} times in a step"

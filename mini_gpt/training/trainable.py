@@ -16,10 +16,10 @@ def split(pattern: str, parameters: Parameters) -> tuple[Parameters, Parameters]
 
     pattern: a regular expression, which is found in the names of trained parameters.
     """
-    choose = lambda wanted: jax.tree_util.tree_map_with_path(
-        lambda path, leaf: leaf if (re.search(pattern, path_name(path)) is not None) == wanted else None, parameters
-    )
-    return choose(True), choose(False)
+    is_trained = jax.tree_util.tree_map_with_path(lambda path, _: bool(re.search(pattern, path_name(path))), parameters)
+    trained = jax.tree.map(lambda leaf, chosen: leaf if chosen else None, parameters, is_trained)
+    fixed = jax.tree.map(lambda leaf, chosen: None if chosen else leaf, parameters, is_trained)
+    return trained, fixed
 
 
 def checked(config: Config, parameters: Parameters) -> Parameters:

@@ -108,7 +108,7 @@ def held(workdir: Path, config: Config, corpus: Corpus, claim: Callable[[], None
         if is_main and claim is not None:
             claim()
         elif is_main:
-            record_length(workdir, config)
+            record_length(workdir, config.train.steps)
         processes.barrier("made the run directory")
         check_corpus(workdir, corpus)  # each process has read the text itself
         with clear_errors_of_loss(workdir), files.clear_write_errors(workdir), devices.clear_memory_errors():
@@ -222,12 +222,12 @@ def _check_length(workdir: Path, saved: Config, config: Config) -> None:
         raise UserError(f"{LENGTH} was {old}, is {new}: {reason}; {remedy}")
 
 
-def record_length(workdir: Path, config: Config) -> None:
+def record_length(workdir: Path, steps: int) -> None:
     """Write the length of a resumed run to its config.json, if it has changed."""
     saved = loading.read(workdir / CONFIG)
-    if saved.train.steps != config.train.steps:
-        log.info(f"{LENGTH} was {saved.train.steps}, is {config.train.steps}")
-        files.write_json(workdir / CONFIG, loading.to_dict(loading.override(saved, {LENGTH: config.train.steps})))
+    if saved.train.steps != steps:
+        log.info(f"{LENGTH} was {saved.train.steps}, is {steps}")
+        files.write_json(workdir / CONFIG, loading.to_dict(loading.override(saved, {LENGTH: steps})))
 
 
 def _read_record(path: Path, content: str, fields: Mapping[str, type]) -> dict[str, Any]:

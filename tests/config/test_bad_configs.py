@@ -29,7 +29,7 @@ BAD = [
     ({"model.d_model": 100, "model.num_heads": 12}, r"^model\.d_model: found 100; must .* model\.num_heads \(12\)$"),
     ({"model.num_kv_heads": 3}, r"model\.num_kv_heads: found 3; must divide model\.num_heads \(4\)"),
     ({"model.d_model": 12}, r"rope needs an even number of rotated dimensions, at least 2"),
-    ({"model.position": "roap"}, "did you mean 'rope'"),
+    ({"model.position": "roap"}, r"did you mean rope\?"),
     ({"model.position": ("rope", "learned")}, "learned acts once at the input and can't be part of a pattern"),
     ({"model.position": ("sinusoidal", "none")}, "sinusoidal acts once at the input"),
     ({"model.position": ("rope",) * 5}, r"must not be longer than model\.num_layers \(4\)"),

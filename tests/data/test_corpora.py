@@ -105,7 +105,7 @@ def test_a_missing_split_is_taken_from_train(small):
 
 BAD = [
     ({"data__corpus": "pyton"}, r"data\.corpus: found 'pyton'; must be python_stdlib"),
-    ({"data__corpus": "tfds:lm1c", "data__path": "TMP"}, r"TFDS has no data set 'lm1c'; did you mean 'lm1b'"),
+    ({"data__corpus": "tfds:lm1c", "data__path": "TMP"}, r"TFDS has no data set 'lm1c'; did you mean lm1b\?"),
     ({"data__corpus": "tfds:mnist", "data__path": "TMP"}, r"tfds:mnist has the text features none"),
     ({"data__path": "TMP/*.nothing"}, r"data\.path: '.*\*\.nothing' matches no file"),
     ({"data__path": "TMP"}, r"data\.path: '\S+' matches no file; give a glob such as '\S+/\*\*/\*\.txt'"),

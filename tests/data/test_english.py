@@ -129,7 +129,7 @@ def test_a_wrong_word_is_refused_with_its_place():
 def test_stories_stay_the_same_and_their_splits_share_no_first_sentence():
     first = [english.write(seed).text for seed in range(50)]
     assert hashlib.sha256("\n".join(first).encode()).hexdigest()[:12] == "85b33e3e7b98", "increase english.VERSION"
-    found = {split: list(itertools.islice(english.stories(split), 100)) for split in english.SPLITS}
+    found = {split: list(itertools.islice(english.stories(split), 100)) for split in splits.SPLITS}
     openings = {split: {story.text.split(".")[0] for story in stories} for split, stories in found.items()}
     assert not openings["train"] & openings["validation"] and not openings["train"] & openings["test"]
     shares = collections.Counter(english.split_of(story) for story in STORIES)

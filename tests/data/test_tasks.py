@@ -141,9 +141,7 @@ def test_different_returns_each_question_once():
 
 
 def test_unknown_tasks_and_lengths_are_refused():
-    with pytest.raises(
-        UserError, match=r"data\.corpus: found 'task:copi'; the tasks are copy, .*did you mean task:copy"
-    ):
+    with pytest.raises(UserError, match=r"data\.corpus: found 'task:copi'; the tasks are copy, .*did you mean copy\?"):
         tasks.find("task:copi")
     with pytest.raises(UserError, match=r"--lengths: found 60; .* of length 2 to 52 \(pairs\)"):
         tasks.check_length("task:associative_recall", "--lengths", 60)

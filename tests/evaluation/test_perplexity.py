@@ -13,7 +13,7 @@ from mini_gpt.data.text_batches import corrupted_blocks
 from mini_gpt.evaluation import perplexity, scoring
 from mini_gpt.evaluation.loaded import LoadedModel
 from mini_gpt.model import loss as losses
-from mini_gpt.runtime import devices
+from mini_gpt.runtime import devices, progress
 from mini_gpt.runtime.errors import UserError
 from mini_gpt.training import evaluators
 from tests.evaluation.models import random_model
@@ -104,7 +104,8 @@ def test_a_batch_has_no_more_tokens_than_in_training(make_model, monkeypatch):
     assert shapes == {(2, 32)}
     shapes.clear()
     longer = dataclasses.replace(make_model(context_length=64), batch_tokens=130)
-    perplexity.score_split(longer, make_tokens(300), TOKEN_BYTES, advance=seen.append)
+    monkeypatch.setattr(progress, "advance", seen.append)
+    perplexity.score_split(longer, make_tokens(300), TOKEN_BYTES)
     assert shapes == {(2, 64)} and sum(seen) == 5 * 64  # five windows, in batches of two
 
 

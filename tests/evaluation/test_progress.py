@@ -19,26 +19,26 @@ def announced(monkeypatch):
     """Return a list of [cost, tokens processed] of each evaluation that shows progress."""
     found = []
 
-    @contextlib.contextmanager
     def shown(title, cost):
         found.append([cost, 0])
+        return contextlib.nullcontext()
 
-        def advance(tokens):
-            found[-1][1] += tokens
-
-        yield advance
+    def advance(tokens):
+        found[-1][1] += tokens
 
     monkeypatch.setattr(progress, "shown", shown)
+    monkeypatch.setattr(progress, "advance", advance)
     return found
 
 
 @pytest.mark.parametrize(
     "fields, cost", [({}, 10 * 32), ({"train__objective": "masked", "model__causal": False}, 9 * 32)], ids=str
 )
-def test_padding_rows_of_a_split_are_not_counted(small, fields, cost):
+def test_padding_rows_of_a_split_are_not_counted(small, fields, cost, monkeypatch):
     model, seen = random_model(small(**fields), TOKEN_BYTES), []
     assert model.rows_at_a_time(32) == 8, "the second batch has padding"
-    perplexity.score_split(model, TOKENS, TOKEN_BYTES, advance=seen.append)
+    monkeypatch.setattr(progress, "advance", seen.append)
+    perplexity.score_split(model, TOKENS, TOKEN_BYTES)
     assert sum(seen) == perplexity.cost(model.config, len(TOKENS)) == cost and len(seen) == 2
 
 
@@ -59,3 +59,16 @@ def test_short_and_undefined_lengths_of_a_task_are_not_counted(small, announced)
     assert [row["status"] for row in rows] == ["ok", "ok", "undefined"]
     assert rows[0]["problems"] < 26**2 / 4 and rows[1]["problems"] == 512
     assert announced == [[rows[0]["problems"] * 5 + 512 * 9] * 2]
+
+
+def test_only_progress_that_is_shown_is_counted(monkeypatch, caplog):
+    caplog.set_level("INFO", "mini_gpt")
+    monkeypatch.setattr(progress, "SECONDS_BETWEEN_LINES", -1.0)
+    progress.advance(7)
+    with progress.shown("title", 50):
+        for _ in range(5):
+            progress.advance(10)
+    progress.advance(7)
+    lines = [record.message for record in caplog.records]
+    assert lines[0] == "title: 50 tokens go through the model"
+    assert [line.split(" done")[0] for line in lines[1:]] == [f"{n} of 50 tokens" for n in (20, 30, 40, 50)]

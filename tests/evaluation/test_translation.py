@@ -14,6 +14,7 @@ from mini_gpt.data.pairs import Pair
 from mini_gpt.evaluation import calibration, pair_accuracy, task_accuracy, translation
 from mini_gpt.generation import decoding
 from mini_gpt.insight import alignment, observing
+from mini_gpt.runtime import progress
 from mini_gpt.runtime.errors import UserError
 from mini_gpt.suites.base import SuiteOptions
 from mini_gpt.training import loop
@@ -61,11 +62,12 @@ def log_probabilities(model, pair):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("position", ["rope", *slow("learned", "t5", "alibi")])
-def test_predictions_in_shared_rows_are_those_of_each_pair_alone(model, position):
+def test_predictions_in_shared_rows_are_those_of_each_pair_alone(model, position, monkeypatch):
     made = model(model__position=position)
     pairs = [*pairs_of(drawn(3)), *pairs_of([("ab cd", ""), ("", "x y"), ("abcdef abcdefg abcdefg abcdefgh", "z")])]
     seen = []
-    found = pair_accuracy.predict(made, pairs, SEPARATOR, advance=seen.append)
+    monkeypatch.setattr(progress, "advance", seen.append)
+    found = pair_accuracy.predict(made, pairs, SEPARATOR)
     assert sum(seen) == sum(len(pair.target) + 1 for pair in pairs)
     for pair, predicted, confidence, nll in zip(pairs, *found, strict=True):
         true_LV, answer = log_probabilities(made, pair), [*pair.target, SEPARATOR]

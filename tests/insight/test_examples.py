@@ -11,11 +11,13 @@ import pytest
 from mini_gpt import suites
 from mini_gpt.config import loading
 from mini_gpt.data import spans, tokenizers
+from mini_gpt.data.text_batches import text_length
 from mini_gpt.data.tokenizers import ByteTokenizer
 from mini_gpt.evaluation import perplexity
 from mini_gpt.insight import examples, pruning, samples
 from mini_gpt.insight.heads import inputs
 from mini_gpt.model import editing
+from mini_gpt.runtime import progress
 from mini_gpt.runtime.errors import UserError
 from mini_gpt.suites import base
 from mini_gpt.suites.base import SuiteOptions
@@ -123,7 +125,7 @@ def test_examples_of_spans_restore_the_text(small):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fields", [PAIRS, SPANS])
-def test_the_loss_is_that_of_each_example_alone(small, fields):
+def test_the_loss_is_that_of_each_example_alone(small, fields, monkeypatch):
     model = random_model(small(**fields, train__batch_size=3), TOKENIZER.token_bytes, noise=0.3)
     texts = [("some text", "SOME"), ("a<0>b", "<0> c d e f"), ("größer", "G"), ("x", "a longer target"), ("y", "")]
     found = [examples.of_texts(*pair, model.config, TOKENIZER) for pair in texts]
@@ -132,8 +134,9 @@ def test_the_loss_is_that_of_each_example_alone(small, fields):
         nll_1L = model.nll(example.inputs[None], example.written[None], example.source[None])
         sums += np.float64(nll_1L).sum(), len(example.written)
     seen = []
-    assert samples.loss(model, found, advance=seen.append) == pytest.approx(sums[0] / sums[1], rel=1e-5)
-    assert sum(seen) == len(found) * 32 and len(seen) > 1
+    monkeypatch.setattr(progress, "advance", seen.append)
+    assert samples.loss(model, found) == pytest.approx(sums[0] / sums[1], rel=1e-5)
+    assert sum(seen) == len(found) * text_length(model.config) and len(seen) > 1
     shown = [text_of(example.source[fields is PAIRS :]) for example in found]
     assert shown == [source for source, _ in texts]
     has_sentinel = [bool((example.source > SEPARATOR).any()) for example in found]

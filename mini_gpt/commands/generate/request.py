@@ -5,7 +5,7 @@ import json
 import logging
 import sys
 import unicodedata
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -45,16 +45,12 @@ def make(run: Run, texts: Sequence[str], flags: argparse.Namespace, seed: int) -
     """
     config = run.config
     has_encoder = config.model.has_encoder
-    has_spans = config.train.objective == "span_corruption"
-    encode: Callable[[str], np.ndarray] = run.tokenizer.encode_prompt
-    if has_spans:
-        encode = lambda text: spans.encode(text, run.tokenizer)
-    elif flags.chat:
-        encode = lambda text: chat.encode(text, run.tokenizer)
-    encoded = {text: encode(text) for text in dict.fromkeys(texts)}
+    encoded = {text: _encode(text, run, is_chat=flags.chat) for text in dict.fromkeys(texts)}
     longest = max(encoded.values(), key=len)
     start = np.array([tokenizers.separator(run.tokenizer)])
-    flag = "--prompt" if not has_encoder else "--source" if flags.source_file is None else "--source_file"
+    flag = "--prompt"
+    if has_encoder:
+        flag = "--source" if flags.source_file is None else "--source_file"
     check_tokens(flag, longest)
     if flags.chat and config.data.isolate_documents and start[0] in longest:
         hidden = "the chat template ends messages with the separator, and so the answer could not see them"
@@ -66,10 +62,17 @@ def make(run: Run, texts: Sequence[str], flags: argparse.Namespace, seed: int) -
             log.warning(f"{len(longest)} tokens are more than the {config.source_length} of the sources in training")
     else:
         is_document = not (texts[0] or config.data.is_task or flags.chat)
-        shown, prompt, sources = "" if flags.chat else texts[0], start if is_document else longest, None
+        prompt, sources = start if is_document else longest, None
+        shown = "" if flags.chat else texts[0]
         used = len(prompt)
     requested = max(1, config.context_length - used) if flags.length is None else flags.length
     return Request(texts, shown, [prompt] * len(texts), sources, _possible_length(run, used, requested), seed)
+
+
+def _encode(text: str, run: Run, *, is_chat: bool) -> np.ndarray:
+    if run.config.train.objective == "span_corruption":
+        return spans.encode(text, run.tokenizer)
+    return chat.encode(text, run.tokenizer) if is_chat else run.tokenizer.encode_prompt(text)
 
 
 def check_tokens(flag: str, tokens: np.ndarray) -> None:

@@ -5,11 +5,11 @@ has one possible antecedent in the sentence before it, and what is said of an an
 """
 
 import functools
-import hashlib
 import random
 import re
 from collections.abc import Iterator
 
+from mini_gpt.data import splits
 from mini_gpt.data.english.grammar import END, Link, Options, Story, Teller, TextEnds, Word, as_token
 from mini_gpt.runtime.errors import UserError, shown
 
@@ -17,7 +17,6 @@ __all__ = ["END", "Link", "Story", "Word", "as_token", "read", "split_of", "stor
 
 VERSION = 1  # part of the corpus's fingerprint; increase it if stories change
 STORIES = 32_000  # in all splits
-SPLITS = ("train", "validation", "test")
 WORD = re.compile(r"\w+|[^\w\s]")
 
 
@@ -58,10 +57,8 @@ def read(text: str) -> Story:
 
 
 def split_of(story: Story) -> str:
-    """Return the split of a story, by a hash of its first sentence: validation and test have one in eight each."""
-    first = story.text[: story.text.index(".")]
-    byte = hashlib.blake2b(first.encode(), digest_size=1).digest()[0]
-    return "test" if byte < 32 else "validation" if byte < 64 else "train"
+    """Return the split of a story, by its first sentence."""
+    return splits.by_eighths(story.text[: story.text.index(".")])
 
 
 def stories(split: str) -> Iterator[Story]:
@@ -77,7 +74,7 @@ def texts(split: str) -> Iterator[str]:
 @functools.cache
 def _texts() -> dict[str, list[str]]:
     """Return {split: texts of its stories}. All splits are drawn at once, because each needs all stories."""
-    found: dict[str, list[str]] = {split: [] for split in SPLITS}
+    found: dict[str, list[str]] = {split: [] for split in splits.SPLITS}
     for story in map(write, range(STORIES)):
         found[split_of(story)].append(story.text)
     return found

@@ -4,15 +4,13 @@ The text of a problem is its question, "=", its answer and a newline. Split, see
 a problem. A hash of the question assigns it to a split, so no validation or test problem is in the training data.
 """
 
-import difflib
-import hashlib
-
 import numpy as np
 
 from mini_gpt.config.data import TASK, DataConfig
+from mini_gpt.data import splits
 from mini_gpt.data.tasks import arithmetic, counting, language, reasoning, recall, strings
 from mini_gpt.data.tasks.base import ALPHABET, ANSWER, END, Problem, Task
-from mini_gpt.runtime.errors import UserError, shown
+from mini_gpt.runtime.errors import UserError, shown, suggestion
 
 __all__ = ["ALPHABET", "ANSWER", "END", "TASKS", "Problem", "Task"]
 
@@ -24,8 +22,7 @@ def find(corpus: str) -> Task:
     """Return the task of `task:NAME`. Raises UserError if there is none."""
     name = corpus.removeprefix(TASK)
     if name not in TASKS:
-        near = difflib.get_close_matches(name, TASKS, n=1)
-        hint = f"; did you mean {TASK}{near[0]}?" if near else ""
+        hint = suggestion(name, TASKS)
         raise UserError(f"data.corpus: found {corpus!r}; the tasks are {', '.join(TASKS)}{hint}")
     return TASKS[name]
 
@@ -70,6 +67,4 @@ def different(corpus: str, split: str, count: int, *, shortest: int, longest: in
 
 
 def split_of(question: str) -> str:
-    """Return the split of a question: validation for one in eight, test for one in eight, else train."""
-    byte = hashlib.blake2b(question.encode(), digest_size=1).digest()[0]
-    return "test" if byte < 32 else "validation" if byte < 64 else "train"
+    return splits.by_eighths(question)

@@ -31,8 +31,11 @@ def _addition_hints(rng: Rng, length: int) -> Problem:
     """
     a, b = (_number(rng, length) for _ in range(2))
     start = int(rng.integers(len(HINTS) - length))
-    hinted = lambda number: "".join(map("".join, zip(HINTS[start:], number[::-1], strict=False)))
-    return f"{hinted(a)}+{hinted(b)}", hinted(str(int(a) + int(b)))
+    a, b, total = (
+        "".join(hint + digit for hint, digit in zip(HINTS[start:], number[::-1], strict=False))
+        for number in (a, b, str(int(a) + int(b)))
+    )
+    return f"{a}+{b}", total
 
 
 def _binary_addition(rng: Rng, length: int) -> Problem:
@@ -117,7 +120,6 @@ def _summation(rng: Rng, length: int) -> Problem:
 
 HINTS = "".join(map(chr, range(0x100, 0x180)))  # 128 letters
 HINTED = "".join(sorted("0123456789+=\n" + HINTS))
-SIZE = lambda n: 4 * n + 2  # above the 4n characters of formulas with n numbers and n - 1 operators and brackets
 DIGITS = "digits of each number"
 NUMBERS = "numbers of the formula"
 TASKS = {
@@ -144,8 +146,9 @@ TASKS = {
     ),
     "square_root": Task(_square_root, lambda n: n + (n + 1) // 2 + 2, "bits", shortest=4, longest=10_000),
     "modular_arithmetic": Task(_modular_arithmetic, lambda n: 2 * n + 2, NUMBERS, alphabet=FORMULAS),
-    "modular_brackets": Task(_modular_brackets, SIZE, NUMBERS, longest=500, alphabet=FORMULAS),
-    "solve_equation": Task(_solve_equation, lambda n: SIZE(n) + 2, NUMBERS, longest=500, alphabet=FORMULAS),
+    # A formula with n numbers, and n - 1 operators and brackets, has less than 4n characters.
+    "modular_brackets": Task(_modular_brackets, lambda n: 4 * n + 2, NUMBERS, longest=500, alphabet=FORMULAS),
+    "solve_equation": Task(_solve_equation, lambda n: 4 * n + 4, NUMBERS, longest=500, alphabet=FORMULAS),
     "polynomial": Task(_polynomial, lambda n: 4 * n + 4, "terms", shortest=1, alphabet=FORMULAS),
     "summation": Task(_summation, lambda n: 2 * n + 2, "digits"),
 }

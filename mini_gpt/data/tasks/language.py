@@ -165,7 +165,9 @@ def _pairs(
     unit: str,
     align: Align | None = None,
 ) -> Task:
-    size = lambda length: sum(sizes(length)) + len(ANSWER)
+    def size(length: int) -> int:
+        return sum(sizes(length)) + len(ANSWER)
+
     return Task(draw, size, unit, shortest=1, alphabet=ALPHABET, sizes=sizes, align=align)
 
 

@@ -71,7 +71,9 @@ def _flip_flop(ignored: float) -> Task:
             text += instruction + str(stored if instruction == "r" else bit)
         return text[:-1], text[-1]
 
-    scored = lambda question: [i + 1 for i, symbol in enumerate(question[:-1]) if symbol == "r"]
+    def scored(question: str) -> list[int]:
+        return [i + 1 for i, symbol in enumerate(question[:-1]) if symbol == "r"]
+
     return Task(draw, lambda n: 2 * n + 2, "instructions", shortest=4, scored=scored)
 
 

@@ -13,7 +13,6 @@ from mini_gpt.insight import pruning, samples
 from mini_gpt.insight.diagnosis import blocks, losses, probe, weights
 from mini_gpt.insight.diagnosis.losses import History, Losses
 from mini_gpt.insight.diagnosis.result import CheckResult, in_order, listed
-from mini_gpt.runtime.progress import Advance, silent
 
 # Limits. A check finds a problem if its value is past the limit, or NaN.
 DEAD_HEAD = 0.01  # importance / mean importance
@@ -25,33 +24,27 @@ MIN_EFFECT = 1e-3  # total variation distance; order is checked only if replacin
 
 
 def diagnose(
-    model: LoadedModel,
-    tokens: np.ndarray,
-    train_tokens: np.ndarray,
-    history: History,
-    step: int,
-    *,
-    advance: Advance = silent,
+    model: LoadedModel, tokens: np.ndarray, train_tokens: np.ndarray, history: History, step: int
 ) -> list[CheckResult]:
     """Return the results of all checks that apply to the model.
 
     train_tokens: the training text. history: rows of metrics.jsonl, or []; its validation losses must be measured on
-    the split of `tokens`. step: the step of the model. advance: called with numbers of tokens, about `cost` in all.
+    the split of `tokens`. step: the step of the model.
     """
     windows_BM = probe.windows(tokens, model.config.context_length + 1)
     counts_V = 1 + perplexity.token_counts(train_tokens, model.vocab_size)
     unigram_V = np.log(counts_V / counts_V.sum())
-    layers = probe.layers(model, windows_BM, advance)
+    layers = probe.layers(model, windows_BM)
     texts = losses.sample(model, tokens)
     no_bigram = model.masked or np.array_equal(tokens, train_tokens)  # not comparable, or fitted to the text
     measured = Losses(
-        loss=losses.sample_loss(model, tokens, advance),
-        train=losses.sample_loss(model, train_tokens, advance),
+        loss=losses.sample_loss(model, tokens),
+        train=losses.sample_loss(model, train_tokens),
         unigram=-float(unigram_V[np.concatenate([text[1:] for text in texts])].mean()),
         bigram=None if no_bigram else losses.bigram(train_tokens, texts, unigram_V),
         **losses.recorded(history, step),
     )
-    predicted_BV = probe.predictions(model, windows_BM[:, :-1], probe.place(model), advance)
+    predicted_BV = probe.predictions(model, windows_BM[:, :-1], probe.place(model))
     is_varied = len(np.unique(windows_BM, axis=0)) >= FEWEST_WINDOWS
     predicted = [losses.variation(predicted_BV, unigram_V)] if is_varied else []
     # A hardly trained model does not use its positions yet.
@@ -59,11 +52,11 @@ def diagnose(
     results = [
         *weights.check(model),
         *blocks.check(model, layers),
-        *([] if skips_order else order(model, windows_BM, advance)),
-        *masks(model, windows_BM, advance),
+        *([] if skips_order else order(model, windows_BM)),
+        *masks(model, windows_BM),
         *predicted,
         *losses.check(measured),
-        dead_heads(model, train_tokens, advance),
+        dead_heads(model, train_tokens),
         *losses.training(history, step),
     ]
     return in_order(results)
@@ -78,12 +71,12 @@ def cost(model: LoadedModel, num_tokens: int, num_train_tokens: int) -> int:
     return passes * windows * length + min(most, num_tokens) + min(most, num_train_tokens)
 
 
-def dead_heads(model: LoadedModel, train_tokens: np.ndarray, advance: Advance = silent) -> CheckResult:
+def dead_heads(model: LoadedModel, train_tokens: np.ndarray) -> CheckResult:
     """Check for heads without effect on the loss."""
     length = model.config.context_length
     few_tokens = train_tokens[: probe.most_windows(length) * length + 1]
     texts = samples.of_text(model, few_tokens, pruning.IMPORTANCE_TOKENS, "gradients")
-    importance_NH = pruning.importance(model, texts, advance=advance)
+    importance_NH = pruning.importance(model, texts)
     relative_NH = importance_NH / max(importance_NH.mean(), 1e-30)
     heads = [f"{layer}.{head}" for layer, head in np.argwhere(~(relative_NH >= DEAD_HEAD))]
     least = float(relative_NH.min())
@@ -91,7 +84,7 @@ def dead_heads(model: LoadedModel, train_tokens: np.ndarray, advance: Advance = 
     return CheckResult("dead heads", least, f"at least {DEAD_HEAD} of the mean", bool(heads), says)
 
 
-def order(model: LoadedModel, windows_BM: np.ndarray, advance: Advance = silent) -> list[CheckResult]:
+def order(model: LoadedModel, windows_BM: np.ndarray) -> list[CheckResult]:
     """Check that the prediction at one position changes if the other tokens are reordered.
 
     Returns nothing if there are too few tokens to reorder, or if the model ignores its input (check "predictions").
@@ -99,7 +92,7 @@ def order(model: LoadedModel, windows_BM: np.ndarray, advance: Advance = silent)
     at, has_order_B, changed = probe.place(model), *reordered(model, windows_BM[:, :-1])
     if not has_order_B.any():
         return []
-    log = {name: probe.predictions(model, some_BL[has_order_B], at, advance) for name, some_BL in changed.items()}
+    log = {name: probe.predictions(model, some_BL[has_order_B], at) for name, some_BL in changed.items()}
     moved = {name: _total_variation(log["plain"], log_BV) for name, log_BV in log.items()}
     if not moved["others"] >= MIN_EFFECT:
         return []
@@ -150,7 +143,7 @@ def movable_positions(tokens_L: np.ndarray, at: int, separator_id: int | None) -
     return positions_L[movable_L]
 
 
-def masks(model: LoadedModel, windows_BM: np.ndarray, advance: Advance = silent) -> list[CheckResult]:
+def masks(model: LoadedModel, windows_BM: np.ndarray) -> list[CheckResult]:
     """Check that a prediction does not change with later tokens, nor with those of another document.
 
     For the documents, a separator is put into each window. Position 0 keeps its token, as in `movable_positions`.
@@ -168,7 +161,7 @@ def masks(model: LoadedModel, windows_BM: np.ndarray, advance: Advance = silent)
         after_BL[:, places] = np.random.default_rng(1).choice(text_BL.reshape(-1), after_BL[:, places].shape)
         if (after_BL == before_BL).all():
             continue
-        effect = _total_variation(*(probe.predictions(model, x_BL, at, advance) for x_BL in (before_BL, after_BL)))
+        effect = _total_variation(*(probe.predictions(model, x_BL, at) for x_BL in (before_BL, after_BL)))
         says = f"Replacing {replaced} changes a prediction by {effect:.2g} (total variation distance)."
         results.append(CheckResult(check, effect, f"below {LEAK}", not effect < LEAK, says))
     return results

@@ -10,7 +10,6 @@ import numpy as np
 from mini_gpt.evaluation import perplexity
 from mini_gpt.evaluation.loaded import LoadedModel
 from mini_gpt.insight.diagnosis.result import CheckResult
-from mini_gpt.runtime.progress import Advance, silent
 
 History = Sequence[Mapping[str, float]]  # rows of metrics.jsonl
 
@@ -63,11 +62,11 @@ def sample(model: LoadedModel, tokens: np.ndarray) -> list[np.ndarray]:
     return perplexity.stretches(tokens, model.config.eval.tokens, model.config.context_length)
 
 
-def sample_loss(model: LoadedModel, tokens: np.ndarray, advance: Advance = silent) -> float:
+def sample_loss(model: LoadedModel, tokens: np.ndarray) -> float:
     """Return the loss in nats per token, on the sample of an evaluation during training."""
     one_byte_V = np.ones(model.vocab_size, int)  # bits per byte are not needed
     most = model.config.eval.tokens
-    return perplexity.score_split(model, tokens, one_byte_V, most_tokens=most, advance=advance).nll
+    return perplexity.score_split(model, tokens, one_byte_V, most_tokens=most).nll
 
 
 def bigram(train_tokens: np.ndarray, texts: list[np.ndarray], unigram_V: np.ndarray) -> float:

@@ -13,8 +13,7 @@ from mini_gpt.evaluation import memory
 from mini_gpt.evaluation.loaded import LoadedModel
 from mini_gpt.insight import attention, observing
 from mini_gpt.insight.diagnosis.blocks import Layer
-from mini_gpt.runtime import sharding
-from mini_gpt.runtime.progress import Advance, silent
+from mini_gpt.runtime import progress, sharding
 
 WINDOWS, FEWER_WINDOWS, WINDOW_TOKENS = 64, 16, 20_000
 
@@ -38,40 +37,36 @@ def place(model: LoadedModel) -> int:
     return model.config.context_length // 2 if model.masked else model.config.context_length - 1
 
 
-def predictions(model: LoadedModel, text_BL: np.ndarray, at: int, advance: Advance = silent) -> np.ndarray:
+def predictions(model: LoadedModel, text_BL: np.ndarray, at: int) -> np.ndarray:
     """Return log-probabilities_BV at position `at`; under the masked objective its token is masked."""
 
     def compute(part_BL: np.ndarray) -> jax.Array:
         inputs = sharding.put_whole((_masked(model, part_BL, at), part_BL), model.mesh)
         return _predictions(model, *inputs, np.int32(at))
 
-    return in_parts(model, text_BL, compute, advance=advance)[:, : model.vocab_size]
+    return in_parts(model, text_BL, compute)[:, : model.vocab_size]
 
 
-def layers(model: LoadedModel, windows_BM: np.ndarray, advance: Advance = silent) -> list[Layer]:
+def layers(model: LoadedModel, windows_BM: np.ndarray) -> list[Layer]:
     """Return the statistics of each block for the windows without their last token."""
 
     def compute(text_BL: np.ndarray) -> list[Layer]:
         return attention.each_layer(model, _masked(model, text_BL, place(model)), statistics, text_BL=text_BL)
 
-    return in_parts(model, windows_BM[:, :-1], compute, "maps", advance)
+    return in_parts(model, windows_BM[:, :-1], compute, "maps")
 
 
 def in_parts(
-    model: LoadedModel,
-    rows_BL: np.ndarray,
-    compute: Callable[[np.ndarray], Any],
-    kept: memory.Kept = "losses",
-    advance: Advance = silent,
+    model: LoadedModel, rows_BL: np.ndarray, compute: Callable[[np.ndarray], Any], kept: memory.Kept = "losses"
 ) -> Any:
     """Return `compute(rows_BL)`, a pytree of arrays with a batch axis; compute it in batches that fit in memory.
 
-    kept: see `LoadedModel.rows_at_a_time`. advance: called with the number of tokens of each batch, without padding.
+    kept: see `LoadedModel.rows_at_a_time`.
     """
     length, parts = model.config.context_length, []
     for count, part in in_full_batches(rows_BL, model.rows_at_a_time(length, kept, len(rows_BL))):
         parts.append(first_rows(compute(np.stack(part)), count))
-        advance(count * length)
+        progress.advance(count * length)
     return joined(parts)
 
 

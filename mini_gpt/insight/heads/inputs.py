@@ -70,8 +70,12 @@ def _is_letter(character: str) -> bool:
 
 def _is_delimiter(text: str) -> bool:
     inner = text.strip(" \t")
-    is_symbol = lambda c: c not in "_\ufffd" and unicodedata.category(c)[0] in "PS"
-    return bool(inner) and all(c in "\r\n" or is_symbol(c) for c in inner)
+    return inner != "" and all(map(_delimits, inner))
+
+
+def _delimits(character: str) -> bool:
+    is_symbol = character not in "_\ufffd" and unicodedata.category(character)[0] in "PS"
+    return is_symbol or character in "\r\n"
 
 
 def rare(tokens: np.ndarray, vocab_size: int) -> np.ndarray:

@@ -20,7 +20,6 @@ from mini_gpt.insight.heads.inputs import Inputs
 from mini_gpt.insight.heads.scores import NOT_MEASURED, HeadSums, StrongestPairs, layer_of
 from mini_gpt.insight.heads.templates import OF_SOURCE, PLACES, Templates, Vocabulary
 from mini_gpt.runtime import progress
-from mini_gpt.runtime.progress import Advance
 
 INDUCTION_ROWS = 32
 SHORTEST_REPEATED = 6  # tokens of a row for induction; in shorter rows, all periods would be two tokens
@@ -36,12 +35,7 @@ LAST = ("local window", "self", *SINKS)  # wide kinds and attention sinks
 
 
 def head_report(
-    model: LoadedModel,
-    tokenizer: Tokenizer,
-    inputs: Inputs,
-    train_tokens: np.ndarray,
-    *,
-    advance: Advance = progress.silent,
+    model: LoadedModel, tokenizer: Tokenizer, inputs: Inputs, train_tokens: np.ndarray
 ) -> list[dict[str, Any]]:
     """Return a row for each head, layer by layer.
 
@@ -66,7 +60,7 @@ def head_report(
         found = head_templates.of_tokens(tokens_BL, opens_BL, vocabulary, causal=model.config.model.causal)
         return found | inputs.relations(rows)
 
-    layers = _measure(model, inputs, templates, advance)
+    layers = _measure(model, inputs, templates)
     frequent = np.flatnonzero(~vocabulary.is_rare_V[: tokenizers.separator(tokenizer)])
     repeated: Sequence[_Layer | None] = [None] * len(layers)
     length = model.config.context_length
@@ -74,8 +68,7 @@ def head_report(
     if length >= SHORTEST_REPEATED and len(frequent) >= FEWEST_REPEATED and not model.layout.operator_ids:
         random_BL, period_B = head_templates.repeated_tokens(frequent, length, INDUCTION_ROWS, seed=0)
         random = Inputs(random_BL, np.ones(random_BL.shape, bool))
-        template = lambda rows: head_templates.induction(length, period_B[rows])
-        repeated = _measure(model, random, template, advance)
+        repeated = _measure(model, random, lambda rows: head_templates.induction(length, period_B[rows]))
     return [
         _head_row(number, head, layer, induction)
         | {"pair": _strongest_pair(layer.pairs, head, (inputs.tokens_BL,) * 2, tokenizer)}
@@ -98,28 +91,32 @@ def by_depth(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     for place in dict.fromkeys(map(layer_of, rows)):
         heads = [row for row in rows if layer_of(row) == place]
         labels = [row["label"] for row in heads]
-        mean = lambda values: None if None in (found := list(values)) else float(np.mean(found))
         kinds = [kind for kind, values in heads[0]["kinds"].items() if values["queries"]]
         summary.append(
             {name: heads[0][name] for name in ("attention", "layer") if name in heads[0]}
             | {
-                "entropy": mean(row["entropy"] for row in heads),
-                "distance": mean(row["distance"] for row in heads),
+                "entropy": _mean([row["entropy"] for row in heads]),
+                "distance": _mean([row["distance"] for row in heads]),
                 "labels": {label: labels.count(label) for label in sorted(set(labels))},
-                "strengths": {kind: mean(row["kinds"][kind]["strength"] for row in heads) for kind in kinds},
+                "strengths": {kind: _mean([row["kinds"][kind]["strength"] for row in heads]) for kind in kinds},
             }
         )
     return summary
 
 
+def _mean(values: list[float | None]) -> float | None:
+    """Return the mean; None if a value is not known."""
+    known = [value for value in values if value is not None]
+    return float(np.mean(known)) if len(known) == len(values) else None
+
+
 def label_of(strengths: dict[str, tuple[float | None, int]], entropy: float) -> tuple[str, list[str]]:
     """Return a head's label and its other clear kinds. strengths: {kind: (strength, queries)}."""
-    least = lambda kind: CLEAR if kind in (*PLACES, *OF_SOURCE, "fixed offset") else CLEAR_BY_CONTENT
-    clear = {
-        kind: strength
-        for kind, (strength, queries) in strengths.items()
-        if strength is not None and queries >= FEWEST and strength >= least(kind)
-    }
+    clear = {}
+    for kind, (strength, queries) in strengths.items():
+        least = CLEAR if kind in (*PLACES, *OF_SOURCE, "fixed offset") else CLEAR_BY_CONTENT
+        if strength is not None and queries >= FEWEST and strength >= least:
+            clear[kind] = strength
     for wide, narrow in IMPLIED.items():
         if any(kind in clear for kind in narrow):
             clear.pop(wide, None)
@@ -140,12 +137,7 @@ class _Layer(NamedTuple):
     pairs: StrongestPairs
 
 
-def _measure(
-    model: LoadedModel,
-    inputs: Inputs,
-    templates: Callable[[Sequence[int]], Templates],
-    advance: Advance,
-) -> list[_Layer]:
+def _measure(model: LoadedModel, inputs: Inputs, templates: Callable[[Sequence[int]], Templates]) -> list[_Layer]:
     """Measure each layer on all rows, except the copies that fill the last batch."""
     kinds: tuple[str, ...] = ()
     parts: list[list[tuple[HeadSums, StrongestPairs]]] = []
@@ -157,7 +149,7 @@ def _measure(
         kinds = tuple(found)
         rows_B = np.array(rows, np.int32)
         parts.append(attention.each_layer(model, tokens_BL, head_scores.measure, arguments, rows_B=rows_B))
-        advance(tokens_BL[:count].size)
+        progress.advance(tokens_BL[:count].size)
     return _summed(kinds, parts)
 
 
@@ -190,21 +182,17 @@ def _strongest_pair(
     """Return the strongest pair of a head, with the text before both. texts: the tokens of queries, and of keys."""
     row = int(pairs.weight_BH[:, head].argmax())
     query, key = divmod(int(pairs.index_BH[row, head]), texts[1].shape[1])
-    shown = lambda text, position: {
-        "token": spans.decode(text[position : position + 1], tokenizer),
-        "before": spans.decode(text[max(0, position - AROUND) : position], tokenizer),
-    }
-    found = {"weight": float(pairs.weight_BH[row, head]), "distance": query - key}
-    return found | {"query": shown(texts[0][row], query), "key": shown(texts[1][row], key)}
+    found: dict[str, Any] = {"weight": float(pairs.weight_BH[row, head]), "distance": query - key}
+    for name, position, text_BL in (("query", query, texts[0]), ("key", key, texts[1])):
+        found[name] = {
+            "token": spans.decode(text_BL[row, position : position + 1], tokenizer),
+            "before": spans.decode(text_BL[row, max(0, position - AROUND) : position], tokenizer),
+        }
+    return found
 
 
 def pair_report(
-    model: LoadedModel,
-    tokenizer: Tokenizer,
-    pairs: Sequence[Example],
-    train_pairs: Sequence[Example],
-    *,
-    advance: Advance = progress.silent,
+    model: LoadedModel, tokenizer: Tokenizer, pairs: Sequence[Example], train_pairs: Sequence[Example]
 ) -> list[dict[str, Any]]:
     """Return a row for each head, with the fields of `head_report`, and with attention (encoder, decoder or cross).
 
@@ -213,10 +201,10 @@ def pair_report(
     slope, see `CrossSums`. Rare tokens are counted in the sources and in the inputs of `train_pairs`.
     """
     separator = tokenizers.separator(tokenizer)
-    count = lambda texts: head_inputs.vocabulary(tokenizer, np.concatenate(list(texts)))
+    sources, inputs = [pair.source for pair in train_pairs], [pair.inputs[1:] for pair in train_pairs]
     vocabularies = {
-        "encoder": count(pair.source for pair in train_pairs),
-        "decoder": count(pair.inputs[1:] for pair in train_pairs),
+        kind: head_inputs.vocabulary(tokenizer, np.concatenate(texts))
+        for kind, texts in (("encoder", sources), ("decoder", inputs))
     }
     size = max(len(pair.source) for pair in pairs), max(len(pair.inputs) for pair in pairs)
     rows = model.rows_at_a_time(max(size), "maps", len(pairs))
@@ -233,7 +221,7 @@ def pair_report(
         layers = attention.each_layer_by_kind(model, batch["inputs"], batch["source"], MEASURES, arguments)
         for kind, of_kind in layers.items():
             parts[kind].append(of_kind)
-        advance(number * sum(size))
+        progress.advance(number * sum(size))
     every = batch_of(pairs, size)
     sides = {"encoder": ("source", "source"), "decoder": ("inputs", "inputs"), "cross": ("targets", "source")}
     texts = {kind: (every[queries], every[keys]) for kind, (queries, keys) in sides.items()}
@@ -248,12 +236,12 @@ def pair_cost(pairs: Sequence[Example]) -> int:
 def _templates(
     pairs: Sequence[Example], batch: Batch, vocabularies: dict[str, Vocabulary], separator: int
 ) -> dict[str, Templates]:
-    opens = lambda tokens_BL: np.broadcast_to(np.arange(tokens_BL.shape[1]) == 0, tokens_BL.shape)
-    of_tokens, inputs_BL = head_templates.of_tokens, batch["inputs"]
-    source_BS = np.where(batch["source"] < 0, separator, batch["source"])
+    inputs_BL, source_BS = batch["inputs"], np.where(batch["source"] < 0, separator, batch["source"])
+    opens_BL, opens_BS = (np.indices(tokens.shape)[1] == 0 for tokens in (inputs_BL, source_BS))
+    of_tokens = head_templates.of_tokens
     return {
-        "encoder": of_tokens(source_BS, opens(source_BS), vocabularies["encoder"], causal=False),
-        "decoder": of_tokens(inputs_BL, opens(inputs_BL), vocabularies["decoder"], causal=True),
+        "encoder": of_tokens(source_BS, opens_BS, vocabularies["encoder"], causal=False),
+        "decoder": of_tokens(inputs_BL, opens_BL, vocabularies["decoder"], causal=True),
         "cross": cross.templates(pairs, inputs_BL, batch["source"], vocabularies["encoder"]),
     }
 
@@ -277,7 +265,7 @@ def _rows(
 
 def _cross_row(number: int, head: int, layer: _Layer) -> dict[str, Any]:
     sums = jax.tree.map(np.asarray, layer.sums)
-    kinds = head_scores.of_source_kinds(layer.kinds, sums, head)
+    kinds = head_scores.of_kinds(layer.kinds, sums, head)
     entropy = float(sums.entropy_H[head]) / max(float(sums.queries), 1)
     label, also = label_of({kind: (each["strength"], each["queries"]) for kind, each in kinds.items()}, entropy)
     row = {"layer": number, "head": head, "label": label, "also": also, "entropy": entropy, "distance": None}

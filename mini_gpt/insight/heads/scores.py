@@ -13,10 +13,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mini_gpt.insight.attention import of_cross, relative_entropy
+from mini_gpt.insight.attention import relative_entropy
 from mini_gpt.insight.heads import cross
 from mini_gpt.insight.heads.templates import PLACES
-from mini_gpt.insight.observing import Layer
+from mini_gpt.insight.observing import AttentionMaps, Layer
 
 MANY = 16  # least number of visible keys for the query of a strongest pair
 NOT_MEASURED = {"score": None, "chance": None, "strength": None, "queries": 0}
@@ -76,14 +76,8 @@ def measure(layer: Layer, templates_BTLS: jax.Array, is_query_BL: jax.Array) -> 
 
     Pairs are taken from queries that see at least MANY keys, or if there are none, from those that see the most.
     """
-    visible_BLS = layer.attention.visible_BLS & is_query_BL[..., None]
-    visible_BLS &= (visible_BLS.sum(-1) > 1)[..., None]
+    visible_BLS, weights_BHLS, eligible_BTL, counted_BTLS = _counted(layer.attention, templates_BTLS, is_query_BL)
     visible_BL = visible_BLS.sum(-1)
-    weights_BHLS = jnp.where(visible_BLS[:, None], layer.attention.weights_BHLS, 0)
-    of_kind_BTLS = templates_BTLS & visible_BLS[:, None]
-    of_kind_BTL = of_kind_BTLS.sum(-1)
-    eligible_BTL = (of_kind_BTL > 0) & (of_kind_BTL < visible_BL[:, None])
-    counted_BTLS = (of_kind_BTLS & eligible_BTL[..., None]).astype(jnp.float32)
     uniform_BLS = visible_BLS / jnp.maximum(visible_BL, 1)[..., None]
 
     length = visible_BLS.shape[-1]
@@ -126,6 +120,23 @@ def measure(layer: Layer, templates_BTLS: jax.Array, is_query_BL: jax.Array) -> 
     return sums, StrongestPairs(pairs_BHX.max(-1), pairs_BHX.argmax(-1))
 
 
+def _counted(
+    maps: AttentionMaps, templates_BTLS: jax.Array, is_query_BL: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    """Return visible_BLS, weights_BHLS, eligible_BTL and counted_BTLS.
+
+    visible: keys of the queries that see at least two. weights: 0 for other keys. eligible: whether a query sees keys
+    of the kind and other keys. counted: keys of the kind for these queries, float32.
+    """
+    visible_BLS = maps.visible_BLS & is_query_BL[..., None]
+    visible_BLS &= (visible_BLS.sum(-1) > 1)[..., None]
+    weights_BHLS = jnp.where(visible_BLS[:, None], maps.weights_BHLS, 0)
+    of_kind_BTLS = templates_BTLS & visible_BLS[:, None]
+    of_kind_BTL = of_kind_BTLS.sum(-1)
+    eligible_BTL = (of_kind_BTL > 0) & (of_kind_BTL < visible_BLS.sum(-1)[:, None])
+    return visible_BLS, weights_BHLS, eligible_BTL, (of_kind_BTLS & eligible_BTL[..., None]).astype(jnp.float32)
+
+
 def by_offset(x_XLS: jax.Array) -> jax.Array:
     """Return x_XLO: entry o = query - key + L - 1 of a query is that of its key, and 0 if there is no such key.
 
@@ -137,16 +148,12 @@ def by_offset(x_XLS: jax.Array) -> jax.Array:
 
 
 def measure_cross(layer: Layer, templates_BTLS: jax.Array, is_query_BL: jax.Array) -> tuple[CrossSums, StrongestPairs]:
-    """Return sums over the queries with True in is_query_BL, and the strongest pairs, with index S·query + key."""
-    maps = of_cross(layer).attention
-    visible_BLS = maps.visible_BLS & is_query_BL[..., None]
-    visible_BLS &= (visible_BLS.sum(-1) > 1)[..., None]
+    """Return sums over the queries with True in is_query_BL, and the strongest pairs, with index S·query + key.
+
+    layer: with the maps of cross-attention in `attention`.
+    """
+    visible_BLS, weights_BHLS, eligible_BTL, counted_BTLS = _counted(layer.attention, templates_BTLS, is_query_BL)
     visible_BL = visible_BLS.sum(-1)
-    weights_BHLS = jnp.where(visible_BLS[:, None], maps.weights_BHLS, 0)
-    of_kind_BTLS = templates_BTLS & visible_BLS[:, None]
-    of_kind_BTL = of_kind_BTLS.sum(-1)
-    eligible_BTL = (of_kind_BTL > 0) & (of_kind_BTL < visible_BL[:, None])
-    counted_BTLS = (of_kind_BTLS & eligible_BTL[..., None]).astype(jnp.float32)
     slope_BH, has_slope_B = cross.slopes(weights_BHLS, visible_BLS)
     sums = CrossSums(
         jnp.einsum("bhls,btls->ht", weights_BHLS, counted_BTLS),
@@ -167,16 +174,12 @@ def strength(mass: Numbers, chance: Numbers, queries: Numbers) -> Numbers:
     return (mass - chance) / np.maximum(queries - chance, 1e-9)
 
 
-def of_kinds(kinds: tuple[str, ...], sums: HeadSums, head: int) -> dict[str, dict[str, Any]]:
+def of_kinds(kinds: tuple[str, ...], sums: HeadSums | CrossSums, head: int) -> dict[str, dict[str, Any]]:
     """Return {kind: score, chance, strength and queries} of one head, from sums in NumPy."""
-    chance_T = np.where(np.isin(kinds, PLACES), sums.uniform_T, sums.by_distance_HT[head])
+    chance_T = np.asarray(sums.uniform_T)
+    if isinstance(sums, HeadSums):
+        chance_T = np.where(np.isin(kinds, PLACES), chance_T, sums.by_distance_HT[head])
     measured = zip(sums.mass_HT[head].tolist(), chance_T.tolist(), sums.queries_T.tolist(), strict=True)
-    return {kind: values(*numbers) for kind, numbers in zip(kinds, measured, strict=True)}
-
-
-def of_source_kinds(kinds: tuple[str, ...], sums: CrossSums, head: int) -> dict[str, dict[str, Any]]:
-    """Return {kind: score, chance, strength and queries} of one head, from sums in NumPy."""
-    measured = zip(sums.mass_HT[head].tolist(), sums.uniform_T.tolist(), sums.queries_T.tolist(), strict=True)
     return {kind: values(*numbers) for kind, numbers in zip(kinds, measured, strict=True)}
 
 

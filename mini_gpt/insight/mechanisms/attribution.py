@@ -78,12 +78,14 @@ def _attribute(model: LoadedModel, tokens_BL: jax.Array, contrast_V: jax.Array) 
     whole_D = embedding_D + attention_ND.sum(0) + feed_forward_ND.sum(0)
     table_VE = module.output_table
     direction_D = contrast_V @ table_VE[:, : len(whole_D)]
-    share = lambda part_XD: frozen_norm(module.final_norm, part_XD, whole_D) @ direction_D
-    heads_NH, attention_N, feed_forward_N = share(heads_NHD), share(attention_ND), share(feed_forward_ND)
+    embedding, heads_NH, attention_N, feed_forward_N = (
+        frozen_norm(module.final_norm, part_XD, whole_D) @ direction_D
+        for part_XD in (embedding_D, heads_NHD, attention_ND, feed_forward_ND)
+    )
     constant = contrast_V @ table_VE[:, len(whole_D) :].sum(-1)  # the bias of the logits is one more column
     if isinstance(module.final_norm, nnx.LayerNorm) and module.final_norm.bias is not None:
         constant = constant + module.final_norm.bias[...] @ direction_D
-    embedding, attention_N = share(embedding_D), attention_N - heads_NH.sum(1)
+    attention_N = attention_N - heads_NH.sum(1)
     total = embedding + heads_NH.sum() + attention_N.sum() + feed_forward_N.sum() + constant
     return Attribution(embedding, heads_NH, attention_N, feed_forward_N, constant, total)
 

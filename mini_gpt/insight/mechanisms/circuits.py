@@ -78,8 +78,8 @@ class Head:
         inputs_TD, attention = self._inputs(tokens_T), self.attention
         query = self._split(attention.query(inputs_TD), self.config.num_heads)
         key = self._split(attention.key(inputs_TD), self.config.num_kv_heads)
-        at = lambda place: in_row(len(tokens_T), jnp.full((1, len(tokens_T)), place))
-        context = Context(at(distance), at(0), attention.mask, self.module.positions)
+        queries, keys = (in_row(len(tokens_T), jnp.full((1, len(tokens_T)), position)) for position in (distance, 0))
+        context = Context(queries, keys, attention.mask, self.module.positions)
         for change in attention.on_heads:
             query, key = change(query, key, context)
         logits_TT = query[0, :, self.head] @ key[0, :, self.group].T * attention.core.scale

@@ -18,7 +18,6 @@ from mini_gpt.evaluation.loaded import LoadedModel
 from mini_gpt.insight import colours, observing
 from mini_gpt.insight.curves import finish, new_figure, token_label
 from mini_gpt.runtime import progress, sharding
-from mini_gpt.runtime.progress import Advance
 
 
 class Depths(NamedTuple):
@@ -46,7 +45,10 @@ def read(model: LoadedModel, batch: Batch, most: int = 1) -> Depths:
 @functools.partial(jax.jit, static_argnames="most")
 def _read(model: LoadedModel, inputs_BL: jax.Array, targets_BL: jax.Array, *, most: int) -> Depths:
     module = model.merge()
-    log_probabilities = lambda x_BLD: jax.nn.log_softmax(module.logits(module.finish(x_BLD)))
+
+    def log_probabilities(x_BLD: jax.Array) -> jax.Array:
+        return jax.nn.log_softmax(module.logits(module.finish(x_BLD)))
+
     with sharding.use_mesh(model.mesh):
         layers = observing.layers(model.edited(), model.with_layout(inputs_BL))
         streams_PBLD = jnp.stack([layers[0].before_BLD, *(layer.after_BLD for layer in layers)])
@@ -62,9 +64,7 @@ def _read(model: LoadedModel, inputs_BL: jax.Array, targets_BL: jax.Array, *, mo
         return sharding.replicate(jax.lax.map(predict, streams_PBLD), model.mesh)
 
 
-def by_depth(
-    model: LoadedModel, texts: Iterable[tuple[int, Batch]], *, advance: Advance = progress.silent
-) -> list[dict[str, Any]]:
+def by_depth(model: LoadedModel, texts: Iterable[tuple[int, Batch]]) -> list[dict[str, Any]]:
     """Return a row for each depth: means over the targets of `texts`, in float64.
 
     nll: nats per token. accuracy: share of targets that are the likeliest token. agreement: share of targets at which
@@ -80,7 +80,7 @@ def by_depth(
         values = np.stack([found.nll_PBL, is_target_PBL, is_last_PBL, found.divergence_PBL], axis=-1)[:, :count]
         sums_PX += np.einsum("pblx,bl->px", values.astype(np.float64), weights_BL)
         total += weights_BL.sum()
-        advance(batch["inputs"].size)
+        progress.advance(batch["inputs"].size)
     names = ("nll", "accuracy", "agreement", "divergence")
     return [{"depth": depth} | dict(zip(names, means, strict=True)) for depth, means in enumerate(sums_PX / total)]
 

@@ -25,7 +25,6 @@ from mini_gpt.model import editing
 from mini_gpt.model.editing import Edit
 from mini_gpt.runtime import progress, sharding
 from mini_gpt.runtime.errors import UserError
-from mini_gpt.runtime.progress import Advance
 
 BY_PLACE = ("stream", "attention", "feed_forward")  # sites that are patched by layer and place; the names of `Edits`
 MOST_PATCHES = 4096  # of single heads at single places; with more, heads are only patched at all places
@@ -92,7 +91,7 @@ def _activations(model: LoadedModel, tokens_BL: jax.Array) -> tuple[jax.Array, .
     return sharding.replicate(stacked, model.mesh)
 
 
-def patch(model: LoadedModel, pair: TextPair, *, advance: Advance = progress.silent) -> Effects:
+def patch(model: LoadedModel, pair: TextPair) -> Effects:
     """Return the effects of all patches. The model is causal and has no encoder.
 
     Raises UserError if the scores of both texts are almost equal.
@@ -100,9 +99,10 @@ def patch(model: LoadedModel, pair: TextPair, *, advance: Advance = progress.sil
     layers, heads, length = model.config.model.num_layers, model.config.model.num_heads, len(pair.clean_L)
     answers = np.array([pair.clean_answer, pair.corrupted_answer], np.int32)
     rows = model.rows_at_a_time(length, "logits")
-    in_rows = lambda tokens_L: sharding.put_whole(np.repeat(tokens_L[None], rows, axis=0), model.mesh)
-    corrupted_BL = in_rows(pair.corrupted_L)
-    clean = float(_scores(model, in_rows(pair.clean_L), answers)[0])
+    clean_BL, corrupted_BL = (
+        sharding.put_whole(np.repeat(tokens_L[None], rows, axis=0), model.mesh) for tokens_L in pair[:2]
+    )
+    clean = float(_scores(model, clean_BL, answers)[0])
     corrupted = float(_scores(model, corrupted_BL, answers)[0])
     if abs(clean - corrupted) < SMALLEST_DIFFERENCE:
         remedy = "give texts between which the model's prediction differs"
@@ -117,7 +117,7 @@ def patch(model: LoadedModel, pair: TextPair, *, advance: Advance = progress.sil
             put = sharding.put_whole(Patch(*np.array(part, np.int32).T), model.mesh)
             found = _patched_scores(model, corrupted_BL, answers, put, getattr(values, site), site=site)
             scores += found[:count].tolist()
-            advance(count * length)
+            progress.advance(count * length)
         return (np.array(scores) - corrupted) / (clean - corrupted)
 
     by_place = {site: effects(site, range(length), [ANY]).reshape(layers, length) for site in BY_PLACE}
@@ -149,14 +149,17 @@ def _patched_scores(
     model: LoadedModel, tokens_BL: jax.Array, answers: jax.Array, patches: Patch, values: jax.Array, *, site: str
 ) -> jax.Array:
     """Return the score_B of each row with its patch. values: the activations of the clean text, [N, 1, L, ...]."""
-    at = lambda chosen_B, size: (chosen_B[:, None] == jnp.arange(size)) | (chosen_B[:, None] == ANY)
-    layer_NB11 = at(patches.layer, len(values)).T[..., None, None]
-    place_BL1 = at(patches.place, values.shape[2])[..., None]
-    head_B1H = at(patches.head, model.config.model.num_heads)[:, None]
+    layer_NB11 = _is_at(patches.layer, len(values)).T[..., None, None]
+    place_BL1 = _is_at(patches.place, values.shape[2])[..., None]
+    head_B1H = _is_at(patches.head, model.config.model.num_heads)[:, None]
     chosen_NBLH = layer_NB11 & place_BL1 & head_B1H
     chosen = chosen_NBLH if site == "heads" else chosen_NBLH[..., 0]
     edits = model.edits._replace(**{site: editing.after(getattr(model.edits, site), Edit.replace(chosen, values))})
     return _scores(dataclasses.replace(model, edits=edits), tokens_BL, answers)
+
+
+def _is_at(chosen_B: jax.Array, size: int) -> jax.Array:
+    return (chosen_B[:, None] == jnp.arange(size)) | (chosen_B[:, None] == ANY)
 
 
 def patching_figure(effects: Effects, direct_NX: np.ndarray | None, labels: list[str], *, title: str) -> Figure:

@@ -82,23 +82,29 @@ def _largest(layer: Layer) -> tuple[jax.Array, ...]:
     _, places_XLK = jax.lax.top_k(jnp.where(seen_XLS, weights_XLS, -1), min(KEPT, length))
     is_seen_XLK = jnp.take_along_axis(seen_XLS, places_XLK, axis=-1)
     places_XLK = jnp.sort(jnp.where(is_seen_XLK, places_XLK, length), axis=-1)
-    at_places = lambda maps_XLS: jnp.take_along_axis(maps_XLS, jnp.minimum(places_XLK, length - 1), axis=-1)
+    logits_XLK, weights_XLK = (
+        jnp.take_along_axis(maps_XLS, jnp.minimum(places_XLK, length - 1), axis=-1)
+        for maps_XLS in (logits_XLS, weights_XLS)
+    )
     is_kept_XLK = places_XLK < length
     heads, queries = (axis[..., None] for axis in jnp.indices(places_XLK.shape[:2], sparse=True))
     others_XLS = seen_XLS.at[heads, queries, places_XLK].set(False, mode="drop")
-    in_blocks = lambda x_XLS: jnp.pad(x_XLS, ((0, 0), (0, 0), (0, -length % BLOCK))).reshape(
-        *x_XLS.shape[:2], -1, BLOCK
-    )
-    counts_XLC = in_blocks(others_XLS).sum(-1)
-    means_XLC = in_blocks(jnp.where(others_XLS, weights_XLS, 0)).sum(-1) / jnp.maximum(counts_XLC, 1)
+    counts_XLC = _sum_in_blocks(others_XLS)
+    means_XLC = _sum_in_blocks(jnp.where(others_XLS, weights_XLS, 0)) / jnp.maximum(counts_XLC, 1)
     top_XL1 = jnp.where(seen_XLS, logits_XLS, -jnp.inf).max(-1, keepdims=True)
     return (
         jnp.where(jnp.isfinite(top_XL1), top_XL1, 0),
-        at_places(logits_XLS),
+        logits_XLK,
         places_XLK,
-        jnp.where(is_kept_XLK, at_places(weights_XLS), 0),
+        jnp.where(is_kept_XLK, weights_XLK, 0),
         means_XLC,
         counts_XLC,
         jnp.argmax(seen_XLS, axis=-1),
         jnp.where(seen_XLS.any(-1), length - jnp.argmax(seen_XLS[..., ::-1], axis=-1), 0),
     )
+
+
+def _sum_in_blocks(x_XLS: jax.Array) -> jax.Array:
+    """Return the sum of each BLOCK keys, [X, L, C]."""
+    padded = jnp.pad(x_XLS, ((0, 0), (0, 0), (0, -x_XLS.shape[-1] % BLOCK)))
+    return padded.reshape(*x_XLS.shape[:2], -1, BLOCK).sum(-1)

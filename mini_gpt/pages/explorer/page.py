@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from mini_gpt.config.model import ModelConfig
 from mini_gpt.config.schema import Config
 from mini_gpt.data import spans
 from mini_gpt.data.tokenizers import Tokenizer
@@ -64,13 +65,12 @@ def explorer(
     labels: HeadLabels | None = None,
 ) -> str:
     """Return the HTML page for up to `most_tokens` tokens, or for a pair that `check_fits` allows."""
-    texts = lambda tokens: [spans.decode([token], tokenizer) for token in tokens]
     label_of = labels.by_kind if labels else {}
     shown: dict[str, Any]
     if isinstance(text, Example):
-        source, inputs, written = map(texts, text[:3])
+        source, inputs, written = (spans.decode_each(tokens, tokenizer) for tokens in text[:3])
         axes = {"encoder": (source, source), "decoder": (inputs, inputs), "cross": (written, source)}
-        entries = _entries(model.config, text)
+        entries = _entries(model.config.model, text)
         held = {}
         for kind, maps in attention.maps_by_kind(model, text.inputs[None], text.source[None]).items():
             share = entries[kind] / sum(entries.values())
@@ -79,13 +79,13 @@ def explorer(
             held["cross"]["alignment"] = [(1 + first, 1 + end, *queries) for (first, end), queries in text.alignment]
         shown = {"kinds": held}
     else:
-        config, own = model.config.model, (texts(text), texts(text))
+        config, tokens = model.config.model, spans.decode_each(text, tokenizer)
         pairs = len(text) * (len(text) + 1) // 2 if config.causal else len(text) ** 2
         if config.num_layers * config.num_heads * pairs <= MOST_PAIRS:
             layers = attention.attention_maps(model, text[None])
-            shown = {"attention": _held(layers, own, label_of.get("decoder"), causal=config.causal)}
+            shown = {"attention": _held(layers, (tokens, tokens), label_of.get("decoder"), causal=config.causal)}
         else:
-            sizes = {"tokens": own[0], "layers": config.num_layers, "heads": config.num_heads}
+            sizes = {"tokens": tokens, "layers": config.num_layers, "heads": config.num_heads}
             shown = {"attention": {**sizes, "labels": label_of.get("decoder"), **largest.packed(model, text)}}
     titles = {"title": title, "subtitle": subtitle, "labels_from": labels.measured_on if labels else None}
     data = {**titles, **shown, "positions": _positions(model)}
@@ -98,14 +98,14 @@ def explorer(
 def check_fits(config: Config, pair: Example) -> None:
     """Raise UserError if a pair is too long for a page."""
     longest = max(len(pair.source), len(pair.inputs))
-    if longest > LONGEST or sum(_entries(config, pair).values()) > MOST_PAIRS:
+    if longest > LONGEST or sum(_entries(config.model, pair).values()) > MOST_PAIRS:
         remedy = "too many for a page; give a shorter --text"
         raise UserError(f"--suite=explorer: found a source or target of {longest} tokens, {remedy}")
 
 
-def _entries(config: Config, pair: Example) -> dict[str, int]:
+def _entries(model: ModelConfig, pair: Example) -> dict[str, int]:
     """Return {kind: number of attention weights}."""
-    source, target, model = len(pair.source), len(pair.inputs), config.model
+    source, target = len(pair.source), len(pair.inputs)
     each = {"encoder": source**2, "decoder": target * (target + 1) // 2, "cross": target * source}
     layers = {"encoder": model.encoder_layers, "decoder": model.num_layers, "cross": model.num_layers}
     return {kind: layers[kind] * model.num_heads * number for kind, number in each.items()}

@@ -183,10 +183,9 @@ class Pass:
         length, layers = len(self.tokens), self.model.config.model.num_layers
         top, lens = (min(most, _vocabulary(self.model)) for most in (top, lens))
         found = jax.device_get(_predict(self.model, self.inputs, top=top, lens=lens))
-        flat = lambda array: np.ascontiguousarray(array).reshape(-1)
 
         def table(likely: tuple[np.ndarray, np.ndarray], most: int, axis: int) -> Reply:
-            tokens, probabilities = (flat(array.take(range(length), axis)) for array in likely)
+            tokens, probabilities = (array.take(range(length), axis).ravel() for array in likely)
             return {"top": most, "tokens": tokens, "probabilities": probabilities}
 
         nll = np.concatenate([[np.nan], found["nll"][: length - 1]]).astype(np.float32)
@@ -195,7 +194,7 @@ class Pass:
             "layers": layers,
             "nll": nll,
             "next": table(found["next"], top, 0),
-            "norms": flat(found["norms"][:, :length]),
+            "norms": found["norms"][:, :length].ravel(),
             "lens": table(found["lens"], lens, 1) if lens else None,
         }
 
@@ -261,7 +260,9 @@ def _predict(model: LoadedModel, inputs: Inputs, *, top: int, lens: int) -> dict
     module = model.merge()
     layers = observing.layers(model.edited(), inputs)
     streams_PLD = jnp.stack([layers[0].before_BLD[0], *(layer.after_BLD[0] for layer in layers)])
-    log_probabilities = lambda x_LD: jax.nn.log_softmax(module.logits(module.finish(x_LD[None]))[0])
+
+    def log_probabilities(x_LD: jax.Array) -> jax.Array:
+        return jax.nn.log_softmax(module.logits(module.finish(x_LD[None]))[0])
 
     def likely(x_LD: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
         logs_LT, tokens_LT = jax.lax.top_k(log_probabilities(x_LD), count)

@@ -47,8 +47,13 @@ def is_number(value: Any, least: float, most: float) -> bool:
 
 def check(edits: JsonEdits, config: ModelConfig) -> None:
     """Raise UserError if the model can't be edited in this way."""
-    are_layers = lambda value: isinstance(value, list) and all(is_count(layer, config.num_layers) for layer in value)
-    is_slope = lambda value: is_number(value, *limits.BOUNDS["slope"])
+
+    def are_layers(value: Any) -> bool:
+        return isinstance(value, list) and all(is_count(layer, config.num_layers) for layer in value)
+
+    def is_slope(value: Any) -> bool:
+        return is_number(value, *limits.BOUNDS["slope"])
+
     possible: dict[str, Callable[[Any], bool]] = {
         "heads": lambda value: (
             isinstance(value, dict)
@@ -138,7 +143,10 @@ def with_fields(model: LoadedModel, edits: JsonEdits) -> LoadedModel:
     dynamic = tuple(rope.scaling == "dynamic" for rope in _ropes(config, edits))
     is_causal = edits.get("mask", "causal") == "causal"
     definition, places = _definition(changed, vocabulary, is_causal, "window" in edits, dynamic)
-    cooled = lambda path, leaf: leaf / edits.get("temperature", 1) if path[-1] == DictKey("sink") else leaf
+
+    def cooled(path: tuple, leaf: jax.Array) -> jax.Array:
+        return leaf / edits.get("temperature", 1) if path[-1] == DictKey("sink") else leaf
+
     parameters = jax.tree_util.tree_map_with_path(cooled, with_layers(model.parameters, stacked=False))
     for path, name in places.items():
         layer = path[1] if path[0] == "blocks" else 0
@@ -215,8 +223,10 @@ def _ropes(config: ModelConfig, edits: JsonEdits) -> list[RopeConfig]:
     scaling = edited.get("scaling", rope.scaling)
     bounds: dict[str, Any] = {"beta_slow": 1.0, "beta_fast": 4.0 if scaling == "llama3" else 32.0}
     changed = rope if scaling == rope.scaling else dataclasses.replace(rope, scaling=scaling, **bounds)
-    values = lambda kind: (edited.get("base", kind.rope_base), edited.get("factor", kind.rope_factor))
-    return [changed.of_layer(*map(float, values(kind))) for kind in config.layer_kinds]
+    return [
+        changed.of_layer(float(edited.get("base", kind.rope_base)), float(edited.get("factor", kind.rope_factor)))
+        for kind in config.layer_kinds
+    ]
 
 
 def static_edits(edits: JsonEdits, config: ModelConfig, length: int) -> Edits:
@@ -224,9 +234,6 @@ def static_edits(edits: JsonEdits, config: ModelConfig, length: int) -> Edits:
 
     length: of the padded text.
     """
-    layers = range(config.num_layers)
-    off = lambda name: [layer in edits.get("layers", []) or layer in edits.get(name, []) for layer in layers]
-    factors = lambda is_off: Edit(np.where(is_off, 0, 1).astype(np.float32)[:, None, None, None])
     heads = np.ones((config.num_layers, 1, 1, config.num_heads, 1), np.float32)
     for layer, head in heads_that_are("off", edits, config):
         heads[layer, ..., head, :] = 0
@@ -236,8 +243,17 @@ def static_edits(edits: JsonEdits, config: ModelConfig, length: int) -> Edits:
         later_LS = np.arange(length) > np.arange(length)[:, None] + 1
         hidden = np.where(later_LS, HIDDEN_FROM_HEAD, 0).astype(np.float32)
         hidden = np.broadcast_to(hidden, (config.num_layers, 1, 1, length, length))
-    sublayers = factors(off("attentions")), factors(off("feedForwards"))
-    return Edits(Edit(heads), *sublayers, logits=Edit(scale, hidden))
+    attention, feed_forward = (
+        _factors([*edits.get("layers", []), *edits.get(name, [])], config) for name in ("attentions", "feedForwards")
+    )
+    return Edits(Edit(heads), attention, feed_forward, logits=Edit(scale, hidden))
+
+
+def _factors(off: list[int], config: ModelConfig) -> Edit:
+    """Return the edit that removes the output of some layers."""
+    factor_N = np.ones(config.num_layers, np.float32)
+    factor_N[off] = 0
+    return Edit(factor_N[:, None, None, None])
 
 
 def allow_cache(edits: JsonEdits, config: ModelConfig) -> bool:

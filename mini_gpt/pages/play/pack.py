@@ -151,8 +151,8 @@ def _in_order(model: LoadedModel) -> dict[str, Any]:
     The name of a module in a list of attention has no index: the engine does not know what else is in the list.
     """
     arrays = model_parameters.by_name(model_parameters.with_layers(model.parameters, stacked=False))
-    without_index = lambda name: re.sub(r"/(on_input|on_heads|score_mods)/[0-9]+/", r"/\1/", name)
-    return {without_index(name): array.T if name.endswith("/kernel") else array for name, array in arrays.items()}
+    names = {name: re.sub(r"/(on_input|on_heads|score_mods)/[0-9]+/", r"/\1/", name) for name in arrays}
+    return {names[name]: array.T if name.endswith("/kernel") else array for name, array in arrays.items()}
 
 
 def fields(config: ModelConfig) -> dict[str, Any]:

@@ -130,10 +130,10 @@ def test_a_head_in_order_has_slope_one_and_its_label(order, slope):
     inputs_BL, source_BS = (np.stack([pair[place] for pair in of]) for place in (1, 0))
     templates = cross.templates(of, inputs_BL, source_BS, NONE)
     stacked = np.stack(list(templates.values()), axis=1)
-    sums, _ = jax.jit(scores.measure_cross)(Layer(*[None] * 7, maps), stacked, np.ones((10, 8), bool))
+    sums, _ = jax.jit(scores.measure_cross)(Layer(maps, *[None] * 7), stacked, np.ones((10, 8), bool))
     sums = jax.tree.map(np.asarray, sums)
     assert sums.slope_H[0] / sums.rows == pytest.approx(slope, abs=1e-6)
-    strength = {kind: values["strength"] for kind, values in scores.of_source_kinds(tuple(templates), sums, 0).items()}
+    strength = {kind: values["strength"] for kind, values in scores.of_kinds(tuple(templates), sums, 0).items()}
     copies = pytest.approx(1.0 if order else 0.0, abs=1e-6)
     assert strength["token to write"] == copies
     assert (strength["diagonal"] == pytest.approx(1, abs=1e-6)) == (order == 1)
