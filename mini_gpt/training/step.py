@@ -1,4 +1,9 @@
-"""One optimizer step: loss, gradients accumulated over microbatches, update."""
+"""One optimizer step: loss, gradients accumulated over microbatches, update.
+
+A step returns metrics: float32 scalars loss (unsmoothed NLL, nats per token), objective (the minimised loss),
+learning_rate, adam_learning_rate (of Muon's AdamW), gradient_norm (of the trained parameters, before clipping),
+parameter_norm (of all, before the update); and the bool finite, True if loss, objective and gradient are all finite.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -33,11 +38,8 @@ def make_train_step(
 
     prepare: from `make_prepare`. seed: of dropout and random positions.
 
-    metrics: float32 scalars loss (unsmoothed NLL, nats per token), objective (the minimised loss), learning_rate,
-    adam_learning_rate (of Muon's AdamW), gradient_norm (of the trained parameters, before clipping), parameter_norm (of
-    all, before the update); and the bool finite, True if loss, objective and gradient are all finite. A non-finite step
-    changes no parameter. With train.nonfinite=stop or rewind, later steps change nothing either: the host reads the
-    metrics one step late, and needs the state before the non-finite step.
+    A non-finite step changes no parameter. With train.nonfinite=stop or rewind, later steps change nothing either: the
+    host reads the metrics one step late, and needs the state before the non-finite step.
     """
     mesh, pattern = sharding.mesh_of(abstract_state), config.trainable
 
