@@ -54,10 +54,7 @@ class Core(nnx.Module):
     @property
     def whole_rows(self) -> str | None:
         """The first score mod that needs all keys of a query at once; None if there is none."""
-        for mod in self.score_mods:
-            if mod.whole_rows:
-                return mod.whole_rows
-        return None
+        return next((mod.whole_rows for mod in self.score_mods if mod.whole_rows), None)
 
     @property
     def sink_H(self) -> jax.Array | None:
