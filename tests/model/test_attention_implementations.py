@@ -314,3 +314,16 @@ def test_the_scale_of_bfloat16_logits_is_exact(name, width):
     exact = scale * np.einsum("blhk,bshk->blhs", *(np.asarray(x, np.float64) for x in (q, k)))[:, : found.shape[1]]
     found, exact = (x - x.mean(-1, keepdims=True) for x in (found, exact))
     assert (found * exact).sum() / (exact**2).sum() == pytest.approx(1, abs=3e-4)
+
+
+def test_blockwise_attention_keeps_nan():
+    """A row with NaN is not one without a visible key, whose output is 0."""
+    made = core.Core(loading.load("configs/default.py", {"model.dtype": "float32"}).model)
+    q_BLHK, k_BSGK = (jax.random.normal(jax.random.key(seed), (1, 150, 4, 8)) for seed in (0, 1))
+    tokens = in_row(150)
+    context = Context(tokens, tokens, Mask(causal=True))
+    spoiled_BLHK = q_BLHK.at[0, 70].set(jnp.nan)
+    arrays = spoiled_BLHK, k_BSGK, k_BSGK
+    expected, found = reference.attend(made, *arrays, context), blockwise.attend(made, *arrays, context)
+    np.testing.assert_array_equal(jnp.isnan(found), jnp.isnan(expected))
+    assert jnp.isnan(found[0, 70]).all() and not jnp.isnan(found[0, 69]).any()
