@@ -4,7 +4,7 @@ import dataclasses
 import json
 import math
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -139,7 +139,7 @@ def _positions(config: ModelConfig, length: int) -> np.ndarray:
     name = positions.input_encoding(config)
     if name is None:
         return np.asarray(zeros_1PD[0])
-    encoding = positions.ENCODINGS[name](config, rngs=nnx.Rngs(0))
+    encoding: Any = positions.ENCODINGS[name](config, rngs=nnx.Rngs(0))
     return np.asarray(encoding.embed(zeros_1PD, jnp.arange(length)[None])[0])
 
 
