@@ -50,7 +50,7 @@ test-oldest:
 docs: .venv-docs/installed $(VENV)/installed
 	MINI_GPT_PYTHON=$(VENV)/bin/python NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict
 
-# Execute the notebooks of the tutorials (four minutes).
+# Execute the notebooks of the tutorials (six minutes).
 tutorials: $(VENV)/installed-dev
 	$(VENV)/bin/python -m pytest -q tests/tutorials/test_notebooks.py
 

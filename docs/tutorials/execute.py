@@ -14,7 +14,7 @@ import nbformat
 
 FOLDER = Path(__file__).parent
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
-TIME_LIMIT = 300  # seconds for a cell; a whole notebook takes under a minute on two cores
+TIME_LIMIT = 300  # seconds for a cell; a whole notebook takes one to three minutes on two cores
 
 
 def execute(path: Path) -> nbformat.NotebookNode:

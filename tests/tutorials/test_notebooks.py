@@ -12,8 +12,7 @@ from docs.tutorials import execute
 from tests.conftest import REPOSITORY
 
 NOTEBOOKS = execute.NOTEBOOKS
-PER_NOTEBOOK = 60  # seconds on two free cores
-TOLERANCE = 3  # for other programs on the same cores
+TIME_LIMIT = 480  # seconds; the slowest notebook took 80 to 190 s on two cores of different machines
 
 
 def name(path):
@@ -29,7 +28,7 @@ def sources(path, kind):
 def test_notebooks_run_without_errors(path):
     start = time.monotonic()
     execute.execute(path)
-    assert time.monotonic() - start < TOLERANCE * PER_NOTEBOOK
+    assert time.monotonic() - start < TIME_LIMIT
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=name)
