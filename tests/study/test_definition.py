@@ -234,8 +234,6 @@ def test_a_broken_study_file_is_one_line(monkeypatch, tmp_path, text, message):
             ["configs/studies/positions.py", "--config.train.steps=3"],
             r"error: --config\.train\.steps: found '3'; a study",
         ),
-        (["--config=configs/tiny.py"], r"error: --vary: give at least one"),
-        (["--config=configs/tiny.py", "--vary=seed=1"], r"error: --vary: found seed; give the number of seeds"),
         (
             ["--config=configs/tiny.py", "--vary=model.position=rope", "--contrast=a"],
             r"error: --contrast: found 'a'; must",

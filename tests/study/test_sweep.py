@@ -151,7 +151,6 @@ def test_the_directory_of_another_sweep_is_refused(monkeypatch, flags, fake, tmp
             ["--vary=model.d_ff=64,96", "--contrast=64<96", "--suite=figures"],
             r"error: suites: found 'figures'; has nothing",
         ),
-        (["--vary=model.d_ff=64,96", "--contrast=64<96", "--suite=tasks"], r"error: --suite=tasks needs a run of data"),
     ],
 )
 def test_a_bad_sweep_ends_in_one_line_and_writes_nothing(monkeypatch, flags, started, tmp_path, arguments, message):
