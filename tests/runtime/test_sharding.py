@@ -55,6 +55,16 @@ def train(config, state, layout=PLAIN):
     return state, history
 
 
+def on_one_and_eight(small, fields, layout=PLAIN):
+    """Return the last state and the metrics of a run on one device, and of one on eight devices."""
+    runs = []
+    for mesh in ((1, 1, 1), (2, 2, 2)):
+        sizes = dict(zip(("mesh__data", "mesh__fsdp", "mesh__tensor"), mesh, strict=True))
+        config = small(**SMALL_MODEL | fields, **sizes)
+        runs.append(train(config, first_state(config), layout))
+    return runs
+
+
 @pytest.fixture(scope="module")
 def one_device():
     """Return a dict that caches the results of one device: the first state, the last state and the metrics."""
@@ -110,14 +120,8 @@ VARIANTS |= {"canon": True, "selective": True}
 @pytest.mark.parametrize("dtype, tolerance", [("float32", 1e-4), ("bfloat16", 2e-2)])
 def test_blockwise_attention_and_bfloat16_equal_one_device(small, dtype, tolerance):
     fields = {"model__attention": "blockwise", "model__position": "t5", "model__dtype": dtype, "model__dropout": 0.0}
-    histories = []
-    for mesh in ((1, 1, 1), (2, 2, 2)):
-        config = small(
-            **SMALL_MODEL | fields, **dict(zip(("mesh__data", "mesh__fsdp", "mesh__tensor"), mesh, strict=True))
-        )
-        histories.append(train(config, first_state(config))[1])
-    for single, several in zip(*histories, strict=True):
-        assert several == pytest.approx(single, rel=tolerance)
+    (_, single), (_, several) = on_one_and_eight(small, fields)
+    assert several == [pytest.approx(metrics, rel=tolerance) for metrics in single]
 
 
 @pytest.mark.slow
@@ -128,13 +132,8 @@ def test_variants_of_attention_equal_one_device(small, scan, position):
     fields = {f"model__variants__{name}": value for name, value in variants.items()}
     fields |= {"model__position": "rope" if position == "sticks" else position, "model__scan_layers": scan}
     fields |= {"model__dropout": 0.0, "model__dtype": "float32"}
-    histories = []
-    for mesh in ((1, 1, 1), (2, 2, 2)):
-        sizes = dict(zip(("mesh__data", "mesh__fsdp", "mesh__tensor"), mesh, strict=True))
-        config = small(**SMALL_MODEL | fields, **sizes)
-        histories.append(train(config, first_state(config))[1])
-    for single, several in zip(*histories, strict=True):
-        assert several == pytest.approx(single, rel=1e-4)
+    (_, single), (_, several) = on_one_and_eight(small, fields)
+    assert several == [pytest.approx(metrics, rel=1e-4) for metrics in single]
 
 
 @pytest.mark.slow
@@ -151,12 +150,8 @@ def test_fields_of_published_models_equal_one_device(small, name, tied):
         fields = {"model__output_norm": True, "model__norm_placement": "none", "model__variants__clip_qkv": 0.05}
         fields |= {"model__variants__qk_norm": "all_heads"}
     fields |= {"model__tie_embeddings": tied, "model__dtype": "float32", "model__activation": "gelu"}
-    results = []
-    for mesh in ((1, 1, 1), (2, 2, 2)):
-        sizes = dict(zip(("mesh__data", "mesh__fsdp", "mesh__tensor"), mesh, strict=True))
-        config = small(**SMALL_MODEL | fields, **sizes)
-        results.append(train(config, first_state(config))[1])
-    assert_close(*results)
+    (_, single), (_, several) = on_one_and_eight(small, fields)
+    assert_close(single, several)
 
 
 @pytest.mark.slow
@@ -164,12 +159,7 @@ def test_fields_of_published_models_equal_one_device(small, name, tied):
 def test_position_ids_with_random_offsets_equal_one_device(small, ids):
     fields = {"data__corpus": "task:copy", "data__tokenizer": "characters", "data__position_ids": ids}
     fields |= {"train__random_offsets": 40, "model__dtype": "float32"}
-    results = []
-    for mesh in ((1, 1, 1), (2, 2, 2)):
-        sizes = dict(zip(("mesh__data", "mesh__fsdp", "mesh__tensor"), mesh, strict=True))
-        config = small(**SMALL_MODEL | fields, **sizes)
-        results.append(train(config, first_state(config), Layout(None, operator_ids=(5, 9))))
-    assert_close(*results)
+    assert_close(*on_one_and_eight(small, fields, Layout(None, operator_ids=(5, 9))))
 
 
 ITEM_BYTES = {"f32": 4, "s32": 4, "u32": 4, "bf16": 2, "pred": 1}
