@@ -28,13 +28,19 @@ def make_batch(config, step=0):
     return {"inputs": ids(), "targets": ids(), "weights": weights}
 
 
-def run(config, steps=3):
+def start(config, *layout):
+    """Return the model's definition, the first state, the step, and a function that puts a batch on the devices."""
     mesh = sharding.make_mesh(*config.mesh.sizes)
     definition, abstract = states.abstract(config, VOCAB, mesh)
-    state = states.create(config, VOCAB, abstract)
-    train_step, history = assembly.make_step(definition, config, abstract), []
+    train_step = assembly.make_step(definition, config, abstract, *layout)
+    return definition, states.create(config, VOCAB, abstract), train_step, lambda x: sharding.put_batch(x, mesh)
+
+
+def run(config, steps=3):
+    _, state, train_step, put = start(config)
+    history = []
     for step in range(steps):
-        state, metrics = train_step(state, sharding.put_batch(make_batch(config, step), mesh))
+        state, metrics = train_step(state, put(make_batch(config, step)))
         history.append({name: float(value) for name, value in metrics.items()})
     return state, history, train_step
 
@@ -74,17 +80,16 @@ def test_random_offsets_train_all_positions_and_change_no_relative_encoding(smal
 def test_offsets_of_position_ids_leave_out_operators_only_in_abacus(small, ids):
     offsets = {"train__random_offsets": 90, "optimizer__weight_decay": 0.0, "model__position": "learned"}
     config = small(data__corpus="task:copy", data__tokenizer="characters", data__position_ids=ids, **offsets)
-    batch, mesh = make_batch(config), sharding.make_mesh(*config.mesh.sizes)
+    batch = make_batch(config)
     batch["inputs"] = np.where(np.arange(32) % 4 == 0, 5, 7) + np.zeros((len(batch["inputs"]), 1), np.int32)
     batch["weights"][:-1] = 0  # one row has a gradient
-    definition, abstract = states.abstract(config, VOCAB, mesh)
-    before = np.asarray(states.create(config, VOCAB, abstract).parameters["positions"]["learned"]["embedding"])
-    train_step = assembly.make_step(definition, config, abstract, Layout(None, (5,)))
-    state, _ = train_step(states.create(config, VOCAB, abstract), sharding.put_batch(batch, mesh))
-    after = np.asarray(state.parameters["positions"]["learned"]["embedding"])
+    table = lambda state: np.array(state.parameters["positions"]["learned"]["embedding"])
+    _, state, train_step, put = start(config, Layout(None, (5,)))
+    before = table(state)
+    after = table(train_step(state, put(batch))[0])
     trained = np.flatnonzero((after != before).any(axis=1))
-    start = trained[-1] - 3
-    assert trained.tolist() == [0 if ids == "abacus" else start, start + 1, start + 2, start + 3] and start > 0
+    first = trained[-1] - 3
+    assert trained.tolist() == [0 if ids == "abacus" else first, first + 1, first + 2, first + 3] and first > 0
 
 
 @pytest.mark.parametrize(
@@ -106,19 +111,16 @@ def test_offsets_that_do_not_fit_are_refused(small, fields, message):
 def test_documents_are_split_at_unmasked_separators(small, objective):
     """The loss of a batch with separators equals that of its documents, each run alone."""
     config = small(train__objective=objective, model__causal=objective == "next_token", model__position="alibi")
-    mesh = sharding.make_mesh(*config.mesh.sizes)
-    definition, abstract = states.abstract(config, VOCAB, mesh)
     batch = make_batch(config)
     text = "inputs" if objective == "next_token" else "targets"
     batch[text][:, [5, 20]] = VOCAB - 1
     batch[text] = np.where(np.isin(np.arange(32), [5, 20]), batch[text], batch[text] % (VOCAB - 1))
-    state = states.create(config, VOCAB, abstract)
+    definition, state, train_step, put = start(config, Layout(VOCAB - 1))
     model, total = jax.jit(nnx.merge(definition, state.parameters)), 0.0
     for cut in (slice(0, 5), slice(5, 20), slice(20, 32)):
         nll = losses.nll(model(jnp.array(batch["inputs"][:, cut])), jnp.array(batch["targets"][:, cut]))
         total += float((nll * batch["weights"][:, cut]).sum())
-    train_step = assembly.make_step(definition, config, abstract, Layout(VOCAB - 1))
-    _, metrics = train_step(state, sharding.put_batch(batch, mesh))
+    _, metrics = train_step(state, put(batch))
     assert float(metrics["loss"]) == pytest.approx(total / batch["weights"].sum(), rel=1e-5)
 
 
@@ -128,20 +130,16 @@ def test_later_steps_do_not_recompile(small):
 
 
 def test_the_old_state_is_donated(small):
-    config = small()
-    mesh = sharding.make_mesh(*config.mesh.sizes)
-    definition, abstract = states.abstract(config, VOCAB, mesh)
-    state = states.create(config, VOCAB, abstract)
-    assembly.make_step(definition, config, abstract)(state, sharding.put_batch(make_batch(config), mesh))
+    _, state, train_step, put = start(small())
+    train_step(state, put(make_batch(small())))
     assert all(leaf.is_deleted() for leaf in jax.tree.leaves(state.parameters))
 
 
 @pytest.mark.slow
 def test_label_smoothing_changes_only_the_objective(small):
     config = small(train__label_smoothing=0.3)
-    mesh = sharding.make_mesh(*config.mesh.sizes)
-    definition, abstract = states.abstract(config, VOCAB, mesh)
-    state, batch = states.create(config, VOCAB, abstract), make_batch(config)
+    definition, state, train_step, put = start(config)
+    batch = make_batch(config)
     logits = nnx.merge(definition, state.parameters)(jnp.array(batch["inputs"]))
     means = []
     for per_token in (
@@ -149,31 +147,24 @@ def test_label_smoothing_changes_only_the_objective(small):
         optax.softmax_cross_entropy(logits, optax.smooth_labels(jax.nn.one_hot(batch["targets"], VOCAB), 0.3)),
     ):
         means.append(float((per_token * batch["weights"]).sum() / batch["weights"].sum()))
-    _, metrics = assembly.make_step(definition, config, abstract)(state, sharding.put_batch(batch, mesh))
+    _, metrics = train_step(state, put(batch))
     assert [float(metrics["loss"]), float(metrics["objective"])] == pytest.approx(means, rel=1e-5)
 
 
 @pytest.mark.slow
 def test_dropout_depends_on_the_step_only(small):
     config = small(model__dropout=0.5, optimizer__learning_rate=1e-30)
-    mesh = sharding.make_mesh(*config.mesh.sizes)
-    definition, abstract = states.abstract(config, VOCAB, mesh)
-    train_step, seen = assembly.make_step(definition, config, abstract), []
-    for start in (0, 0, 1):
-        state = states.create(config, VOCAB, abstract)._replace(step=jnp.int32(start))
-        seen.append(float(train_step(state, sharding.put_batch(make_batch(config), mesh))[1]["loss"]))
+    seen = []
+    for step in (0, 0, 1):
+        _, state, train_step, put = start(config)
+        seen.append(float(train_step(state._replace(step=jnp.int32(step)), put(make_batch(config)))[1]["loss"]))
     assert seen[0] == seen[1] != seen[2]
 
 
 def test_the_seed_determines_a_new_state(small):
-    states_of = []
-    for seed in (0, 0, 1):
-        config = small(seed=seed)
-        mesh = sharding.make_mesh(*config.mesh.sizes)
-        _, abstract = states.abstract(config, VOCAB, mesh)
-        states_of.append(states.create(config, VOCAB, abstract).parameters["embedding"])
-    np.testing.assert_array_equal(states_of[0], states_of[1])
-    assert (states_of[0] != states_of[2]).any()
+    first, again, other = (start(small(seed=seed))[1].parameters["embedding"] for seed in (0, 0, 1))
+    np.testing.assert_array_equal(first, again)
+    assert (first != other).any()
 
 
 @pytest.mark.slow
@@ -203,10 +194,9 @@ def test_rematerialisation_saves_memory_and_keeps_gradients(small, dtype, tolera
     moments, memory = [], []
     for remat in ("none", "dots", "block"):
         config = small(model__remat=remat, **fields)
-        mesh = sharding.make_mesh(*config.mesh.sizes)
-        definition, abstract = states.abstract(config, VOCAB, mesh)
-        state, batch = states.create(config, VOCAB, abstract), sharding.put_batch(make_batch(config), mesh)
-        step = assembly.make_step(definition, config, abstract).lower(state, batch).compile()
+        _, state, train_step, put = start(config)
+        batch = put(make_batch(config))
+        step = train_step.lower(state, batch).compile()
         moments.append(jax.tree.leaves(step(state, batch)[0].optimizer_state[1][0].mu))
         memory.append(step.memory_analysis().temp_size_in_bytes)
     for other in moments[1:]:
@@ -224,15 +214,13 @@ def test_the_logged_rate_is_applied_also_after_skipped_steps(small, optimizer, s
     config = small(
         optimizer__muon__adam_learning_rate=5e-3, train__nonfinite="skip", model__position="learned", **fields
     )
-    mesh = sharding.make_mesh(*config.mesh.sizes)
-    definition, abstract = states.abstract(config, VOCAB, mesh)
-    state, train_step = states.create(config, VOCAB, abstract), assembly.make_step(definition, config, abstract)
+    _, state, train_step, put = start(config)
     peaks = {"learning_rate": 1e-3} | ({"adam_learning_rate": 5e-3} if optimizer == "muon" else {})
     for t in range(1, 9):
         batch = make_batch(config)
         batch["weights"][:] = np.inf if t in (1, 4, 5) else 0.0
         before = jax.tree.map(np.array, state.parameters)
-        state, metrics = train_step(state, sharding.put_batch(batch, mesh))
+        state, metrics = train_step(state, put(batch))
         share = {
             "wsd": min(t / 2, 1.0, 1 - 0.8 * (t - 4) / 4),
             "cosine": t / 2 if t <= 2 else 0.2 + 0.4 * (1 + np.cos(np.pi * (t - 2) / 6)),
@@ -254,9 +242,9 @@ def test_the_logged_rate_is_applied_also_after_skipped_steps(small, optimizer, s
 def test_only_key_biases_have_no_gradient_without_rope(small, position):
     """The softmax cancels q·b, which is the same for all keys. Tests of meshes use RoPE, or compare losses only."""
     config = small(model__position=position)
-    definition, abstract = states.abstract(config, VOCAB, sharding.make_mesh(*config.mesh.sizes))
-    values, batch = states.create(config, VOCAB, abstract).parameters, make_batch(config)
-    values = jax.tree.map(lambda x: x + 0.1 * jax.random.normal(jax.random.key(0), x.shape), values)
+    definition, state, _, _ = start(config)
+    batch = make_batch(config)
+    values = jax.tree.map(lambda x: x + 0.1 * jax.random.normal(jax.random.key(0), x.shape), state.parameters)
     loss = lambda values: losses.nll(nnx.merge(definition, values)(batch["inputs"]), batch["targets"]).mean()
     largest = {name: float(abs(x).max()) for name, x in parameters.by_name(jax.jit(jax.grad(loss))(values)).items()}
     without = {name for name, size in largest.items() if size < 1e-5 * max(largest.values())}
