@@ -14,13 +14,16 @@ from matplotlib.patches import Circle
 
 from mini_gpt.config.model import ModelConfig
 from mini_gpt.evaluation.loaded import LoadedModel
-from mini_gpt.insight import colours, images
-from mini_gpt.insight.curves import finish, new_figure
+from mini_gpt.insight import colours, encodings, images
+from mini_gpt.insight.curves import COLOURS, finish, new_figure
+from mini_gpt.insight.encodings import Curves
 from mini_gpt.model import positions
+from mini_gpt.model.positions.absolute import InputEncoding
 from mini_gpt.model.positions.biases import alibi_slopes, t5_bucket
 from mini_gpt.model.positions.waves import geometric_frequencies, rope_frequencies
 from mini_gpt.runtime import sharding
 
+MOST_PANELS = 12  # of an encoding with other parameters in each layer
 SIGNED: Any = {"cmap": colours.SIGNED, "interpolation": "nearest"}
 
 
@@ -29,31 +32,58 @@ def model_figures(name: str, model: LoadedModel, tokens: np.ndarray) -> dict[str
 
     tokens: of a text whose embeddings and positions are shown.
     """
-    config = model.config.model
-    encodings, by_name = set(config.position_pattern), {}
-    if "sinusoidal" in encodings:
+    config, by_name = model.config.model, {}
+    layers = encodings.of_layers(model)
+    used = {type(encoding): encoding for layer in layers for encoding in layer}
+    if positions.Sinusoidal in used:
         by_name["sinusoids"] = sinusoids(config)
-    if "rope" in encodings:
+    if positions.Rope in used:
         by_name["rope"] = rope(config)
-    if encodings & {"alibi", "t5"}:
-        by_name["biases"] = biases(config, learned(model, "t5", "bias_table") if "t5" in encodings else None)
-    table_PD = learned(model, "learned", "embedding") if "learned" in encodings else None
-    by_name["similarity"] = similarity(config, table_PD)
-    if encodings & {"learned", "sinusoidal"}:
-        if table_PD is None:
-            table_PD = initial_table("sinusoidal", config, len(tokens))
+    if used.keys() & {positions.Alibi, positions.T5}:
+        t5 = used.get(positions.T5)
+        by_name["biases"] = biases(config, None if t5 is None else np.asarray(t5.bias_table[...]))
+    learned = used.get(positions.Learned)
+    by_name["similarity"] = similarity(config, None if learned is None else np.asarray(learned.embedding[...]))
+    by_name |= other_encodings(layers, config)
+    for encoding in (encoding for encoding in used.values() if isinstance(encoding, InputEncoding)):
         factor = config.d_model**0.5 if config.scale_embeddings else 1
         x_LD = factor * sharding.to_host(model.parameters["embedding"], model.mesh)[tokens]
         title = f"{name}: embeddings x, positions p, and the terms of (x+p)ᵀ(y+p′)"
         positions_1L = model.layout.of(config, jnp.asarray(tokens)[None])[0]
         places = range(len(tokens)) if positions_1L is None else np.asarray(positions_1L[0])
-        by_name["sums"] = sums(x_LD, table_PD[places], [""] * len(tokens), title=title)
+        p_LD = encodings.vectors(encoding, config.d_model, np.asarray(places))
+        by_name["sums"] = sums(x_LD, p_LD, [""] * len(tokens), title=title)
     return by_name
 
 
-def learned(model: LoadedModel, encoding: str, table: str) -> np.ndarray:
-    """Return a learned table of a positional encoding, as a NumPy array."""
-    return sharding.to_host(model.parameters["positions"][encoding][table], model.mesh)
+def other_encodings(layers: list[list[Any]], config: ModelConfig, length: int = 160) -> dict[str, Figure]:
+    """Return a figure of each encoding that has none of its own: what it computes, by distance, in each layer.
+
+    layers: as `encodings.of_layers` returns them.
+    """
+    distances_S = encodings.distances(config, length)
+    by_name: dict[str, list[Curves]] = {}
+    for found in encodings.curves(layers, config, distances_S):
+        by_name.setdefault(f"{found.kind}_{found.name}", []).append(found)
+    return {name: _curves_figure(found[:MOST_PANELS], distances_S) for name, found in by_name.items()}
+
+
+def _curves_figure(found: list[Curves], distances_S: np.ndarray) -> Figure:
+    """Plot the curves of one encoding, with a panel for layers that have equal curves."""
+    columns = min(len(found), 4)
+    rows = -(-len(found) // columns)
+    meaning = found[0].meaning
+    size = (1.5 + 4.6 * columns, 4.3 * rows)
+    figure, grid = new_figure(size, rows, columns, title=f"{found[0].name}: {meaning}", sharey=True, squeeze=False)
+    for axes in grid.flat[len(found) :]:
+        axes.set_visible(False)
+    for axes, of_layers in zip(grid.flat, found, strict=False):
+        for head, values_S in enumerate(of_layers.values_HS):
+            label = "all heads" if len(of_layers.values_HS) == 1 else f"head {head}"
+            axes.plot(distances_S, values_S, label=label, linestyle="-" if head < COLOURS else "--")
+        layers = f"layer{'s' if len(of_layers.layers) > 1 else ''} {', '.join(map(str, of_layers.layers))}"
+        finish(axes, xlabel="distance to the left (tokens)", ylabel=meaning, title=layers)
+    return figure
 
 
 def initial_table(encoding: str, config: ModelConfig, length: int) -> np.ndarray:

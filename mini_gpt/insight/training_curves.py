@@ -1,11 +1,12 @@
 """What training logs of the attention: curves and images of a fixed row."""
 
+import jax
 import numpy as np
+from flax import nnx
 
 from mini_gpt.evaluation.loaded import LoadedModel
-from mini_gpt.insight import images
+from mini_gpt.insight import encodings, images
 from mini_gpt.insight.attention import attention_statistics, statistics_by_kind
-from mini_gpt.runtime import sharding
 from mini_gpt.training.evaluators import ProbeRow
 
 
@@ -21,7 +22,8 @@ def attention_metrics(model: LoadedModel, row: ProbeRow) -> tuple[dict[str, floa
     else:
         curves, by_kind = statistics_by_kind(model, row.tokens_BL, row.is_query_BL, row.source_BS)
         pictures = {f"attention/{kind}_maps": images.map_grid(maps) for kind, maps in by_kind.items()}
-    if "learned" in model.config.model.position_pattern:
-        table_PD = sharding.to_host(model.parameters["positions"]["learned"]["embedding"], model.mesh)
-        pictures["positions/similarity"] = images.similarity(table_PD)
+    encoding, config = encodings.of_input(model), model.config.model
+    if encoding is not None and jax.tree.leaves(nnx.state(encoding)):  # it is trained
+        vectors_PD = encodings.vectors(encoding, config.d_model, np.arange(config.max_positions))
+        pictures["positions/similarity"] = images.similarity(vectors_PD)
     return curves, pictures

@@ -50,7 +50,8 @@ function LineChart({ id, name, lines, xName, yName, low, high }) {
     const from = event.currentTarget.getBoundingClientRect();
     setAt(clamped(Math.round(((event.clientX - from.left - left) / (width - left - right)) * last), 0, last));
   };
-  const path = (values) => values.map((v, n) => `${x.at(n).toFixed(1)},${y.at(v).toFixed(1)}`).join(" ");
+  const path = (values) =>
+    values.flatMap((v, n) => (v === null ? [] : `${x.at(n).toFixed(1)},${y.at(v).toFixed(1)}`)).join(" ");
   return html`<div class="plot" ref=${box}>
     ${
       width > 0 &&
@@ -92,7 +93,7 @@ function LineChart({ id, name, lines, xName, yName, low, high }) {
                 opacity=${wide ? 0.4 : 1}
                 stroke-dasharray=${dash} />
             </svg>
-            ${own}${at !== null && values[at] !== undefined && html` <b class="numbers">${values[at].toFixed(3)}</b>`}
+            ${own}${at !== null && typeof values[at] === "number" && html` <b class="numbers">${values[at].toFixed(3)}</b>`}
           </li>`,
       )}
       <li class="soft numbers">

@@ -13,7 +13,8 @@ from mini_gpt.config.schema import Config
 from mini_gpt.data import spans
 from mini_gpt.data.tokenizers import Tokenizer
 from mini_gpt.evaluation.loaded import LoadedModel
-from mini_gpt.insight import attention, figures, images
+from mini_gpt.insight import attention, encodings, figures, images
+from mini_gpt.insight.encodings import Curves
 from mini_gpt.insight.examples import Example
 from mini_gpt.insight.observing import AttentionMaps
 from mini_gpt.model.positions import biases, waves
@@ -27,6 +28,7 @@ MOST_PAIRS = 36 * 512 * 513 // 2  # pairs of tokens that fit in the page: 6 laye
 LONGEST = 512  # tokens, of a page with all weights
 MOST_WHOLE_HEADS = 36  # of a model whose pages always have all weights; with more, `largest` shows longer texts
 FARTHEST = 1024  # tokens between a query and a key, in the curves of T5's biases
+FARTHEST_OF_OTHERS, MOST_CARDS, MOST_LINES = 256, 12, 8  # of encodings that have no card of their own
 MOST_POSITIONS = 256  # most rows of a learned table in the figure of cosines
 MOST_BYTES = 4_800_000  # of the compressed logits in base64; the page must stay under 5 MB
 
@@ -134,31 +136,43 @@ def _held(
 
 
 def _positions(model: LoadedModel) -> dict[str, Any]:
-    """Return the encodings' constants, the cosines of a learned table, and T5's biases by distance."""
+    """Return the encodings' constants, the cosines of a learned table, T5's biases, and curves of other encodings."""
     config, learned, t5 = model.config.model, None, None
-    pattern = config.position_pattern
-    if "learned" in config.position_pattern:
-        table_PD = figures.learned(model, "learned", "embedding")
+    pattern, layers = config.position_pattern, encodings.of_layers(model)
+    alone = [[encoding for encoding in layer if type(encoding) in encodings.WITH_FIGURES] for layer in layers]
+    used = {encoding.name: encoding for layer in alone for encoding in layer}
+    if "learned" in used:
+        table_PD = np.asarray(used["learned"].embedding[...])
         every = -(-len(table_PD) // MOST_POSITIONS)
         levels = np.round(127 * images.cosines(table_PD[::every])).astype(np.int8)
         learned = {"every": every, "size": len(levels), "cosines": base64.b64encode(levels.tobytes()).decode()}
-    if "t5" in config.position_pattern:
-        table = figures.learned(model, "t5", "bias_table")
+    if "t5" in used:
+        table = np.asarray(used["t5"].bias_table[...])
         t5 = table[figures.t5_buckets(config, min(FARTHEST, 2 * config.t5.max_distance))].T.round(4).tolist()
     rope, turned = config.rope.of_first_layer, config.rotated_width
     assert isinstance(rope.base, float) and isinstance(rope.factor, float)
+    curves = encodings.curves(layers, config, np.arange(FARTHEST_OF_OTHERS))
     factors_P = waves.rope_frequencies(rope, turned) / waves.geometric_frequencies(rope.base, turned)
     return {
         "pattern": [pattern[layer % len(pattern)] for layer in range(config.num_layers)],
+        "known": [next((encoding.name for encoding in layer), None) for layer in alone],
         "width": config.d_model,
         "turned": turned,
-        "base": rope.base if "rope" in config.position_pattern else config.sinusoidal.base,
+        "base": rope.base if "rope" in used else config.sinusoidal.base,
         "scaling": None if rope.scaling == "none" else f"{rope.scaling}, factor {rope.factor:g}",
         "factors": factors_P.tolist(),  # frequency with scaling / without, for each pair
         "slopes": biases.alibi_slopes(config.num_heads),
         "learned": learned,
         "t5": t5,
+        "curves": [_card(found) for found in curves[:MOST_CARDS]],
     }
+
+
+def _card(curves: Curves) -> dict[str, Any]:
+    """Return what the page holds of an encoding without a card of its own: the curves of the first heads."""
+    lines = [[None if np.isnan(y) else round(y, 4) for y in values_S] for values_S in curves.values_HS.tolist()]
+    fields = {"name": curves.name, "kind": curves.kind, "meaning": curves.meaning}
+    return fields | {"layers": curves.layers, "heads": len(lines), "lines": lines[:MOST_LINES]}
 
 
 def packed(

@@ -60,7 +60,7 @@ const Encoding = ({ name, title, used, isOwn = true, children }) =>
   </section>`;
 
 function Positions({ data, state, set }) {
-  const { width, turned, factors, scaling, slopes, learned, t5, pattern } = data.positions;
+  const { width, turned, factors, scaling, slopes, learned, t5, pattern, known, curves } = data.positions;
   const length = state.length;
   const base = 10 ** state.baseLog;
   const bases = basesOf(data);
@@ -89,8 +89,8 @@ function Positions({ data, state, set }) {
     const text = used(...names);
     return text && !isOwn ? `${text} with base ${whole(data.positions.base)}` : text;
   };
-  const used = (...names) => {
-    const layers = pattern.flatMap((own, layer) => (names.includes(own) ? [layer] : []));
+  const used = (...names) => usedIn(known.flatMap((own, layer) => (names.includes(own) ? [layer] : [])));
+  const usedIn = (layers) => {
     if (layers.length === 0) return null;
     if (layers.length === pattern.length) return "used by this run";
     return `used in layer${layers.length > 1 ? "s" : ""} ${layers.join(", ")}`;
@@ -240,9 +240,32 @@ function Positions({ data, state, set }) {
         </p>
       </${Encoding}>`,
     ],
+    // Encodings without a card of their own, all of this run: what they compute.
+    ...curves.map(({ name, kind, meaning, layers, heads, lines }, n) => {
+      const values = lines.flat().filter((value) => value !== null);
+      const [low, high] = [Math.min(...values), Math.max(...values)];
+      return [
+        null,
+        html`<${Encoding} name=${`other-${n}`} title=${`${name}: ${meaning} by distance`} used=${usedIn(layers)}>
+          <${LineChart}
+            id=${`other-${n}`}
+            name=${`${name} by distance`}
+            low=${low}
+            high=${Math.max(high, low + 0.01)}
+            xName="distance to the left (tokens)"
+            yName=${meaning}
+            lines=${headLines(lines.map((of, head) => ({ name: heads > 1 ? `head ${head}` : "all heads", values: of })))} />
+          <p class="soft small">
+            With the parameters of this run.${heads > lines.length ? ` The first ${lines.length} of ${heads} heads.` : ""}
+            ${kind === "bias" && lines.flat().includes(null) ? " A curve ends where keys are hidden from the head." : ""}
+          </p>
+        </${Encoding}>`,
+      ];
+    }),
   ].filter(Boolean);
+  const isOfRun = (name) => name === null || used(...name.split(" ")) !== null;
   const [own, others] = [true, false].map((isUsed) =>
-    cards.filter(([name]) => (used(...name.split(" ")) !== null) === isUsed).map(([, card]) => card),
+    cards.filter(([name]) => isOfRun(name) === isUsed).map(([, card]) => card),
   );
   const names = [...new Set(pattern)].join(", ");
   return html`<p id="encoding">

@@ -1,0 +1,146 @@
+"""Figures and pages draw an encoding by what it computes, whatever its name is."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from mini_gpt.insight import encodings, figures
+from mini_gpt.insight.training_curves import attention_metrics
+from mini_gpt.model.positions import ENCODINGS, Alibi, Learned, Rope
+from mini_gpt.pages.explorer import page
+from mini_gpt.training.evaluators import ProbeRow
+from tests.evaluation.models import random_model
+from tests.pages import node
+
+TOKEN_BYTES = np.array([1] * 256 + [0])
+TOKENS = np.arange(20, dtype=np.int32)
+
+
+class Roots(Alibi):
+    """A bias of its own: the root of the distance times a trained number of each layer; head 0 sees three tokens."""
+
+    name = "roots"
+
+    def __init__(self, config, *, rngs):
+        self.factor = nnx.Param(jnp.float32(1))
+        self.reach = (2.0, *(config.num_heads - 1) * [1e9])
+
+    def bias(self, query_positions_BL, key_positions_BS):
+        distance_B1LS = jnp.abs(query_positions_BL[:, None, :, None] - key_positions_BS[:, None, None, :])
+        reach_H11 = jnp.array(self.reach)[:, None, None]
+        return jnp.where(distance_B1LS <= reach_H11, -self.factor[...] * jnp.sqrt(distance_B1LS), -1e30)
+
+
+class Shrinking(Rope):
+    """A rotation of its own: queries and keys are multiplied by 0.9 ** position."""
+
+    name = "shrinking"
+
+    def rotate(self, x_BLHK, positions_BL):
+        return x_BLHK * 0.9 ** positions_BL[:, :, None, None]
+
+
+class Doubled(Learned):
+    """An encoding of the embeddings of its own: neighbours share the vector of every second position."""
+
+    name = "doubled"
+
+    def embed(self, x_BLD, positions_BL):
+        return x_BLD + self.embedding[positions_BL // 2]
+
+
+@pytest.fixture
+def make_model(small, monkeypatch):
+    def make(name, encoding, **fields):
+        monkeypatch.setitem(ENCODINGS, name, encoding)
+        return random_model(small(model__position=name, model__num_layers=2, **fields), TOKEN_BYTES)
+
+    return make
+
+
+def lines(axes):
+    return {line.get_label(): np.array(line.get_xydata()) for line in axes.get_lines()}
+
+
+@pytest.mark.parametrize("scanned", [False, True])
+@pytest.mark.parametrize("causal", [True, False])
+def test_a_bias_of_your_own_is_drawn_with_its_parameters(make_model, causal, scanned):
+    fields = {} if causal else {"model__causal": False, "train__objective": "masked"}
+    model = make_model("alibi", Roots, model__scan_layers=scanned, **fields)
+    drawn = figures.model_figures("", model, TOKENS)
+    assert set(drawn) == {"similarity", "bias_roots"}, "it is not drawn as ALiBi"
+    held = page._positions(model)
+    assert held["known"] == [None, None] and [card["layers"] for card in held["curves"]] == [[0], [1]]
+    blocks = model.parameters["blocks"]
+    of_layer = lambda n: blocks if scanned else blocks[n]
+    for layer, (axes, card) in enumerate(zip(drawn["bias_roots"].axes, held["curves"], strict=False)):
+        factor = np.ravel(of_layer(layer)["attention"]["core"]["score_mods"][0]["factor"])[layer if scanned else 0]
+        assert axes.get_title() == f"layer {layer}" and len(lines(axes)) == 4
+        for head, xy in enumerate(lines(axes).values()):
+            x, y = xy.T
+            assert x[0] == (0 if causal else -159) and x[-1] == 159
+            expected = np.where((np.abs(x) > 2) & (head == 0), np.nan, -factor * np.sqrt(np.abs(x)))
+            np.testing.assert_allclose(y, expected, rtol=1e-5)
+        assert (card["name"], card["kind"], card["heads"]) == ("roots", "bias", 4)
+        assert card["lines"][0][3:] == [None] * 253
+        np.testing.assert_allclose(card["lines"][3], -factor * np.sqrt(np.arange(256)), atol=1e-4)
+
+
+def test_a_rotation_of_your_own_is_drawn_by_its_scores(make_model):
+    model = make_model("rope", Shrinking)
+    drawn = figures.model_figures("", model, TOKENS)
+    assert set(drawn) == {"similarity", "rotation_shrinking"}
+    (axes,) = drawn["rotation_shrinking"].axes
+    assert axes.get_title() == "layers 0, 1"
+    ((label, xy),) = lines(axes).items()
+    assert label == "all heads"
+    np.testing.assert_allclose(xy[:, 1], 0.9 ** (159 + 159 - xy[:, 0]), rtol=1e-4)  # the query is at 159
+
+
+def test_vectors_of_your_own_are_drawn_by_their_cosines(make_model):
+    model = make_model("learned", Doubled)
+    drawn = figures.model_figures("", model, TOKENS)
+    assert set(drawn) == {"similarity", "similarity_doubled", "sums"}
+    ((_, xy),) = lines(drawn["similarity_doubled"].axes[0]).items()
+    rows = np.asarray(model.parameters["positions"]["learned"]["embedding"], np.float64)[np.arange(32) // 2]
+    rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+    for distance in (0, 1, 7, 15):
+        expected = np.mean([rows[p] @ rows[p + distance] for p in range(32 - distance)])
+        assert xy[distance, 1] == pytest.approx(expected, abs=1e-5)
+    assert np.isnan(xy[16:, 1]).all()
+    _, pictures = attention_metrics(model, ProbeRow(TOKENS[None], np.ones((1, 20), bool)))
+    assert "positions/similarity" in pictures
+
+
+def test_encodings_with_a_figure_of_their_own_have_no_curves(small):
+    def curves(*names):
+        model = random_model(small(model__num_layers=2, model__position=names), TOKEN_BYTES)
+        found = encodings.curves(encodings.of_layers(model), model.config.model, np.arange(9))
+        return [(curves.name, curves.kind, curves.layers) for curves in found]
+
+    assert [curves(name) for name in ("none", "sinusoidal", "learned", "rope", "t5")] == 5 * [[]]
+    assert curves("pope", "alibi") == [("pope", "rotation", [0])]
+
+
+STUBS = """const html = (strings, ...values) => ({ strings: [...strings], values });
+const [useMemo, useDark, seriesColour, bytesOf] = [(make) => make(), () => null, String, () => null];
+const [LineChart, MapChart, Slider, scales] = [null, null, null, { signed: () => null }];"""
+
+
+@pytest.mark.parametrize(
+    "encoding, first, then",
+    [
+        (Roots, ["roots: bias", "used in layer 0", "used in layer 1"], "ALiBi"),
+        (Alibi, ["ALiBi", "used by"], "Similarity of two positions"),
+    ],
+)
+def test_the_page_puts_the_encodings_of_the_run_first(make_model, tmp_path, encoding, first, then):
+    """In Node, without a browser: `html` keeps what it is given."""
+    (tmp_path / "stubs.js").write_text(STUBS, encoding="utf-8")
+    program = """{ const state = { length: 32, baseLog: Math.log10(given.positions.base) };
+        return JSON.stringify(Positions({ data: given, state, set: null })).split("Not used by this run"); }"""
+    scripts = [tmp_path / "stubs.js", page.PAGE.parent / "positions_view.js"]
+    own, others = node.evaluate(scripts, program, {"positions": page._positions(make_model("alibi", encoding))})
+    assert all(text in own and text not in others for text in first)
+    assert then in others and then not in own
