@@ -88,7 +88,7 @@ def test_padding_of_sources_is_allowed(name):
 def test_a_text_to_fill_in_may_hold_the_mask_but_no_later_id():
     model = make(**MASKED)
     mask = VOCAB - 1
-    assert filling.fill(model, with_id(mask)).places_N.tolist() == [2]
+    assert filling.fill(model, with_id(mask)).indices_N.tolist() == [2]
     for token in (VOCAB, -1):
         with pytest.raises(UserError, match=rf"tokens_L\[2\]: found the token id {token}; must be in 0\.\.{mask}"):
             filling.fill(model, with_id(token))

@@ -29,13 +29,13 @@ def growth(charsmap: Any) -> int:
     size = int.from_bytes(raw[:4], "little")
     valid = 4 <= size <= len(raw) - 4 and size % 4 == 0 and size // 4 <= MOST_UNITS
     require(valid, NAME, size, f"the trie must have 1..{MOST_UNITS} units of 4 bytes")
-    places_N = _values(np.frombuffer(raw, "<u4", size // 4, offset=4).astype(np.int64))
+    indices_N = _values(np.frombuffer(raw, "<u4", size // 4, offset=4).astype(np.int64))
     texts = np.frombuffer(raw, np.uint8, offset=4 + size)
     ends = np.append(np.flatnonzero(texts == 0), len(texts))
-    largest = int(places_N.max(initial=-1))
+    largest = int(indices_N.max(initial=-1))
     require(largest < len(texts), NAME, largest, f"a key must have a place in the {len(texts)} bytes of texts")
-    require((texts[places_N] & 0xC0 != 0x80).all(), NAME, largest, "a key must have the place of a whole character")
-    return int((ends[np.searchsorted(ends, places_N)] - places_N).max(initial=1))
+    require((texts[indices_N] & 0xC0 != 0x80).all(), NAME, largest, "a key must have the place of a whole character")
+    return int((ends[np.searchsorted(ends, indices_N)] - indices_N).max(initial=1))
 
 
 def _values(units_N: np.ndarray) -> np.ndarray:

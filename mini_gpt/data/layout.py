@@ -51,10 +51,10 @@ class Layout(NamedTuple):
         if self.separator_id is not None:
             segments_BL = jnp.cumsum(tokens_BL == self.separator_id, axis=1, dtype=jnp.int32)
         if self.separator_id is not None or self.operator_ids:
-            places_BL = jnp.broadcast_to(jnp.arange(tokens_BL.shape[1], dtype=jnp.int32), tokens_BL.shape)
+            indices_BL = jnp.broadcast_to(jnp.arange(tokens_BL.shape[1], dtype=jnp.int32), tokens_BL.shape)
             before_row = -1 if self.operator_ids else 0  # with operators, the first token has position 1
-            first_BL = jax.lax.cummax(jnp.where(self.restarts(tokens_BL), places_BL, before_row), axis=1)
-            positions_BL = places_BL - first_BL
+            first_BL = jax.lax.cummax(jnp.where(self.restarts(tokens_BL), indices_BL, before_row), axis=1)
+            positions_BL = indices_BL - first_BL
         count = config.random_positions
         if count is not None:
             if keys_B is None:
@@ -69,9 +69,9 @@ class Layout(NamedTuple):
         if source_BS is None or self.separator_id is None:
             return None, None
         is_first_BS = source_BS == self.separator_id
-        places_BS = jnp.broadcast_to(jnp.arange(source_BS.shape[1], dtype=jnp.int32), source_BS.shape)
-        first_BS = jax.lax.cummax(jnp.where(is_first_BS, places_BS, 0), axis=1)
-        return places_BS - first_BS, jnp.cumsum(is_first_BS, axis=1, dtype=jnp.int32)
+        indices_BS = jnp.broadcast_to(jnp.arange(source_BS.shape[1], dtype=jnp.int32), source_BS.shape)
+        first_BS = jax.lax.cummax(jnp.where(is_first_BS, indices_BS, 0), axis=1)
+        return indices_BS - first_BS, jnp.cumsum(is_first_BS, axis=1, dtype=jnp.int32)
 
     def restarts(self, tokens: jax.Array) -> jax.Array:
         """Return whether positions restart at each token, bool of the same shape."""

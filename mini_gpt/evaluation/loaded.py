@@ -14,7 +14,7 @@ from mini_gpt.config.schema import Config
 from mini_gpt.data.layout import Layout
 from mini_gpt.evaluation import memory
 from mini_gpt.model import editing
-from mini_gpt.model.editing import NONE, Edits
+from mini_gpt.model.editing import NO_EDITS, Edits
 from mini_gpt.model.loss import token_nll
 from mini_gpt.runtime import devices, sharding, token_ids
 
@@ -44,7 +44,7 @@ class LoadedModel:
     mesh: Mesh
     batch_tokens: int
     layout: Layout
-    edits: Edits = NONE
+    edits: Edits = NO_EDITS
 
     def __call__(self, tokens_BL: np.ndarray | jax.Array, source_BS: np.ndarray | jax.Array | None = None) -> jax.Array:
         """Return logits_BLV in float32, with the edits. Documents are kept apart if the run did so.
@@ -97,7 +97,7 @@ class LoadedModel:
 
     def edited(self) -> Any:
         """Return the module as `merge` does, with the edits. Raises the errors of `editing.edited`."""
-        return self.merge() if self.edits == NONE else editing.edited(self.merge(), self.edits)
+        return self.merge() if self.edits == NO_EDITS else editing.edited(self.merge(), self.edits)
 
     def with_layout(
         self,

@@ -12,16 +12,16 @@ from mini_gpt.evaluation.loaded import LoadedModel
 from mini_gpt.generation import cached_attention
 from mini_gpt.generation.cached_attention import CachedSource, KeyValues, write
 from mini_gpt.model import running
-from mini_gpt.model.attention.context import Tokens, in_row
+from mini_gpt.model.attention.context import Coordinates
 from mini_gpt.model.attention.variants import CANON_TAPS
-from mini_gpt.model.editing import NONE, Edits, edited
+from mini_gpt.model.editing import NO_EDITS, Edits, edited
 from mini_gpt.runtime.errors import UserError, require
 
 
 class Source(NamedTuple):
     """The source of each row: its tokens, and each layer's keys and values for cross-attention."""
 
-    tokens: Tokens
+    tokens: Coordinates
     layers: tuple[KeyValues, ...]
 
 
@@ -29,19 +29,19 @@ class Cache(NamedTuple):
     """The keys and values of earlier tokens, in slots for each row, and the tokens in the slots.
 
     Rows are aligned at their ends, as if padded on the left. A layer has S slots: the capacity, or its window if that
-    is smaller. The next token of every row is written to the slot `steps` % S, one slice that XLA updates in place.
+    is smaller. The next token of every row is written to the slot `written` % S, one slice that XLA updates in place.
     With a window, the slots are then a ring buffer.
 
-    layers: each layer's keys and values. steps: tokens written so far, a scalar: the length of the longest row at the
+    layers: each layer's keys and values. written: tokens written so far, a scalar: the length of the longest row at the
     start, and one more for each decoded token. lengths_B: the length of each row.
     slots: {S: the tokens in the slots}; a place below 0 is an empty slot. random_BT: random positions of each row up to
     the capacity, or None. source: None without an encoder.
     """
 
     layers: tuple[KeyValues, ...]
-    steps: jax.Array
+    written: jax.Array
     lengths_B: jax.Array
-    slots: dict[int, Tokens]
+    slots: dict[int, Coordinates]
     random_BT: jax.Array | None
     source: Source | None = None
 
@@ -85,15 +85,15 @@ def prefill(
     check(model.config.model)
     (batch, length), config = tokens_BL.shape, model.config.model
     positions_BT, segments_BT = model.layout.of(config, jnp.pad(tokens_BL, ((0, 0), (0, capacity - length))))
-    rows = in_row(capacity, positions_BT, segments_BT)
-    module = running.unrolled(model.merge())  # a scan over the layers would copy the caches for each token
+    rows = Coordinates.of(capacity, positions_BT, segments_BT)
+    module = running.unstacked(model.merge())  # a scan over the layers would copy the caches for each token
     attentions = [block.attention for block in module.blocks]
     sizes = [cached_attention.slots(attention, capacity) for attention in attentions]
     for attention in attentions:
         cached_attention.record(attention)
     prompt = jax.tree.map(lambda x_BT: x_BT[:, :length], rows)
     x_BLD, source = _run_prompt(model, module, (model.layout.read(tokens_BL), prompt), source_BS)
-    kept = list(map(cached_attention.recorded, attentions))
+    kept = list(map(cached_attention.kept_of, attentions))
     to_slots = functools.partial(_to_slots, lengths_B)
     layers = tuple(
         KeyValues(
@@ -108,7 +108,7 @@ def prefill(
     slots = {}
     for size in {*sizes, *([CANON_TAPS] if config.variants.canon else [])}:
         of_tokens = jax.tree.map(lambda x_BT, size=size: to_slots(x_BT, size), rows)
-        slots[size] = of_tokens._replace(places_BL=_places(lengths_B, size))
+        slots[size] = of_tokens._replace(indices_BL=_indices(lengths_B, size))
     random_BT = None if config.random_positions is None else positions_BT
     cache = Cache(layers, lengths_B.max(), lengths_B, slots, random_BT, source)
     last_B11 = lengths_B[:, None, None] - 1
@@ -116,7 +116,7 @@ def prefill(
 
 
 def _run_prompt(
-    model: LoadedModel, module: Any, prompt: tuple[jax.Array, Tokens], source_BS: jax.Array | None
+    model: LoadedModel, module: Any, prompt: tuple[jax.Array, Coordinates], source_BS: jax.Array | None
 ) -> tuple[jax.Array, Source | None]:
     """Return the hidden states x_BLD of a prompt, and the source for the cache."""
     tokens_BL, tokens = prompt
@@ -130,11 +130,11 @@ def _run_prompt(
     source_BSD, of_source = module.encode(model.layout.read_source(source_BS), *model.layout.of_source(source_BS))
     x_BLD = module.decode(tokens_BL, tokens, (source_BSD, of_source))
     of_source = jax.tree.map(lambda x: jnp.broadcast_to(x, source_BS.shape), of_source)
-    return x_BLD, Source(of_source, tuple(map(cached_attention.recorded, crosses)))
+    return x_BLD, Source(of_source, tuple(map(cached_attention.kept_of, crosses)))
 
 
-def _places(lengths_B: jax.Array, size: int) -> jax.Array:
-    """Return places_BS of the tokens in `size` slots; below 0 if a slot is empty."""
+def _indices(lengths_B: jax.Array, size: int) -> jax.Array:
+    """Return indices_BS of the tokens in `size` slots; below 0 if a slot is empty."""
     return lengths_B[:, None] - 1 - (lengths_B.max() - 1 - jnp.arange(size)) % size
 
 
@@ -142,7 +142,7 @@ def _to_slots(lengths_B: jax.Array, x_XLK: jax.Array | None, size: int) -> Any:
     """Return the entries of axis L that belong in `size` slots. Axis X is B, or B and G merged."""
     if x_XLK is None:
         return None
-    at_XS = jnp.repeat(jnp.maximum(_places(lengths_B, size), 0), len(x_XLK) // len(lengths_B), axis=0)
+    at_XS = jnp.repeat(jnp.maximum(_indices(lengths_B, size), 0), len(x_XLK) // len(lengths_B), axis=0)
     return jnp.take_along_axis(x_XLK, at_XS.reshape(*at_XS.shape, *[1] * (x_XLK.ndim - 2)), axis=1)
 
 
@@ -150,13 +150,13 @@ def decode(model: LoadedModel, tokens_B: jax.Array, cache: Cache) -> tuple[jax.A
     """Run the model on one more token per row; return the next token's logits_BV, float32, and the new cache."""
     token, layout = _next_token(model, tokens_B, cache), model.layout
     slots = {
-        size: jax.tree.map(lambda old_BS, new_B1: write(old_BS, new_B1, cache.steps), before, token)
+        size: jax.tree.map(lambda old_BS, new_B1: write(old_BS, new_B1, cache.written), before, token)
         for size, before in cache.slots.items()
     }
-    module = running.unrolled(model.merge())
+    module = running.unstacked(model.merge())
     attentions = [block.attention for block in module.blocks]
     for attention, kept in zip(attentions, cache.layers, strict=True):
-        cached_attention.attach(attention, kept, cached_attention.Step(token, slots, cache.steps))
+        cached_attention.attach(attention, kept, cached_attention.NewToken(token, slots, cache.written))
     read_B1 = layout.read(tokens_B)[:, None]
     if cache.source is None:
         x_B1D = _with_edits(module, model.edits).hidden(read_B1, token.positions_BL, token.segments_BL)
@@ -165,34 +165,34 @@ def decode(model: LoadedModel, tokens_B: jax.Array, cache: Cache) -> tuple[jax.A
             block.cross_attention.core = CachedSource(block.cross_attention.core, kept)
         not_used_BSD = jnp.zeros((*cache.source.tokens.positions_BL.shape, model.config.model.d_model))
         x_B1D = _with_edits(module, model.edits).decode(read_B1, token, (not_used_BSD, cache.source.tokens))
-    layers = tuple(map(cached_attention.attached, attentions))
-    cache = cache._replace(layers=layers, steps=cache.steps + 1, lengths_B=cache.lengths_B + 1, slots=slots)
+    layers = tuple(map(cached_attention.kept_of, attentions))
+    cache = cache._replace(layers=layers, written=cache.written + 1, lengths_B=cache.lengths_B + 1, slots=slots)
     return module.logits(x_B1D)[:, 0], cache
 
 
-def _next_token(model: LoadedModel, tokens_B: jax.Array, cache: Cache) -> Tokens:
+def _next_token(model: LoadedModel, tokens_B: jax.Array, cache: Cache) -> Coordinates:
     """Return the place, the position and the segment of the new token of each row, [B, 1] each."""
     layout = model.layout
     newest = next(iter(cache.slots.values()))  # slots of all sizes hold the newest token
-    places_B = positions_B = cache.lengths_B
+    indices_B = positions_B = cache.lengths_B
     segments_B1 = None
     if layout != PLAIN:
-        next_B = _last(newest.positions_BL, cache.steps) + 1
+        next_B = _last(newest.positions_BL, cache.written) + 1
         positions_B = jnp.where(layout.restarts(tokens_B), 0, next_B)
     if newest.segments_BL is not None:
-        segments_B1 = (_last(newest.segments_BL, cache.steps) + (tokens_B == layout.separator_id))[:, None]
+        segments_B1 = (_last(newest.segments_BL, cache.written) + (tokens_B == layout.separator_id))[:, None]
     if cache.random_BT is not None:
-        positions_B = jnp.take_along_axis(cache.random_BT, places_B[:, None], axis=1)[:, 0]
-    return Tokens(places_B[:, None], positions_B[:, None], segments_B1)
+        positions_B = jnp.take_along_axis(cache.random_BT, indices_B[:, None], axis=1)[:, 0]
+    return Coordinates(indices_B[:, None], positions_B[:, None], segments_B1)
 
 
 def _with_edits(module: Any, edits: Edits) -> Any:
     """Return the module with edits, around the parts of attention that have caches."""
     if edits.logits is not None:
         raise UserError("edits.logits: found edits of attention with a KV cache; they need a full pass")
-    return module if edits == NONE else edited(module, edits)
+    return module if edits == NO_EDITS else edited(module, edits)
 
 
-def _last(slots_BS: jax.Array, steps: jax.Array) -> jax.Array:
+def _last(slots_BS: jax.Array, written: jax.Array) -> jax.Array:
     """Return the value_B in the slot of the newest token."""
-    return jax.lax.dynamic_index_in_dim(slots_BS, (steps - 1) % slots_BS.shape[1], axis=1, keepdims=False)
+    return jax.lax.dynamic_index_in_dim(slots_BS, (written - 1) % slots_BS.shape[1], axis=1, keepdims=False)

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from mini_gpt.model.attention import reference
-from mini_gpt.model.attention.context import Context, Mask, Tokens
+from mini_gpt.model.attention.context import Context, Coordinates, Mask
 from mini_gpt.model.attention.core import Core
 from mini_gpt.model.attention.multi_head import MultiHeadAttention
 from mini_gpt.model.attention.variants import CANON_TAPS, Canon, LengthScale
@@ -48,55 +48,49 @@ class InputRecorder:
         self.canon = canon
 
     def __call__(self, x_BLD: jax.Array, context: Context) -> tuple[jax.Array, Context]:
-        self.recent_BLD = x_BLD
+        self.recent_BTD = x_BLD
         return self.canon(x_BLD, context)
 
 
 def record(attention: MultiHeadAttention) -> None:
-    """Let an attention layer keep what `recorded` returns after the pass."""
+    """Let an attention layer keep what `kept_of` returns after the pass."""
     attention.core = Recorder(attention.core)  # type: ignore[assignment]
     for number, change in enumerate(attention.on_input):
         if isinstance(change, Canon):
             attention.on_input[number] = InputRecorder(change)
 
 
-def recorded(attention: Any) -> KeyValues:
-    """Return the keys and values of the pass, and what else the cache needs."""
-    recent = next((change.recent_BLD for change in attention.on_input if isinstance(change, InputRecorder)), None)
-    return attention.core.kept._replace(recent_BTD=recent)
+class NewToken(NamedTuple):
+    """One new token of each row. slots: {S: the coordinates of the tokens in S slots, the new one included}.
 
-
-class Step(NamedTuple):
-    """One new token of each row. slots: {S: the tokens in S slots, the new one included}.
-
-    steps: the length of the longest row; the new token's slot is `steps` % S.
+    written: the length of the longest row; the new token's slot is `written` % S.
     """
 
-    token: Tokens
-    slots: dict[int, Tokens]
-    steps: jax.Array
+    coordinates: Coordinates
+    slots: dict[int, Coordinates]
+    written: jax.Array
 
 
 class CachedCore:
     """Takes the place of an attention's core: one new token per row attends to the slots of the cache, and itself."""
 
-    def __init__(self, core: Core, kept: KeyValues, step: Step):
-        self.core, self.kept, self.step = core, kept, step
+    def __init__(self, core: Core, kept: KeyValues, token: NewToken):
+        self.core, self.kept, self.token = core, kept, token
 
     def choose(self, q_B1HK, k_B1GK, v_B1GK, context: Context, dropout_key: None) -> Any:
         """Write the new token's key and value to its slot, in place; return the function that attends to all slots."""
         as_rows = lambda x_B1GK: x_B1GK.reshape(-1, 1, x_B1GK.shape[-1])
-        new = zip(self.kept[:2], (k_B1GK, v_B1GK), strict=True)
-        keys, values = (write(old, as_rows(x), self.step.steps) for old, x in new)
+        pairs = zip(self.kept[:2], (k_B1GK, v_B1GK), strict=True)
+        keys, values = (write(old, as_rows(x), self.token.written) for old, x in pairs)
         decay = self.kept.decay_BSH
-        decay = None if decay is None else write(decay, context.keys.decay_BLH, self.step.steps)
+        decay = None if decay is None else write(decay, context.keys.decay_BLH, self.token.written)
         self.kept = self.kept._replace(keys_XSK=keys, values_XSK=values, decay_BSH=decay)
         return self.attend
 
     def attend(self, q_B1HK, k_B1GK, v_B1GK, context: Context) -> jax.Array:
-        token = self.step.token._replace(decay_BLH=context.queries.decay_BLH)
-        keys = self.step.slots[self.kept.keys_XSK.shape[1]]._replace(decay_BLH=self.kept.decay_BSH)
-        context = context._replace(queries=token, keys=keys)
+        queries = self.token.coordinates._replace(decay_BLH=context.queries.decay_BLH)
+        keys = self.token.slots[self.kept.keys_XSK.shape[1]]._replace(decay_BLH=self.kept.decay_BSH)
+        context = context._replace(queries=queries, keys=keys)
         return reference.attend(self.core, q_B1HK, self.kept.keys_XSK, self.kept.values_XSK, context)
 
 
@@ -113,13 +107,13 @@ class CachedSource:
 class CachedCanon:
     """Takes the place of a canon layer: the convolution of the layer's last inputs."""
 
-    def __init__(self, canon: Canon, recent_BTD: jax.Array, step: Step):
-        self.canon, self.recent_BTD, self.step = canon, recent_BTD, step
+    def __init__(self, canon: Canon, recent_BTD: jax.Array, token: NewToken):
+        self.canon, self.recent_BTD, self.token = canon, recent_BTD, token
 
     def __call__(self, x_B1D: jax.Array, context: Context) -> tuple[jax.Array, Context]:
-        self.recent_BTD = write(self.recent_BTD, x_B1D, self.step.steps)
-        ages_T = (self.step.steps - jnp.arange(CANON_TAPS)) % CANON_TAPS  # of the slots; 0 is the new token's
-        visible_BT = Mask(causal=True).visible(self.step.token, self.step.slots[CANON_TAPS])[:, 0]
+        self.recent_BTD = write(self.recent_BTD, x_B1D, self.token.written)
+        ages_T = (self.token.written - jnp.arange(CANON_TAPS)) % CANON_TAPS  # of the slots; 0 is the new token's
+        visible_BT = Mask(causal=True).visible(self.token.coordinates, self.token.slots[CANON_TAPS])[:, 0]
         weighted_BTD = visible_BT[..., None] * self.canon.taps[...][ages_T] * self.recent_BTD
         return x_B1D + weighted_BTD.sum(axis=1, keepdims=True).astype(x_B1D.dtype), context
 
@@ -127,24 +121,24 @@ class CachedCanon:
 class CachedFox:
     """Takes the place of forgetting attention's gates: adds the new token's log gates to the last token's sums."""
 
-    def __init__(self, fox: Fox, decay_BSH: jax.Array, step: Step):
+    def __init__(self, fox: Fox, decay_BSH: jax.Array, token: NewToken):
         self.fox = fox
-        slot = (step.steps - 1) % decay_BSH.shape[1]
+        slot = (token.written - 1) % decay_BSH.shape[1]
         self.last_B1H = jax.lax.dynamic_slice_in_dim(decay_BSH, slot, 1, axis=1)
 
     def __call__(self, x_B1D: jax.Array, context: Context) -> tuple[jax.Array, Context]:
-        token = context.queries._replace(decay_BLH=self.last_B1H + self.fox.log_gates(x_B1D))
-        return x_B1D, context._replace(queries=token, keys=token)
+        queries = context.queries._replace(decay_BLH=self.last_B1H + self.fox.log_gates(x_B1D))
+        return x_B1D, context._replace(queries=queries, keys=queries)
 
 
 class CachedScale:
     """Takes the place of SSMax's factor, which counts the keys that a query sees."""
 
-    def __init__(self, scale: LengthScale, size: int, step: Step):
-        self.scale, self.slots, self.token = scale, step.slots[size], step.token
+    def __init__(self, scale: LengthScale, size: int, token: NewToken):
+        self.scale, self.slots, self.queries = scale, token.slots[size], token.coordinates
 
     def __call__(self, q_B1HK, k_B1GK, context: Context) -> tuple[jax.Array, jax.Array]:
-        return self.scale(q_B1HK, k_B1GK, context._replace(queries=self.token, keys=self.slots))
+        return self.scale(q_B1HK, k_B1GK, context._replace(queries=self.queries, keys=self.slots))
 
 
 def slots(attention: MultiHeadAttention, capacity: int) -> int:
@@ -153,30 +147,31 @@ def slots(attention: MultiHeadAttention, capacity: int) -> int:
     return capacity if needs_order else min(capacity, attention.mask.window or capacity)
 
 
-def attach(attention: Any, kept: KeyValues, step: Step) -> None:
-    """Let an attention layer read and extend its cache; `attached` returns the new one after the pass."""
+def attach(attention: Any, kept: KeyValues, token: NewToken) -> None:
+    """Let an attention layer read and extend its cache; `kept_of` returns the new one after the pass."""
     for number, change in enumerate(attention.on_input):
         if isinstance(change, Canon):
-            attention.on_input[number] = CachedCanon(change, kept.recent_BTD, step)
+            attention.on_input[number] = CachedCanon(change, kept.recent_BTD, token)
         elif isinstance(change, Fox):
-            attention.on_input[number] = CachedFox(change, kept.decay_BSH, step)
+            attention.on_input[number] = CachedFox(change, kept.decay_BSH, token)
         else:
             raise NotImplementedError(
                 f"{type(change).__name__}: needs a class that replaces it while tokens are decoded"
             )
     for number, change in enumerate(attention.on_heads):
         if isinstance(change, LengthScale):
-            attention.on_heads[number] = CachedScale(change, kept.keys_XSK.shape[1], step)
-    attention.core = CachedCore(attention.core, kept, step)
+            attention.on_heads[number] = CachedScale(change, kept.keys_XSK.shape[1], token)
+    attention.core = CachedCore(attention.core, kept, token)
 
 
-def attached(attention: Any) -> KeyValues:
-    """Return the cache with the new token."""
-    recent = next((change.recent_BTD for change in attention.on_input if isinstance(change, CachedCanon)), None)
-    return attention.core.kept._replace(recent_BTD=recent)
+def kept_of(attention: Any) -> KeyValues:
+    """Return, after a pass with `record` or `attach`, what the layer keeps for the next token."""
+    canon = (change for change in attention.on_input if isinstance(change, InputRecorder | CachedCanon))
+    recent_BTD = next((change.recent_BTD for change in canon), None)
+    return attention.core.kept._replace(recent_BTD=recent_BTD)
 
 
-def write(slots_XSK: jax.Array, new_X1K: Any, steps: jax.Array) -> jax.Array:
-    """Return the slots with the new value in slot `steps` % S; XLA updates them in place."""
-    start = (0, steps % slots_XSK.shape[1]) + (0,) * (slots_XSK.ndim - 2)
+def write(slots_XSK: jax.Array, new_X1K: Any, written: jax.Array) -> jax.Array:
+    """Return the slots with the new value in slot `written` % S; XLA updates them in place."""
+    start = (0, written % slots_XSK.shape[1]) + (0,) * (slots_XSK.ndim - 2)
     return jax.lax.dynamic_update_slice(slots_XSK, new_X1K, start)

@@ -109,8 +109,8 @@ def _continue(model: LoadedModel, sampling: Sampling, state: _State, count: int)
     """Sample `count` ≤ CHUNK more tokens of each row; return the state and tokens_BN with N = CHUNK."""
     vocab_size = model.merge().vocab_size
     # All noise of the chunk at once: token by token, it took a fifth of a small model's time.
-    places_NB = state.cache.lengths_B + 1 + jnp.arange(CHUNK)[:, None]
-    noise_NBV = jax.vmap(lambda places_B: noise(state.keys_B, places_B, vocab_size))(places_NB)
+    indices_NB = state.cache.lengths_B + 1 + jnp.arange(CHUNK)[:, None]
+    noise_NBV = jax.vmap(lambda indices_B: noise(state.keys_B, indices_B, vocab_size))(indices_NB)
 
     def step(number, carry):
         state, tokens_BN = carry

@@ -16,12 +16,12 @@ MASK = "[MASK]"
 class Filling(NamedTuple):
     """A text with its masks filled in. tokens_L: the text, with the most likely token for each mask.
 
-    places_N: the index of each of the N masks in tokens_L. best_NK: the K most likely tokens of each mask, the most
+    indices_N: the index of each of the N masks in tokens_L. best_NK: the K most likely tokens of each mask, the most
     likely first; of equally likely ones, the lower id first. probabilities_NK: their probabilities, float32.
     """
 
     tokens_L: np.ndarray
-    places_N: np.ndarray
+    indices_N: np.ndarray
     best_NK: np.ndarray
     probabilities_NK: np.ndarray
 
@@ -54,20 +54,20 @@ def fill(model: LoadedModel, tokens_L: np.ndarray, top: int = 5) -> Filling:
     require(position_ids == "sequence", "data.position_ids", position_ids, remedy)
     require(1 <= top <= model.vocab_size, "top", top, f"must be in 1..{model.vocab_size}")
     token_ids.check(tokens_L, model.vocab_size + 1, "tokens_L")
-    (places_N,) = np.nonzero(tokens_L == model.vocab_size)
+    (indices_N,) = np.nonzero(tokens_L == model.vocab_size)
     rows_BL = np.repeat(tokens_L[None], sharding.shards(model.mesh), axis=0)
-    probabilities_NV = np.asarray(_probabilities(model, rows_BL, places_N))
+    probabilities_NV = np.asarray(_probabilities(model, rows_BL, indices_N))
     if not np.isfinite(probabilities_NV).all():
         raise UserError("logits: found non-finite numbers; use another checkpoint")
     best_NK = np.argsort(-probabilities_NV, axis=1, kind="stable")[:, :top].astype(np.int32)
     filled_L = tokens_L.copy()
-    filled_L[places_N] = best_NK[:, 0]
-    return Filling(filled_L, places_N, best_NK, np.take_along_axis(probabilities_NV, best_NK, axis=1))
+    filled_L[indices_N] = best_NK[:, 0]
+    return Filling(filled_L, indices_N, best_NK, np.take_along_axis(probabilities_NV, best_NK, axis=1))
 
 
 @jax.jit
-def _probabilities(model: LoadedModel, tokens_BL: jax.Array, places_N: jax.Array) -> jax.Array:
+def _probabilities(model: LoadedModel, tokens_BL: jax.Array, indices_N: jax.Array) -> jax.Array:
     """Return probabilities_NV at some places of the first row. All rows are equal."""
-    x_ND = model.hidden(tokens_BL)[0, places_N]
+    x_ND = model.hidden(tokens_BL)[0, indices_N]
     logits_NV = model.merge().logits(x_ND[None])[0, :, : model.vocab_size]
     return sharding.replicate(jax.nn.softmax(logits_NV, axis=-1), model.mesh)

@@ -40,13 +40,13 @@ class Sampling:
         require(valid, "repetition_penalty", self.repetition_penalty, expected)
 
 
-def noise(keys_B: jax.Array, places_B: jax.Array, vocab_size: int) -> jax.Array:
+def noise(keys_B: jax.Array, indices_B: jax.Array, vocab_size: int) -> jax.Array:
     """Return standard Gumbel noise_BV: argmax(logits + noise) is a sample from the softmax (Maddison et al. 2014)."""
 
     def row_noise(key: jax.Array, place: jax.Array) -> jax.Array:
         return jax.random.gumbel(jax.random.fold_in(key, place), (vocab_size,))
 
-    return jax.vmap(row_noise)(keys_B, places_B)
+    return jax.vmap(row_noise)(keys_B, indices_B)
 
 
 def draw(logits_BV: jax.Array, seen_BV: jax.Array | None, noise_BV: jax.Array, sampling: Sampling) -> jax.Array:

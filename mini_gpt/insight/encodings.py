@@ -55,7 +55,7 @@ def of_input(model: LoadedModel) -> Any:
 
 def _of_layers(module: Any) -> list[list[Any]]:
     layers = []
-    for block in running.unrolled(module).blocks:
+    for block in running.unstacked(module).blocks:
         parts = [*block.attention.on_heads, *block.attention.core.score_mods]
         parts = [module.positions[part.key] if isinstance(part, Shared) else part for part in parts]
         layers.append([*_of_input(module), *(part for part in parts if isinstance(part, tuple(KINDS)))])

@@ -54,7 +54,7 @@ def observed(model: Any, call: Callable[[Any], jax.Array]) -> tuple[jax.Array, l
     """
     stacks = [model, *([model.encoder] if hasattr(model, "encoder") else [])]
     for stack in stacks:
-        running.unrolled(stack)
+        running.unstacked(stack)
     for _, module in nnx.iter_modules(model):
         if isinstance(module, MultiHeadAttention):
             module.core.implementation = "reference"

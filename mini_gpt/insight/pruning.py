@@ -112,9 +112,9 @@ def _shape(model: LoadedModel) -> tuple[int, int]:
 
 def _put(model: LoadedModel, first: int, count: int, batch: Batch) -> dict[str, jax.Array]:
     """Put a batch on the devices, with the numbers of its rows, and weights of 0 in all rows from `count` on."""
-    places_B = np.arange(len(batch["inputs"]), dtype=np.int32)
-    weights_BL = batch["weights"] * (places_B < count)[:, None]
-    return sharding.put_whole(batch | {"rows": first + places_B, "weights": weights_BL}, model.mesh)
+    indices_B = np.arange(len(batch["inputs"]), dtype=np.int32)
+    weights_BL = batch["weights"] * (indices_B < count)[:, None]
+    return sharding.put_whole(batch | {"rows": first + indices_B, "weights": weights_BL}, model.mesh)
 
 
 @jax.jit
@@ -127,12 +127,12 @@ def _loss_sum(
     text_BL = targets_BL if model.masked else None
     scale = mask_NBH[:, :, None, :, None]
     masked = Edit(scale, None if means_NHK is None else (1 - scale) * means_NHK[:, None, None])
-    heads = editing.after(model.edits.heads, masked)
+    heads = editing.compose(model.edits.heads, masked)
     with_mask = dataclasses.replace(model, edits=model.edits._replace(heads=heads))
     x_BLD = with_mask.hidden(inputs_BL, text_BL, keys_of(batch["rows"]), batch.get("source"))
     with sharding.use_mesh(model.mesh):
         table_VD = model.merge().output_table
-        fields = losses.Objective(soft_cap=model.config.model.output_soft_cap)
+        fields = losses.LossOptions(soft_cap=model.config.model.output_soft_cap)
         loss = losses.loss_sums(x_BLD, table_VD, targets_BL, row_weights_BL, fields, model.mesh)[0]
     return sharding.replicate(loss, model.mesh)
 

@@ -57,8 +57,8 @@ class Edits(NamedTuple):
     logits: Edit | None = None
 
 
-NONE = Edits()
-OF_BLOCKS = {"feed_forward": None, "stream": None}  # not of cross-attention
+NO_EDITS = Edits()
+NOT_IN_CROSS = {"feed_forward": None, "stream": None}
 
 
 def head_mask(mask_NBH: Array) -> Edits:
@@ -66,7 +66,7 @@ def head_mask(mask_NBH: Array) -> Edits:
     return Edits(heads=Edit(mask_NBH[:, :, None, :, None]))
 
 
-def after(first: Edit | None, edit: Edit) -> Edit:
+def compose(first: Edit | None, edit: Edit) -> Edit:
     """Return the edit that does `first`, then `edit`."""
     if first is None:
         return edit
@@ -129,13 +129,13 @@ def edited(model: Any, edits: Edits) -> Any:
     Raises UserError for another number of layers than the model has; JAX would silently clamp indices.
     """
     of_encoder, own, cross = by_kind(model.config, edits)
-    stacks = [(model, own)] if of_encoder == NONE else [(model, own), (model.encoder, of_encoder)]
+    stacks = [(model, own)] if of_encoder == NO_EDITS else [(model, own), (model.encoder, of_encoder)]
     for stack, of_stack in stacks:
-        running.unrolled(stack)
+        running.unstacked(stack)
         for layer, block in enumerate(stack.blocks):
             here = running.at(of_stack, layer)
             block.attention = _edited_attention(block.attention, here)
-            if cross != NONE and stack is model:
+            if cross != NO_EDITS and stack is model:
                 block.cross_attention = _edited_attention(block.cross_attention, running.at(cross, layer))
             if here.feed_forward is not None:
                 block.mlp = EditedOutput(block.mlp, here.feed_forward, "feed_forward")
@@ -186,6 +186,6 @@ def by_kind(config: ModelConfig, edits: Edits) -> tuple[Edits, Edits, Edits]:
         for array in jax.tree.leaves(edit):
             require(len(array) == count, f"edits.{name}", f"{len(array)} layers", f"needs {count}")
     if not config.has_encoder:
-        return NONE, edits, NONE
+        return NO_EDITS, edits, NO_EDITS
     part = lambda layers: jax.tree.map(lambda x: x[layers], edits)
-    return part(slice(first)), part(slice(first, second)), part(slice(second, None))._replace(**OF_BLOCKS)
+    return part(slice(first)), part(slice(first, second)), part(slice(second, None))._replace(**NOT_IN_CROSS)

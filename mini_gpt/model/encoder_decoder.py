@@ -9,7 +9,7 @@ from flax import nnx
 from mini_gpt.config.attention import LayerKind
 from mini_gpt.config.model import ModelConfig
 from mini_gpt.model import other_blocks, positions, running
-from mini_gpt.model.attention.context import Context, Tokens, in_row
+from mini_gpt.model.attention.context import Context, Coordinates
 from mini_gpt.model.attention.multi_head import MultiHeadAttention
 from mini_gpt.model.gpt import Block, MiniGPT, Stack
 from mini_gpt.model.layers import Mlp, dropout, dropout_keys, make_table, observe
@@ -51,12 +51,12 @@ class Encoder(Stack):
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
         super().__init__(config, other_blocks.choose(config) or Block, rngs=rngs)
 
-    def __call__(self, table: nnx.Param, tokens_BS: jax.Array, source: Tokens, dropout_key: Any) -> jax.Array:
+    def __call__(self, table: nnx.Param, tokens_BS: jax.Array, source: Coordinates, dropout_key: Any) -> jax.Array:
         """Return the last hidden states x_BSD, float32. table: of embeddings."""
         keys = dropout_keys(dropout_key, self.config.num_layers + 1)
         x_BSD = self.embed(table, tokens_BS, source.positions_BL)
         x_BSD = dropout(x_BSD, self.config.embedding_dropout, keys[-1])
-        x_BSD = running.run(self, x_BSD, Context(source, source, shared=self.positions), keys[:-1])
+        x_BSD = running.apply_blocks(self, x_BSD, Context(source, source, shared=self.positions), keys[:-1])
         observe(self, "stream", x_BSD)
         return x_BSD if self.final_norm is None else self.final_norm(x_BSD)
 
@@ -108,32 +108,32 @@ class EncoderDecoder(MiniGPT):
         source_BS, source_arrays: the tokens, the positions and the segments of the source, see `encode`.
         """
         source = self.encode(source_BS, *source_arrays, dropout_key=dropout_key)
-        tokens = in_row(tokens_BL.shape[1], positions_BL, segments_BL)
-        return self.decode(tokens_BL, tokens, source, dropout_key=dropout_key)
+        coordinates = Coordinates.of(tokens_BL.shape[1], positions_BL, segments_BL)
+        return self.decode(tokens_BL, coordinates, source, dropout_key=dropout_key)
 
     def decode(
         self,
         tokens_BL: jax.Array,
-        tokens: Tokens,
-        source: tuple[jax.Array, Tokens],
+        coordinates: Coordinates,
+        source: tuple[jax.Array, Coordinates],
         *,
         dropout_key: jax.Array | None = None,
     ) -> jax.Array:
         """Return the last hidden states x_BLD. source: from `encode`."""
-        contexts = Context(tokens, tokens, shared=self.positions), self._cross_context(tokens, *source)
+        contexts = Context(coordinates, coordinates, shared=self.positions), self._cross_context(coordinates, *source)
         keys = dropout_keys(dropout_key, self.config.num_layers + 1)
-        x_BLD = self.embed(self.embedding, tokens_BL, tokens.positions_BL)
+        x_BLD = self.embed(self.embedding, tokens_BL, coordinates.positions_BL)
         x_BLD = dropout(x_BLD, self.config.embedding_dropout, keys[-1])
-        return self.finish(running.run(self, x_BLD, contexts, keys[:-1]))
+        return self.finish(running.apply_blocks(self, x_BLD, contexts, keys[:-1]))
 
-    def _cross_context(self, tokens: Tokens, source_BSD: jax.Array, source: Tokens) -> Context:
+    def _cross_context(self, target: Coordinates, source_BSD: jax.Array, source: Coordinates) -> Context:
         """Return the context of cross-attention: each query sees all keys of its segment.
 
         By default it has no positional encoding: the embeddings and the encoder have the order already.
         """
-        if tokens.segments_BL is None:
-            tokens = tokens._replace(segments_BL=jnp.zeros_like(tokens.places_BL))
-        return Context(tokens, source, shared=self.cross_positions, source_BSD=source_BSD)
+        if target.segments_BL is None:
+            target = target._replace(segments_BL=jnp.zeros_like(target.indices_BL))
+        return Context(target, source, shared=self.cross_positions, source_BSD=source_BSD)
 
     def encode(
         self,
@@ -142,14 +142,14 @@ class EncoderDecoder(MiniGPT):
         segments_BS: jax.Array | None = None,
         *,
         dropout_key: jax.Array | None = None,
-    ) -> tuple[jax.Array, Tokens]:
+    ) -> tuple[jax.Array, Coordinates]:
         """Return the encoder's last hidden states x_BSD, float32, and the coordinates of the source's tokens.
 
         source_BS: -1 is padding, which no other token sees. positions_BS, segments_BS: as in `MiniGPT.hidden`.
         """
         segments_BS = jnp.zeros_like(source_BS) if segments_BS is None else segments_BS
         segments_BS = jnp.where(source_BS < 0, PADDING_SEGMENT, segments_BS)
-        source = in_row(source_BS.shape[1], positions_BS, segments_BS)
+        source = Coordinates.of(source_BS.shape[1], positions_BS, segments_BS)
         key = None if dropout_key is None else jax.random.fold_in(dropout_key, ENCODER_KEY)
         table = self.embedding if self.source_embedding is None else self.source_embedding
         return self.encoder(table, jnp.maximum(source_BS, 0), source, key), source

@@ -13,7 +13,7 @@ from flax import nnx
 from mini_gpt.config.attention import LayerKind
 from mini_gpt.config.model import ModelConfig
 from mini_gpt.model import loss, other_blocks, output, positions, running
-from mini_gpt.model.attention.context import Context, in_row
+from mini_gpt.model.attention.context import Context, Coordinates
 from mini_gpt.model.attention.multi_head import MultiHeadAttention
 from mini_gpt.model.layers import Mlp, dropout, dropout_keys, make_norm, make_table, observe
 from mini_gpt.runtime import devices, sharding, token_ids
@@ -51,7 +51,7 @@ class Stack(nnx.Module):
         self.input_encoding = positions.input_encoding(config)
         self.embedding_norm = make_norm(config, rngs=rngs) if config.embedding_norm else None
         self.blocks = running.make_blocks(config, block, rngs=rngs)
-        self.run_blocks = running.runner(config)
+        self.run_blocks = running.make_runner(config)
         self.final_norm = make_norm(config, rngs=rngs) if config.norm_placement != "post" else None
 
     def embed(self, table: nnx.Param, tokens_BL: jax.Array, positions_BL: jax.Array) -> jax.Array:
@@ -114,10 +114,10 @@ class MiniGPT(Stack):
         positions_BL: by default 0..L-1. segments_BL: attention stays within a segment; by default one segment.
         dropout_key: no dropout if None.
         """
-        tokens = in_row(tokens_BL.shape[1], positions_BL, segments_BL)
-        context = Context(tokens, tokens, shared=self.positions)
+        coordinates = Coordinates.of(tokens_BL.shape[1], positions_BL, segments_BL)
+        context = Context(coordinates, coordinates, shared=self.positions)
         *keys, embedding_key = dropout_keys(dropout_key, self.config.num_layers + 1)
-        x_BLD = self.embed(self.embedding, tokens_BL, tokens.positions_BL)
+        x_BLD = self.embed(self.embedding, tokens_BL, coordinates.positions_BL)
         x_BLD = dropout(x_BLD, self.config.embedding_dropout, embedding_key)
         if self.run_blocks is not None:
             x_BLD = self.run_blocks(self.blocks, x_BLD, context, keys)

@@ -23,8 +23,8 @@ def nll(logits_BLV: jax.Array, targets_BL: jax.Array) -> jax.Array:
     return jax.nn.logsumexp(logits_BLV, axis=-1) - chosen_BL
 
 
-class Objective(NamedTuple):
-    """The fields of the loss. smoothing: the targets' distribution is (1 - smoothing) one-hot + smoothing uniform.
+class LossOptions(NamedTuple):
+    """The options of the loss. smoothing: the targets' distribution is (1 - smoothing) one-hot + smoothing uniform.
 
     soft_cap: that of `logits`.
     """
@@ -59,7 +59,12 @@ def token_nll(
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5))
 def loss_sums(
-    x_BLD: jax.Array, table_VD: jax.Array, targets_BL: jax.Array, weights_BL: jax.Array, fields: Objective, mesh: Mesh
+    x_BLD: jax.Array,
+    table_VD: jax.Array,
+    targets_BL: jax.Array,
+    weights_BL: jax.Array,
+    options: LossOptions,
+    mesh: Mesh,
 ) -> tuple[jax.Array, jax.Array]:
     """Return the weighted sums of the smoothed cross-entropy and of `nll` of the `logits`, as float32 scalars.
 
@@ -67,11 +72,11 @@ def loss_sums(
     dtype and float32 results. While the forward pass has a chunk's logits, it also computes the gradient of the first
     sum with respect to x and the table (Hsu et al. 2024). The second sum and other inputs have no gradient.
     """
-    return _loss_sums_forward(x_BLD, table_VD, targets_BL, weights_BL, fields, mesh)[0]
+    return _loss_sums_forward(x_BLD, table_VD, targets_BL, weights_BL, options, mesh)[0]
 
 
-def _loss_sums_forward(x_BLD, table_VD, targets_BL, weights_BL, fields, mesh):
-    smoothing, soft_cap = fields
+def _loss_sums_forward(x_BLD, table_VD, targets_BL, weights_BL, options, mesh):
+    smoothing, soft_cap = options
 
     def local(x_BLD, table_VD, targets_BL, weights_BL):
         table_VD = table_VD.astype(x_BLD.dtype)
@@ -108,7 +113,7 @@ def _loss_sums_forward(x_BLD, table_VD, targets_BL, weights_BL, fields, mesh):
     return (objective, nll_sum), (d_x_BLD, d_table_VD.astype(table_VD.dtype))
 
 
-def _loss_sums_backward(fields, mesh, gradients, cotangents):
+def _loss_sums_backward(options, mesh, gradients, cotangents):
     d_x_BLD, d_table_VD = gradients
     return (cotangents[0] * d_x_BLD).astype(d_x_BLD.dtype), cotangents[0] * d_table_VD, None, None
 

@@ -26,7 +26,7 @@ def make_blocks(config: ModelConfig, block: type, *, rngs: nnx.Rngs) -> Any:
 
 
 @functools.cache
-def runner(config: ModelConfig) -> Callable[..., jax.Array] | None:
+def make_runner(config: ModelConfig) -> Callable[..., jax.Array] | None:
     """Return run(blocks, x_BLD, context, keys) -> x_BLD, or None if a loop over the blocks is enough.
 
     keys: a dropout key for each layer, or None for each layer. The same config gives the same function, so that its
@@ -37,8 +37,8 @@ def runner(config: ModelConfig) -> Callable[..., jax.Array] | None:
     return None if config.remat == "none" else functools.partial(_in_order, config)
 
 
-def run(stack: Any, x_BLD: jax.Array, context: Any, keys: Sequence[Any]) -> jax.Array:
-    """Return x_BLD after all blocks of a stack, which has `blocks` and their `runner` as `run_blocks`."""
+def apply_blocks(stack: Any, x_BLD: jax.Array, context: Any, keys: Sequence[Any]) -> jax.Array:
+    """Return x_BLD after all blocks of a stack, which has `blocks`, and as `run_blocks` what `make_runner` returns."""
     if stack.run_blocks is not None:
         return stack.run_blocks(stack.blocks, x_BLD, context, keys)
     for block, key in zip(stack.blocks, keys, strict=True):
@@ -46,7 +46,7 @@ def run(stack: Any, x_BLD: jax.Array, context: Any, keys: Sequence[Any]) -> jax.
     return x_BLD
 
 
-def unrolled(model: Any) -> Any:
+def unstacked(model: Any) -> Any:
     """Return a model, or an encoder, after its blocks have become a list that a loop runs; the model is changed."""
     if not isinstance(model.blocks, nnx.List):
         block: Any = type(model.blocks)

@@ -48,7 +48,7 @@ def make_train_step(
         model = nnx.merge(definition, trained if fixed is None else trainable.join(trained, fixed))
         inputs = (batch["inputs"],) if prepare is None else prepare(batch, key)
         x_BLD = model.hidden(*inputs, dropout_key=key)
-        options = losses.Objective(config.label_smoothing, model.config.output_soft_cap)
+        options = losses.LossOptions(config.label_smoothing, model.config.output_soft_cap)
         objective, loss = losses.loss_sums(x_BLD, model.output_table, batch["targets"], batch["weights"], options, mesh)
         return objective, {"objective": objective, "loss": loss, "count": jnp.sum(batch["weights"])}
 

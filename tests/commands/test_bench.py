@@ -14,7 +14,7 @@ import pytest
 from mini_gpt.commands import bench, decoding_speed, measuring
 from mini_gpt.config import loading
 from mini_gpt.model import build
-from mini_gpt.model.attention.context import Mask, in_row
+from mini_gpt.model.attention.context import Coordinates, Mask
 from mini_gpt.runtime.errors import UserError
 from mini_gpt.training import loop
 from tests.conftest import REPOSITORY, SMALL
@@ -78,7 +78,7 @@ def test_flops_per_token_follow_palm(tied):
 def test_flops_of_attention_count_the_keys_of_the_mask(small, causal, window):
     objective = "next_token" if causal else "masked"
     config = small(model__causal=causal, model__attention_window=window, train__objective=objective)
-    tokens = in_row(config.context_length)
+    tokens = Coordinates.of(config.context_length)
     keys = int(Mask(causal, window).visible(tokens, tokens).sum(-1).max())
     assert bench.flops_per_token(config, {}) == 12 * config.model.num_layers * config.model.d_model * keys
 

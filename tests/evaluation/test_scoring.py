@@ -16,8 +16,8 @@ class FakeModel:
 
     def __call__(self, inputs_BL, targets_BL):
         self.shapes.add((inputs_BL.shape, targets_BL.shape, inputs_BL.dtype, targets_BL.dtype))
-        places_BL = np.broadcast_to(np.arange(inputs_BL.shape[1]), inputs_BL.shape)
-        return (1000.0 * (places_BL + 1) + inputs_BL[:, :1] + targets_BL / 1000).astype(np.float32)
+        indices_BL = np.broadcast_to(np.arange(inputs_BL.shape[1]), inputs_BL.shape)
+        return (1000.0 * (indices_BL + 1) + inputs_BL[:, :1] + targets_BL / 1000).astype(np.float32)
 
 
 @pytest.mark.parametrize("count", [1, 2, 7, 8, 9, 15, 16, 17, 40, 41])

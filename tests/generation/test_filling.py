@@ -50,13 +50,13 @@ def test_probabilities_are_the_softmax_over_tokens(make_model, fields):
     found = filling.fill(model, tokens_L, top=257)
     rows_BL = np.repeat(tokens_L[None], 8, axis=0)
     logits_LV = np.asarray(model.logits(rows_BL), np.float64)[0]
-    assert found.places_N.tolist() == [5, 9, 10]
+    assert found.indices_N.tolist() == [5, 9, 10]
     for place, best_K, probabilities_K in zip(*found[1:], strict=True):
         exponentials_V = np.exp(logits_LV[place])[:257]  # without the row of the mask token, 257
         np.testing.assert_allclose(probabilities_K, exponentials_V[best_K] / exponentials_V.sum(), rtol=1e-5)
         assert sorted(best_K) == list(range(257)) and (np.diff(probabilities_K) <= 0).all()
         assert found.tokens_L[place] == best_K[0]
-    others = np.setdiff1d(np.arange(len(tokens_L)), found.places_N)
+    others = np.setdiff1d(np.arange(len(tokens_L)), found.indices_N)
     assert (found.tokens_L[others] == tokens_L[others]).all() and found.probabilities_NK.dtype == np.float32
 
 

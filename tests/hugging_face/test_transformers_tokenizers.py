@@ -110,7 +110,7 @@ def test_masks_are_filled_in_as_by_transformers(name, imports, tmp_path):
         weights_LV = np.exp(logits_LV) * (np.arange(320) != mask)  # the mask token is never an answer here
         wanted_LV = weights_LV / weights_LV.sum(axis=-1, keepdims=True)
         found = filling.fill(run.model, tokens_L, top=config.vocab_size - 1)
-        assert [ids[place] for place in found.places_N] == [mask] * text.count("[MASK]")
+        assert [ids[place] for place in found.indices_N] == [mask] * text.count("[MASK]")
         for place, best_K, probabilities_K in zip(*found[1:], strict=True):
             wanted_K = wanted_LV[place][order[best_K]]
             np.testing.assert_allclose(probabilities_K, wanted_K, rtol=1e-4, atol=1e-7)

@@ -206,8 +206,8 @@ def test_heads_are_measured_without_an_alignment(run_of, monkeypatch, kind):
 def diagonal(weights_LS, first):
     """Return the weight of each query on the source tokens at about the same share of the text, from `first` on."""
     shares_L = np.arange(len(weights_LS)) / (len(weights_LS) - 1)
-    places_S = np.arange(weights_LS.shape[1])
-    near_LS = abs(places_S - first - shares_L[:, None] * (places_S[-1] - first)) <= 1
+    indices_S = np.arange(weights_LS.shape[1])
+    near_LS = abs(indices_S - first - shares_L[:, None] * (indices_S[-1] - first)) <= 1
     return (weights_LS * near_LS).sum(axis=1)
 
 

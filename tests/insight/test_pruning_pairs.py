@@ -24,7 +24,7 @@ SIZE = {"model__encoder_layers": 1, "model__num_layers": 1, "model__num_heads": 
 
 def losses(model, parameters=None, mask_NBH=None):
     """Return the mean loss of each problem's answer, in float64."""
-    edits = editing.NONE if mask_NBH is None else editing.head_mask(mask_NBH)
+    edits = editing.NO_EDITS if mask_NBH is None else editing.head_mask(mask_NBH)
     changed = dataclasses.replace(model, parameters=parameters or model.parameters, edits=edits)
     found = []
     for problem in PROBLEMS:

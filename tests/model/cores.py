@@ -11,7 +11,7 @@ from mini_gpt.config import loading
 from mini_gpt.insight.observing import AttentionMaps
 from mini_gpt.model import positions
 from mini_gpt.model.attention import reference
-from mini_gpt.model.attention.context import Context, Mask, Tokens, in_row
+from mini_gpt.model.attention.context import Context, Coordinates, Mask
 from mini_gpt.model.attention.multi_head import MultiHeadAttention
 
 
@@ -44,7 +44,7 @@ def random_core(**fields):
 
 def row_context(mask: Any, length: int, positions_BL=None, segments_BL=None, decay_BLH=None) -> Context:
     """Return the context of self-attention."""
-    tokens = in_row(length, positions_BL, segments_BL)._replace(decay_BLH=decay_BLH)
+    tokens = Coordinates.of(length, positions_BL, segments_BL)._replace(decay_BLH=decay_BLH)
     return Context(tokens, tokens, mask)
 
 
@@ -57,7 +57,7 @@ class GivenMask(NamedTuple):
 
     visible_BLS: jax.Array
 
-    def visible(self, queries: Tokens, keys: Tokens) -> jax.Array:
+    def visible(self, queries: Coordinates, keys: Coordinates) -> jax.Array:
         return self.visible_BLS
 
 

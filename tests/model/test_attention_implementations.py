@@ -17,7 +17,7 @@ from mini_gpt.config import loading
 from mini_gpt.generation import cached_attention
 from mini_gpt.model import MiniGPT
 from mini_gpt.model.attention import blockwise, core, kernels, reference
-from mini_gpt.model.attention.context import Context, Mask, in_row
+from mini_gpt.model.attention.context import Context, Coordinates, Mask
 from mini_gpt.runtime import devices, sharding
 from mini_gpt.runtime.errors import UserError
 from mini_gpt.training import assembly
@@ -286,10 +286,10 @@ def test_training_with_a_kernel_of_other_devices_is_an_error(setting, platform, 
 
 
 def attend_to_cache(core, q, k, v, row):
-    token = in_row(1)._replace(places_BL=jnp.full((1, 1), k.shape[1] - 1))
-    step = cached_attention.Step(token, {k.shape[1]: row.keys}, steps=0)
+    token = Coordinates.of(1)._replace(indices_BL=jnp.full((1, 1), k.shape[1] - 1))
+    new = cached_attention.NewToken(token, {k.shape[1]: row.keys}, written=0)
     kept = cached_attention.KeyValues(reference.grouped(k), reference.grouped(v))
-    return cached_attention.CachedCore(core, kept, step).attend(q[:, :1], None, None, Context(token, token, row.mask))
+    return cached_attention.CachedCore(core, kept, new).attend(q[:, :1], None, None, Context(token, token, row.mask))
 
 
 SCALED = {
@@ -320,7 +320,7 @@ def test_blockwise_attention_keeps_nan():
     """A row with NaN is not one without a visible key, whose output is 0."""
     made = core.Core(loading.load("configs/default.py", {"model.dtype": "float32"}).model)
     q_BLHK, k_BSGK = (jax.random.normal(jax.random.key(seed), (1, 150, 4, 8)) for seed in (0, 1))
-    tokens = in_row(150)
+    tokens = Coordinates.of(150)
     context = Context(tokens, tokens, Mask(causal=True))
     spoiled_BLHK = q_BLHK.at[0, 70].set(jnp.nan)
     arrays = spoiled_BLHK, k_BSGK, k_BSGK

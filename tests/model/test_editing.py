@@ -201,8 +201,8 @@ def test_an_edit_after_another_does_both(small):
     first, second = Edit(np.float32([[2, 3, 0]]), np.float32([[1, 0, 4]])), Edit(np.float32([[0.5, 1, 2]]))
     for one, other in ((first, second), (second, first), (first, first), (second, second)):
         expected = editing.apply(other, editing.apply(one, jnp.asarray(x)))
-        np.testing.assert_allclose(editing.apply(editing.after(one, other), jnp.asarray(x)), expected, rtol=1e-6)
-    assert editing.after(None, first) is first
+        np.testing.assert_allclose(editing.apply(editing.compose(one, other), jnp.asarray(x)), expected, rtol=1e-6)
+    assert editing.compose(None, first) is first
 
 
 @pytest.mark.parametrize("count", [1, N - 1, N + 1])

@@ -259,7 +259,7 @@ def test_the_prediction_heads_bias_is_added_to_the_logits():
     def nll_sum(bias_V):
         model = nnx.merge(definition, params | {"output": head | {"bias": bias_V}})
         x_BLD, mesh = model.hidden(tokens), sharding.make_mesh(1, 1, 1)
-        return losses.loss_sums(x_BLD, model.output_table, tokens, weights, losses.Objective(), mesh)[0]
+        return losses.loss_sums(x_BLD, model.output_table, tokens, weights, losses.LossOptions(), mesh)[0]
 
     without = run(definition, params | {"output": head | {"bias": jnp.zeros(VOCAB)}}, tokens)
     logits = run(definition, params, tokens)

@@ -34,7 +34,7 @@ def test_nll_is_the_log_probability_of_the_target(logits_and_targets):
 def loss_sum(logits_BLV, targets_BL, weights_BL, smoothing):
     """Return the objective. The logits are passed as hidden states, with the identity as unembedding table."""
     table_VV, mesh = jnp.eye(logits_BLV.shape[-1]), sharding.make_mesh(1, 1, 1)
-    return losses.loss_sums(logits_BLV, table_VV, targets_BL, weights_BL, losses.Objective(smoothing), mesh)[0]
+    return losses.loss_sums(logits_BLV, table_VV, targets_BL, weights_BL, losses.LossOptions(smoothing), mesh)[0]
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.5])
@@ -79,7 +79,7 @@ def test_the_chunked_loss_equals_the_plain_one(arrays, monkeypatch, mesh, chunks
     mesh = sharding.make_mesh(*mesh)
     rows = B // (mesh.shape["data"] * mesh.shape["fsdp"])
     monkeypatch.setattr(losses, "LIMIT", 4 * rows * L * V // chunks)
-    chunked = lambda *arrays: losses.loss_sums(*arrays, losses.Objective(smoothing, soft_cap), mesh)
+    chunked = lambda *arrays: losses.loss_sums(*arrays, losses.LossOptions(smoothing, soft_cap), mesh)
     with_gradient = lambda function: jax.jit(
         lambda *arrays: jax.value_and_grad(lambda *a: (3 * function(*a)[0], function(*a)[1]), (0, 1), True)(*arrays)
     )
@@ -105,7 +105,7 @@ def test_the_chunked_loss_counts_every_token(arrays, monkeypatch):
     )
     monkeypatch.setattr(losses, "LIMIT", 4 * 10 * V)
     mesh = sharding.make_mesh(1, 1, 1)
-    chunked = lambda *arrays: losses.loss_sums(*arrays, losses.Objective(0.1), mesh)
+    chunked = lambda *arrays: losses.loss_sums(*arrays, losses.LossOptions(0.1), mesh)
     assert "f32[10,11]" in str(jax.make_jaxpr(chunked)(*cut)) and "length=5" in str(jax.make_jaxpr(chunked)(*cut))
     for function in (lambda f: f, lambda f: jax.grad(lambda *arrays: f(*arrays)[0], (0, 1))):
         found, wanted = function(chunked)(*cut), function(lambda *arrays: plain(*arrays, 0.1))(*cut)
@@ -117,7 +117,7 @@ def test_the_chunked_loss_counts_every_token(arrays, monkeypatch):
 
 def test_bfloat16_loss_gradients_are_near_float32(arrays):
     mesh = sharding.make_mesh(1, 1, 1)
-    gradient = jax.jit(jax.grad(lambda *arrays: losses.loss_sums(*arrays, losses.Objective(0.1), mesh)[0], (0, 1)))
+    gradient = jax.jit(jax.grad(lambda *arrays: losses.loss_sums(*arrays, losses.LossOptions(0.1), mesh)[0], (0, 1)))
     narrow, wide = gradient(arrays[0].astype(jnp.bfloat16), *arrays[1:]), gradient(*arrays)
     assert [leaf.dtype for leaf in narrow] == [jnp.bfloat16, jnp.float32]
     for left, right in zip(narrow, wide, strict=True):
@@ -129,7 +129,7 @@ def test_loss_gradients_are_summed_over_devices_once(arrays, monkeypatch):
     monkeypatch.setattr(losses, "LIMIT", 4 * L * V // 3)
     x_BLD, table_VD, targets_BL, weights_BL = arrays
     put = jax.device_put((x_BLD, targets_BL, weights_BL), sharding.batch_sharding(mesh))
-    sums = lambda x, table, *rest: losses.loss_sums(x, table, *rest, losses.Objective(0.1), mesh)
+    sums = lambda x, table, *rest: losses.loss_sums(x, table, *rest, losses.LossOptions(0.1), mesh)
     gradient = jax.grad(sums, (0, 1), has_aux=True)
     program = jax.jit(gradient).lower(put[0], table_VD, *put[1:]).compile().as_text()
     assert "all-gather" not in program and "while(" in program

@@ -223,7 +223,7 @@ def test_encodings_work_on_any_block_of_positions(name):
 def test_none_is_the_base_class_and_adds_no_module():
     assert type(make("none")) is positions.Encoding
     config = loading.load("configs/default.py", {"model.position": "none"}).model
-    assert positions.parts(config, config.layer_kinds[0], cross=False, rngs=nnx.Rngs(0)) == []
+    assert positions.modules(config, config.layer_kinds[0], cross=False, rngs=nnx.Rngs(0)) == []
 
 
 @pytest.mark.parametrize("heads", [1, 2, 4, 6, 8, 12, 16, 20])

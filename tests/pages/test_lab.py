@@ -13,7 +13,7 @@ from flax import nnx
 from mini_gpt.config import load
 from mini_gpt.model import positions
 from mini_gpt.model.attention import reference
-from mini_gpt.model.attention.context import Context, Mask, in_row
+from mini_gpt.model.attention.context import Context, Coordinates, Mask
 from mini_gpt.model.attention.core import Core
 from mini_gpt.model.attention.multi_head import MultiHeadAttention, split_heads
 from mini_gpt.model.attention.parts import ScoreMod
@@ -82,7 +82,7 @@ def test_each_step_is_the_librarys(shown, setting):
     fields = {"position": position, "d_model": 4, "num_heads": heads, "scale_embeddings": True}
     fields |= {"scale_attention": scaled}
     config = load("configs/tiny.py", {f"model.{name}": str(value) for name, value in fields.items()}).model
-    attention, words = MultiHeadAttention(config, config.layer_kinds[0], rngs=nnx.Rngs(0)), in_row(6)
+    attention, words = MultiHeadAttention(config, config.layer_kinds[0], rngs=nnx.Rngs(0)), Coordinates.of(6)
     results = shown[setting]
     input_BLD = x_BLD = jnp.asarray(stacked(results, "x"))
     for encoding in positions.shared(config, rngs=nnx.Rngs(0)).values():
@@ -299,7 +299,7 @@ def test_copies_hold_all_numbers(explained):
 
 def test_shapes_are_those_of_the_model():
     table = node.evaluate(SCRIPTS, "{ return shapesOf(10, 512, 8); }", None)
-    q_BLHK, words = jnp.zeros((1, 10, 8, 64)), in_row(10)
+    q_BLHK, words = jnp.zeros((1, 10, 8, 64)), Coordinates.of(10)
     core = Core(load("configs/tiny.py", {"model.d_model": "512", "model.num_heads": "8"}).model)
     out_BLHK, _, weights_BHLS = attend(core, q_BLHK, q_BLHK, q_BLHK, Context(words, words))
     shown = [tuple(int(n) for n in shape.split(" × ")) for _, shape in table]

@@ -12,7 +12,7 @@ from mini_gpt.insight import observing
 from mini_gpt.insight.mechanisms.patching import activations
 from mini_gpt.model import build, editing
 from mini_gpt.model.attention.context import Mask
-from mini_gpt.model.editing import NONE, Edit, Edits
+from mini_gpt.model.editing import NO_EDITS, Edit, Edits
 from mini_gpt.pages.play import limits, pack, page
 from tests import oracle
 from tests.pages import node, play_engine
@@ -118,7 +118,7 @@ def test_another_mask_shows_later_keys_of_the_segment(fields, mask, monkeypatch)
     [(logits_LV, _)] = run(model, {"mask": mask})
 
     def visible(self, queries, keys):
-        offset_BLS = keys.places_BL[:, None, :] - queries.places_BL[:, :, None]
+        offset_BLS = keys.indices_BL[:, None, :] - queries.indices_BL[:, :, None]
         reach = LENGTH if self.window is None else self.window
         visible_BLS = (offset_BLS <= {"shifted": 1, "none": LENGTH}[mask]) & (abs(offset_BLS) < reach)
         return visible_BLS & (queries.segments_BL[:, :, None] == keys.segments_BL[:, None, :])
@@ -128,7 +128,7 @@ def test_another_mask_shows_later_keys_of_the_segment(fields, mask, monkeypatch)
         close(logits_LV, model.logits(TOKENS[None])[0])
 
 
-def in_jax(model, edits=NONE, tokens=TOKENS):
+def in_jax(model, edits=NO_EDITS, tokens=TOKENS):
     return np.asarray(dataclasses.replace(model, edits=edits).logits(np.asarray(tokens)[None]))[0]
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from mini_gpt.data.batches import PADDING
 from mini_gpt.evaluation.loaded import LoadedModel
 from mini_gpt.insight.diagnosis.result import CheckResult
-from mini_gpt.model.attention.context import in_row
+from mini_gpt.model.attention.context import Coordinates
 from mini_gpt.runtime import sharding
 
 ROWS = 8  # problems; a wrong mask shows in each of them
@@ -129,7 +129,7 @@ def _first_gradient(model: LoadedModel, inputs_BL: jax.Array, source_BS: jax.Arr
         x_BSD, source = module.encode(source_BS)
 
         def projection(x_BSD: jax.Array) -> jax.Array:
-            x_BLD = module.decode(inputs_BL, in_row(inputs_BL.shape[1]), (x_BSD, source))
+            x_BLD = module.decode(inputs_BL, Coordinates.of(inputs_BL.shape[1]), (x_BSD, source))
             return jnp.sum(x_BLD[:, 0] * jax.random.normal(jax.random.key(0), x_BLD.shape[-1:]))
 
         gradient_BSD = jax.grad(projection)(x_BSD)

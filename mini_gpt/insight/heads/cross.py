@@ -20,7 +20,7 @@ def templates(
     query's input, or to the token that follows it in the target. aligned: the source tokens that the alignment gives to
     the token to write; a pair without alignment has none.
     """
-    shape, places_S = (len(pairs), tokens_BL.shape[1], source_BS.shape[1]), np.arange(source_BS.shape[1])
+    shape, indices_S = (len(pairs), tokens_BL.shape[1], source_BS.shape[1]), np.arange(source_BS.shape[1])
     # The places of the first and of the last token of each source; an Example's inputs start with a separator.
     first_B = np.array([[int(pair.source[0] == pair.inputs[0])] for pair in pairs])
     last_B = np.array([[len(pair.source) - 1] for pair in pairs])
@@ -30,12 +30,12 @@ def templates(
         length = len(pair.written)
         written_BL[row, :length] = pair.written
         at_L = first_B[row] + np.arange(length) / max(length - 1, 1) * (last_B[row] - first_B[row])
-        diagonal_BLS[row, :length] = np.abs(places_S - at_L[:, None]) <= 1
+        diagonal_BLS[row, :length] = np.abs(indices_S - at_L[:, None]) <= 1
         aligned_BLS[row] = cells(pair.alignment, shape[1:])
     found = {
-        "source separator": (places_S < first_B)[:, None],
-        "last source token": (places_S == last_B)[:, None],
-        "source delimiter": (vocabulary.is_delimiter_V[np.maximum(source_BS, 0)] & (places_S >= first_B))[:, None],
+        "source separator": (indices_S < first_B)[:, None],
+        "last source token": (indices_S == last_B)[:, None],
+        "source delimiter": (vocabulary.is_delimiter_V[np.maximum(source_BS, 0)] & (indices_S >= first_B))[:, None],
         "diagonal": diagonal_BLS,
         "token read": tokens_BL[:, :, None] == source_BS[:, None],
         "token to write": written_BL[:, :, None] == source_BS[:, None],

@@ -17,7 +17,7 @@ from mini_gpt.config.model import ModelConfig
 from mini_gpt.evaluation.loaded import LoadedModel
 from mini_gpt.insight.mechanisms.attribution import centred_and_weighted
 from mini_gpt.model import MiniGPT, running
-from mini_gpt.model.attention.context import Context, in_row
+from mini_gpt.model.attention.context import Context, Coordinates
 from mini_gpt.runtime.errors import UserError, require, shown
 
 # Values of model fields with which a circuit is no product of weights.
@@ -57,7 +57,7 @@ class Head:
 
     def __init__(self, model: LoadedModel, layer: int, head: int, module: MiniGPT | None = None):
         self.config, self.head = model.config.model, head
-        self.module = running.unrolled(model.merge()) if module is None else module
+        self.module = running.unstacked(model.merge()) if module is None else module
         self.block: Any = self.module.blocks[layer]
         self.attention = self.block.attention
         self.kind = self.config.layer_kinds[layer]
@@ -78,7 +78,9 @@ class Head:
         inputs_TD, attention = self._inputs(tokens_T), self.attention
         query = self._split(attention.query(inputs_TD), self.config.num_heads)
         key = self._split(attention.key(inputs_TD), self.config.num_kv_heads)
-        queries, keys = (in_row(len(tokens_T), jnp.full((1, len(tokens_T)), position)) for position in (distance, 0))
+        queries, keys = (
+            Coordinates.of(len(tokens_T), jnp.full((1, len(tokens_T)), position)) for position in (distance, 0)
+        )
         context = Context(queries, keys, attention.mask, self.module.positions)
         for change in attention.on_heads:
             query, key = change(query, key, context)
@@ -159,7 +161,7 @@ def composition(model: LoadedModel) -> dict[str, np.ndarray]:
     1 / √D.
     """
     layers, heads = model.config.model.num_layers, model.config.model.num_heads
-    module = running.unrolled(model.merge())
+    module = running.unstacked(model.merge())
     every = [Head(model, *place, module) for place in itertools.product(range(layers), range(heads))]
     every[0]._refuse(NOT_IN_OV)
     kernels = [(head.query_DK(), head.key_DK(), head.value_DK(), head.out_KD()) for head in every]

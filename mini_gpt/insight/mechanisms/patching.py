@@ -154,7 +154,7 @@ def _patched_scores(
     head_B1H = _is_at(patches.head, model.config.model.num_heads)[:, None]
     chosen_NBLH = layer_NB11 & place_BL1 & head_B1H
     chosen = chosen_NBLH if site == "heads" else chosen_NBLH[..., 0]
-    edits = model.edits._replace(**{site: editing.after(getattr(model.edits, site), Edit.replace(chosen, values))})
+    edits = model.edits._replace(**{site: editing.compose(getattr(model.edits, site), Edit.replace(chosen, values))})
     return _scores(dataclasses.replace(model, edits=edits), tokens_BL, answers)
 
 

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from mini_gpt.model.attention.context import HIDDEN, Context, Mask, Tokens
+from mini_gpt.model.attention.context import HIDDEN, Context, Coordinates, Mask
 from mini_gpt.model.attention.parts import Shared
 from mini_gpt.model.layers import scaled
 
@@ -50,10 +50,10 @@ def attend(core: Any, q_BLHK: jax.Array, k_BSGK: jax.Array, v_BSGK: jax.Array, c
     q_NBCGMK = _blocks(scaled(core.scale, q_BLHK).reshape(B, L, G, H // G, K), size)
     q_NBGRK = q_NBCGMK.transpose(0, 1, 3, 4, 2, 5).reshape(len(q_NBCGMK), B, G, -1, K)
     k_NBGSK, v_NBGSK = _blocks(k_BSGK, size).swapaxes(2, 3), _blocks(v_BSGK, size).swapaxes(2, 3)
-    queries, keys = _token_blocks(context.queries, size), _token_blocks(context.keys, size)
+    queries, keys = _coordinate_blocks(context.queries, size), _coordinate_blocks(context.keys, size)
     parameters = {"mods": of_mods, "sink": core.sink_H, "decay": (queries.decay_BLH, keys.decay_BLH)}
-    tokens = queries._replace(decay_BLH=None), keys._replace(decay_BLH=None)
-    out_NBGRK = _attend(plan, q_NBGRK, k_NBGSK, v_NBGSK, parameters, tokens)
+    coordinates = queries._replace(decay_BLH=None), keys._replace(decay_BLH=None)
+    out_NBGRK = _attend(plan, q_NBGRK, k_NBGSK, v_NBGSK, parameters, coordinates)
     out_NBGMCK = out_NBGRK.reshape(len(out_NBGRK), B, G, H // G, size, -1)
     return out_NBGMCK.transpose(1, 0, 4, 2, 3, 5).reshape(B, -1, H, out_NBGRK.shape[-1])[:, :L]
 
@@ -67,7 +67,7 @@ def _block_size(length: int) -> int:
 
 def _pairs(context: Context, queries: int, keys: int, size: int) -> tuple[tuple[int, int], ...]:
     """Return sorted pairs of blocks that the mask does not hide; segments are ignored."""
-    if context.queries is not context.keys:  # cross-attention: places of queries and keys are not related
+    if context.queries is not context.keys:  # cross-attention: indices of queries and keys are not related
         return tuple(itertools.product(range(queries), range(keys)))
     mask = context.mask
     pairs: list[tuple[int, int]] = []
@@ -85,24 +85,26 @@ def _blocks(x: jax.Array, size: int, padding: int = 0) -> jax.Array:
     return x.reshape(x.shape[0], -1, size, *x.shape[2:]).swapaxes(0, 1)
 
 
-def _token_blocks(tokens: Tokens, size: int) -> Tokens:
-    """Return the tokens in blocks; padding has place -1, so that no query sees it."""
-    blocks = jax.tree.map(functools.partial(_blocks, size=size), tokens)
-    return blocks._replace(places_BL=_blocks(tokens.places_BL, size, padding=-1))
+def _coordinate_blocks(coordinates: Coordinates, size: int) -> Coordinates:
+    """Return the coordinates in blocks; padding has index -1, so that no query sees it."""
+    blocks = jax.tree.map(functools.partial(_blocks, size=size), coordinates)
+    return blocks._replace(indices_BL=_blocks(coordinates.indices_BL, size, padding=-1))
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attend(plan: _Plan, q_NBGRK, k_NBGSK, v_NBGSK, parameters: dict, tokens: tuple[Tokens, Tokens]) -> jax.Array:
-    return _forward(plan, q_NBGRK, k_NBGSK, v_NBGSK, parameters, tokens)[0]
+def _attend(
+    plan: _Plan, q_NBGRK, k_NBGSK, v_NBGSK, parameters: dict, coordinates: tuple[Coordinates, Coordinates]
+) -> jax.Array:
+    return _forward(plan, q_NBGRK, k_NBGSK, v_NBGSK, parameters, coordinates)[0]
 
 
-def _forward(plan: _Plan, q_NBGRK, k_NBGSK, v_NBGSK, parameters, tokens) -> tuple[jax.Array, tuple]:
+def _forward(plan: _Plan, q_NBGRK, k_NBGSK, v_NBGSK, parameters, coordinates) -> tuple[jax.Array, tuple]:
     """Return out_NBGRK, and what the backward pass needs."""
 
     def add(sums: Any, pair: Any) -> tuple[Any, None]:
         """Add a pair of blocks to the sums of the queries' block."""
         (sum_NBGRK, max_NBGR, total_NBGR), (i, j) = sums, pair
-        logits_BGRS = _changed(plan, _product("bgrk,bgsk->bgrs", q_NBGRK[i], k_NBGSK[j]), parameters, tokens, pair)
+        logits_BGRS = _changed(plan, _product("bgrk,bgsk->bgrs", q_NBGRK[i], k_NBGSK[j]), parameters, coordinates, pair)
         max_BGR = jnp.maximum(max_NBGR[i], jnp.max(logits_BGRS, axis=-1))
         weights_BGRS = jnp.exp(logits_BGRS - max_BGR[..., None])
         rescale_BGR = jnp.exp(max_NBGR[i] - max_BGR)
@@ -122,11 +124,11 @@ def _forward(plan: _Plan, q_NBGRK, k_NBGSK, v_NBGSK, parameters, tokens) -> tupl
     out_NBGRK = out_NBGRK.astype(q_NBGRK.dtype)
     # A row without a visible key gets log-sum-exp 0, so that its weights in `_backward` are exp(HIDDEN - 0) = 0.
     logsumexp_NBGR = jnp.where(any_visible_NBGR, max_NBGR + jnp.log(total_NBGR), 0)
-    return out_NBGRK, (q_NBGRK, k_NBGSK, v_NBGSK, parameters, tokens, out_NBGRK, logsumexp_NBGR)
+    return out_NBGRK, (q_NBGRK, k_NBGSK, v_NBGSK, parameters, coordinates, out_NBGRK, logsumexp_NBGR)
 
 
 def _backward(plan: _Plan, saved: tuple, dout_NBGRK: jax.Array) -> tuple:
-    q_NBGRK, k_NBGSK, v_NBGSK, parameters, tokens, out_NBGRK, logsumexp_NBGR = saved
+    q_NBGRK, k_NBGSK, v_NBGSK, parameters, coordinates, out_NBGRK, logsumexp_NBGR = saved
     inner_NBGR = jnp.sum(dout_NBGRK.astype(jnp.float32) * out_NBGRK, axis=-1)
     # Transpose left operands once, because XLA on CPUs is slow with large transposed operands.
     q_NBGKR, dout_NBGKR = q_NBGRK.swapaxes(-1, -2), dout_NBGRK.swapaxes(-1, -2)
@@ -136,10 +138,10 @@ def _backward(plan: _Plan, saved: tuple, dout_NBGRK: jax.Array) -> tuple:
         (dq_NBGRK, dk_NBGKS, dv_NBGKS, dparameters), (i, j) = sums, pair
         products_BGRS = _product("bgrk,bgsk->bgrs", q_NBGRK[i], k_NBGSK[j])
         if plan.mods is not None:
-            changed = lambda products, parameters: _changed(plan, products, parameters, tokens, pair)
+            changed = lambda products, parameters: _changed(plan, products, parameters, coordinates, pair)
             logits_BGRS, pullback = jax.vjp(changed, products_BGRS, parameters)
         else:
-            logits_BGRS, pullback = _changed(plan, products_BGRS, parameters, tokens, pair), None
+            logits_BGRS, pullback = _changed(plan, products_BGRS, parameters, coordinates, pair), None
         weights_BGRS = jnp.exp(logits_BGRS - logsumexp_NBGR[i][..., None])
         dweights_BGRS = _product("bgrk,bgsk->bgrs", dout_NBGRK[i], v_NBGSK[j])
         dlogits_BGRS = weights_BGRS * (dweights_BGRS - inner_NBGR[i][..., None])
@@ -166,21 +168,28 @@ def _backward(plan: _Plan, saved: tuple, dout_NBGRK: jax.Array) -> tuple:
 _attend.defvjp(_forward, _backward)
 
 
-def _changed(plan: _Plan, products_BGRS, parameters: dict, tokens: tuple[Tokens, Tokens], pair: tuple) -> jax.Array:
+def _changed(
+    plan: _Plan, products_BGRS, parameters: dict, coordinates: tuple[Coordinates, Coordinates], pair: tuple
+) -> jax.Array:
     """Return the logits_BGRS of a pair of blocks: the products after score mods and mask."""
     (i, j), shape = pair, products_BGRS.shape
-    queries, keys = jax.tree.map(operator.itemgetter(i), tokens[0]), jax.tree.map(operator.itemgetter(j), tokens[1])
-    logits_BHCS = products_BGRS.reshape(shape[0], -1, queries.places_BL.shape[1], shape[-1])
+    queries, keys = (
+        jax.tree.map(operator.itemgetter(i), coordinates[0]),
+        jax.tree.map(operator.itemgetter(j), coordinates[1]),
+    )
+    logits_BHCS = products_BGRS.reshape(shape[0], -1, queries.indices_BL.shape[1], shape[-1])
     if plan.mods is not None:
         logits_BHCS = _with_mods(plan, logits_BHCS, parameters, (queries, keys), pair)
     return jnp.where(plan.mask.visible(queries, keys)[:, None], logits_BHCS, HIDDEN).reshape(shape)
 
 
-def _with_mods(plan: _Plan, logits_BHCS, parameters: dict, tokens: tuple[Tokens, Tokens], pair: tuple) -> jax.Array:
+def _with_mods(
+    plan: _Plan, logits_BHCS, parameters: dict, coordinates: tuple[Coordinates, Coordinates], pair: tuple
+) -> jax.Array:
     """Return the logits of a pair of blocks after the score mods."""
     mods, shared = nnx.merge(plan.mods, parameters["mods"])
     decays = [None if decay is None else decay[at] for decay, at in zip(parameters["decay"], pair, strict=True)]
-    queries, keys = (of._replace(decay_BLH=decay) for of, decay in zip(tokens, decays, strict=True))
+    queries, keys = (of._replace(decay_BLH=decay) for of, decay in zip(coordinates, decays, strict=True))
     for mod in mods:
         logits_BHCS = mod(logits_BHCS, Context(queries, keys, plan.mask, shared))
     return logits_BHCS

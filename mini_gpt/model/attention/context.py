@@ -1,4 +1,4 @@
-"""What attention knows besides its input: the tokens that are queries and keys, and the mask between them."""
+"""What attention knows besides its input: the coordinates of queries and keys, and the mask between them."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -11,42 +11,44 @@ HIDDEN = float(jnp.finfo(jnp.float32).min)  # the logit of a masked key; finite,
 HIDDEN_FROM_HEAD = -1e30  # a bias that hides a key from a head; added to a logit, so it must not overflow
 
 
-class Tokens(NamedTuple):
-    """The tokens that are queries, or those that are keys. The first axis may be 1 instead of B.
+class Coordinates(NamedTuple):
+    """Where the tokens are that are queries, or those that are keys. The first axis may be 1 instead of B.
 
-    places_BL: the index of each token in its row; below 0 for padding and empty slots, which no query sees.
+    indices_BL: the index of each token in its row; below 0 for padding and empty slots, which no query sees.
     positions_BL: the positions for the positional encoding.
     segments_BL: attention stays within a segment; None: each row is one segment.
     decay_BLH: the sums of log gates of forgetting attention; None in other models.
     """
 
-    places_BL: jax.Array
+    indices_BL: jax.Array
     positions_BL: jax.Array
     segments_BL: jax.Array | None = None
     decay_BLH: jax.Array | None = None
 
-
-def in_row(length: int, positions_BL: jax.Array | None = None, segments_BL: jax.Array | None = None) -> Tokens:
-    """Return the tokens of rows of this length, by default with positions 0..length - 1 and one segment."""
-    places_BL = jnp.arange(length)[None]
-    return Tokens(places_BL, places_BL if positions_BL is None else positions_BL, segments_BL)
+    @classmethod
+    def of(
+        cls, length: int, positions_BL: jax.Array | None = None, segments_BL: jax.Array | None = None
+    ) -> "Coordinates":
+        """Return those of rows of this length, by default with positions 0..length - 1 and one segment."""
+        indices_BL = jnp.arange(length)[None]
+        return cls(indices_BL, indices_BL if positions_BL is None else positions_BL, segments_BL)
 
 
 class Mask(NamedTuple):
     """Which keys a query sees.
 
-    causal: a query sees the keys of its segment up to its own place; else it sees all keys of its segment.
-    window: of these, it sees only keys at a distance below `window`, in places of the row: itself and the window - 1
-    keys before it (Jiang et al. 2023); if not causal, also the window - 1 keys after it.
+    causal: a query sees the keys of its segment up to its own index; else it sees all keys of its segment.
+    window: of these, it sees only keys whose index differs by less than `window`: itself and the window - 1 keys before
+    it (Jiang et al. 2023); if not causal, also the window - 1 keys after it.
     """
 
     causal: bool
     window: int | None = None
 
-    def visible(self, queries: Tokens, keys: Tokens) -> jax.Array:
+    def visible(self, queries: Coordinates, keys: Coordinates) -> jax.Array:
         """Return visible_BLS, boolean; B is 1 if all rows are alike."""
-        offset_BLS = keys.places_BL[:, None, :] - queries.places_BL[:, :, None]
-        visible_BLS = (queries.places_BL[:, :, None] >= 0) & (keys.places_BL[:, None, :] >= 0)
+        offset_BLS = keys.indices_BL[:, None, :] - queries.indices_BL[:, :, None]
+        visible_BLS = (queries.indices_BL[:, :, None] >= 0) & (keys.indices_BL[:, None, :] >= 0)
         if self.causal:
             visible_BLS &= offset_BLS <= 0
         if self.window is not None:
@@ -55,20 +57,20 @@ class Mask(NamedTuple):
             visible_BLS &= queries.segments_BL[:, :, None] == keys.segments_BL[:, None, :]
         return visible_BLS
 
-    def visible_counts(self, tokens: Tokens) -> jax.Array:
+    def visible_counts(self, coordinates: Coordinates) -> jax.Array:
         """Return the number of keys that each query sees in self-attention, counts_BL; segments are contiguous."""
-        length, places_BL = tokens.places_BL.shape[1], tokens.places_BL
-        first_BL, last_BL = jnp.zeros_like(places_BL), jnp.full_like(places_BL, length - 1)
-        if tokens.segments_BL is not None:
-            is_new_BL = jnp.pad(jnp.diff(tokens.segments_BL) != 0, ((0, 0), (1, 0)), constant_values=True)
+        length, indices_BL = coordinates.indices_BL.shape[1], coordinates.indices_BL
+        first_BL, last_BL = jnp.zeros_like(indices_BL), jnp.full_like(indices_BL, length - 1)
+        if coordinates.segments_BL is not None:
+            is_new_BL = jnp.pad(jnp.diff(coordinates.segments_BL) != 0, ((0, 0), (1, 0)), constant_values=True)
             is_last_BL = jnp.roll(is_new_BL, -1, axis=1)
-            first_BL = jax.lax.cummax(jnp.where(is_new_BL, places_BL, 0), axis=1)
-            last_BL = jax.lax.cummin(jnp.where(is_last_BL, places_BL, length - 1), axis=1, reverse=True)
+            first_BL = jax.lax.cummax(jnp.where(is_new_BL, indices_BL, 0), axis=1)
+            last_BL = jax.lax.cummin(jnp.where(is_last_BL, indices_BL, length - 1), axis=1, reverse=True)
         if self.causal:
-            last_BL = places_BL
+            last_BL = indices_BL
         if self.window is not None:
-            first_BL = jnp.maximum(first_BL, places_BL - self.window + 1)
-            last_BL = jnp.minimum(last_BL, places_BL + self.window - 1)
+            first_BL = jnp.maximum(first_BL, indices_BL - self.window + 1)
+            last_BL = jnp.minimum(last_BL, indices_BL + self.window - 1)
         return last_BL - first_BL + 1
 
 
@@ -80,8 +82,8 @@ class Context(NamedTuple):
     q_BLHK: the queries, for score mods that need them.
     """
 
-    queries: Tokens
-    keys: Tokens
+    queries: Coordinates
+    keys: Coordinates
     mask: Mask = Mask(causal=False)
     shared: Mapping[str, Any] = MappingProxyType({})
     source_BSD: jax.Array | None = None

@@ -31,13 +31,13 @@ class MultiHeadAttention(nnx.Module):
         self.value = variants.projection(config, width, kv_width, rngs=rngs)
         std, biased = residual_std(config), config.attention_out_bias
         self.out = Linear(config, config.attention_width, width, std=std, use_bias=biased, rngs=rngs)
-        before, after = variants.parts(config, rngs=rngs)
+        before, after = variants.modules(config, rngs=rngs)
         self.gate = variants.gate(config, rngs=rngs)
         self.output_norm = make_norm(config, rngs=rngs) if config.output_norm else None
-        parts = [*before, *positions.parts(config, kind, cross=cross, rngs=rngs), *after]
-        self.on_input = nnx.List([part for part in parts if part.stage == "input"])
-        self.on_heads = nnx.List([part for part in parts if part.stage == "heads"])
-        self.core = Core(config, [part for part in parts if part.stage == "scores"])
+        modules = [*before, *positions.modules(config, kind, cross=cross, rngs=rngs), *after]
+        self.on_input = nnx.List([module for module in modules if module.stage == "input"])
+        self.on_heads = nnx.List([module for module in modules if module.stage == "heads"])
+        self.core = Core(config, [module for module in modules if module.stage == "scores"])
 
     def __call__(self, x_BLD: jax.Array, context: Context, dropout_key: jax.Array | None = None) -> jax.Array:
         """Return out_BLD. dropout_key: for dropout of the attention weights; None: no dropout."""

@@ -16,7 +16,7 @@ LLAMA4_SPAN, LLAMA4_FACTOR = 8192, 0.1  # of the released code
 CANON_TAPS = 4  # tokens that a canon layer sees, the newest included
 
 
-def parts(config: ModelConfig, *, rngs: nnx.Rngs) -> tuple[list[Any], list[Any]]:
+def modules(config: ModelConfig, *, rngs: nnx.Rngs) -> tuple[list[Any], list[Any]]:
     """Return the modules that act before the positional encoding, and those that act after it."""
     variants = config.variants
     before: list[Any] = []

@@ -46,7 +46,7 @@ def of_layer(config: ModelConfig, kind: LayerKind, *, rngs: nnx.Rngs) -> Encodin
     return ENCODINGS[kind.position](dataclasses.replace(config, rope=rope), rngs=rngs)
 
 
-def parts(config: ModelConfig, kind: LayerKind, *, cross: bool, rngs: nnx.Rngs) -> list[Any]:
+def modules(config: ModelConfig, kind: LayerKind, *, cross: bool, rngs: nnx.Rngs) -> list[Any]:
     """Return the modules of one layer's encoding that change its attention; see `attention.parts`.
 
     cross: of cross-attention, which has positions with `model.cross_positions` only.

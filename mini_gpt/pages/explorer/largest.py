@@ -34,14 +34,14 @@ def packed(model: LoadedModel, tokens: np.ndarray) -> dict[str, Any]:
     """
     rows = model.rows_at_a_time(len(tokens), "maps", 1)
     layers = attention.each_layer(model, np.resize(tokens, (rows, len(tokens))), _largest)
-    top_XL1, logits_XLK, places_XLK, weights_XLK, means_XLC, counts_XLC, first_XL, last_XL = (
+    top_XL1, logits_XLK, indices_XLK, weights_XLK, means_XLC, counts_XLC, first_XL, last_XL = (
         np.concatenate(parts) for parts in zip(*layers, strict=True)
     )
-    is_kept_XLK = places_XLK < len(tokens)
+    is_kept_XLK = indices_XLK < len(tokens)
     levels_XLK = np.where(is_kept_XLK, _levels(top_XL1 - logits_XLK), HIDDEN).astype(np.uint8)
     below_XLC = np.log(np.maximum(weights_XLK.max(axis=-1, keepdims=True), 1e-30) / np.maximum(means_XLC, 1e-30))
     levels_XLC = np.where(counts_XLC > 0, _levels(below_XLC), HIDDEN).astype(np.uint8)
-    gaps_XLK = np.where(is_kept_XLK, np.diff(places_XLK, axis=-1, prepend=0), 0)
+    gaps_XLK = np.where(is_kept_XLK, np.diff(indices_XLK, axis=-1, prepend=0), 0)
     wide = [gaps_XLK, first_XL, last_XL]
     low, high = ([(array & 255).astype(np.uint8) for array in wide], [(array >> 8).astype(np.uint8) for array in wide])
     planes = [low[0], high[0], levels_XLK, levels_XLC, low[1], high[1], low[2], high[2]]
@@ -79,23 +79,23 @@ def _largest(layer: Layer) -> tuple[jax.Array, ...]:
     """
     logits_XLS, weights_XLS, seen_XLS = (maps[0] for maps in (*layer.attention[:2], layer.attention.seen_BHLS))
     length = seen_XLS.shape[-1]
-    _, places_XLK = jax.lax.top_k(jnp.where(seen_XLS, weights_XLS, -1), min(KEPT, length))
-    is_seen_XLK = jnp.take_along_axis(seen_XLS, places_XLK, axis=-1)
-    places_XLK = jnp.sort(jnp.where(is_seen_XLK, places_XLK, length), axis=-1)
+    _, indices_XLK = jax.lax.top_k(jnp.where(seen_XLS, weights_XLS, -1), min(KEPT, length))
+    is_seen_XLK = jnp.take_along_axis(seen_XLS, indices_XLK, axis=-1)
+    indices_XLK = jnp.sort(jnp.where(is_seen_XLK, indices_XLK, length), axis=-1)
     logits_XLK, weights_XLK = (
-        jnp.take_along_axis(maps_XLS, jnp.minimum(places_XLK, length - 1), axis=-1)
+        jnp.take_along_axis(maps_XLS, jnp.minimum(indices_XLK, length - 1), axis=-1)
         for maps_XLS in (logits_XLS, weights_XLS)
     )
-    is_kept_XLK = places_XLK < length
-    heads, queries = (axis[..., None] for axis in jnp.indices(places_XLK.shape[:2], sparse=True))
-    others_XLS = seen_XLS.at[heads, queries, places_XLK].set(False, mode="drop")
+    is_kept_XLK = indices_XLK < length
+    heads, queries = (axis[..., None] for axis in jnp.indices(indices_XLK.shape[:2], sparse=True))
+    others_XLS = seen_XLS.at[heads, queries, indices_XLK].set(False, mode="drop")
     counts_XLC = _sum_in_blocks(others_XLS)
     means_XLC = _sum_in_blocks(jnp.where(others_XLS, weights_XLS, 0)) / jnp.maximum(counts_XLC, 1)
     top_XL1 = jnp.where(seen_XLS, logits_XLS, -jnp.inf).max(-1, keepdims=True)
     return (
         jnp.where(jnp.isfinite(top_XL1), top_XL1, 0),
         logits_XLK,
-        places_XLK,
+        indices_XLK,
         jnp.where(is_kept_XLK, weights_XLK, 0),
         means_XLC,
         counts_XLC,

@@ -15,7 +15,7 @@ from mini_gpt.config.attention import RopeConfig
 from mini_gpt.config.model import ModelConfig
 from mini_gpt.evaluation.loaded import LoadedModel
 from mini_gpt.model import build
-from mini_gpt.model.attention.context import HIDDEN_FROM_HEAD, Mask, Tokens
+from mini_gpt.model.attention.context import HIDDEN_FROM_HEAD, Coordinates, Mask
 from mini_gpt.model.editing import Edit, Edits
 from mini_gpt.model.parameters import with_layers
 from mini_gpt.model.positions.biases import Alibi, alibi_slopes
@@ -124,10 +124,10 @@ class EditedMask(nnx.Module):
     def __init__(self, causal: bool):
         self.causal, self.window = causal, nnx.Param(np.float32(0))
 
-    def visible(self, queries: Tokens, keys: Tokens) -> jax.Array:
+    def visible(self, queries: Coordinates, keys: Coordinates) -> jax.Array:
         return Mask(self.causal, self.window[...]).visible(queries, keys)  # type: ignore[arg-type]
 
-    def visible_counts(self, tokens: Tokens) -> jax.Array:
+    def visible_counts(self, tokens: Coordinates) -> jax.Array:
         return Mask(self.causal, self.window[...]).visible_counts(tokens)  # type: ignore[arg-type]
 
 
