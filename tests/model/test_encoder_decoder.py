@@ -153,10 +153,10 @@ def test_gradients_equal_finite_differences(fields):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("unrolled", [{1: 4}, {}], ids=["unrolled", "scan"])
-def test_blockwise_equals_the_reference(monkeypatch, unrolled):
-    monkeypatch.setattr(blockwise, "UNROLLED_BLOCK", unrolled)
-    monkeypatch.setattr(blockwise, "BLOCK", 5 if unrolled else 4)
+@pytest.mark.parametrize("short", [{64: 4}, {}], ids=["unrolled", "scan"])
+def test_blockwise_equals_the_reference(monkeypatch, short):
+    monkeypatch.setattr(blockwise, "SHORT", short)
+    monkeypatch.setattr(blockwise, "BLOCK", 5 if short else 4)
     fields = {"position": "t5", "num_kv_heads": 2, "variants.sink": "trained", "cross_positions": True}
     tokens_BL, source_BS = batch()
     weights_BLV = np.random.default_rng(0).normal(size=(len(tokens_BL), L, VOCAB))

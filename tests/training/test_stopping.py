@@ -185,7 +185,11 @@ def test_full_memory_in_a_resume_damages_no_checkpoint(small, tmp_path, monkeypa
 
 COMPILING = """
 import ctypes
+import signal
 from mini_gpt.training import assembly
+
+# A shell starts commands in the background with SIGINT ignored, and processes inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 def compiled_step(run):
     print("compiling", flush=True)
