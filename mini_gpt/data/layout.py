@@ -1,4 +1,4 @@
-"""The positions and segments of tokens, which follow from the tokens themselves."""
+"""The positions and segments of tokens, computed from the token ids."""
 
 from typing import NamedTuple
 
@@ -11,13 +11,11 @@ from mini_gpt.config.model import ModelConfig
 class Layout(NamedTuple):
     """The tokens at which segments start, and those at which positions restart.
 
-    separator_id: the token before each document, or None if attention crosses documents. A separator belongs to the
-    document after it. Positions restart at the separator, and the token after it is predicted from the separator only.
-    operator_ids: the tokens at position 0, from which later tokens are counted (`data.position_ids`). If empty,
-    positions count all tokens of a document.
-    start_id: for models like T5, the token that the decoder reads before a target. The encoder then reads the separator
-    after each source. None: both read the separator before each text. Rows have the separator before each text in
-    any case.
+    separator_id: the token before each document; a segment starts at it, and positions restart. None: a row is one
+      segment.
+    operator_ids: further tokens at which positions restart (`data.position_ids`).
+    start_id: for models like T5, the token that the decoder reads in place of the separator. The encoder then reads the
+      separator after each source, not before it. In the data, the separator is always before a text.
     """
 
     separator_id: int | None = None
@@ -31,21 +29,21 @@ class Layout(NamedTuple):
         return jnp.where(tokens == self.separator_id, self.start_id, tokens)
 
     def read_source(self, source_BS: jax.Array | None) -> jax.Array | None:
-        """Return the tokens that the encoder reads. Each source has the same places as with the separator before it."""
+        """Return the tokens that the encoder reads. With `start_id`, the separator moves from the start to the end."""
         if self.start_id is None or self.separator_id is None or source_BS is None:
             return source_BS
         following_BS = jnp.pad(source_BS[:, 1:], ((0, 0), (0, 1)), constant_values=-1)
         return jnp.where((source_BS >= 0) & (following_BS < 0), self.separator_id, following_BS)
 
-    def of(
+    def coordinates(
         self, config: ModelConfig, tokens_BL: jax.Array, keys_B: jax.Array | None = None
     ) -> tuple[jax.Array | None, jax.Array | None]:
-        """Return (positions_BL, segments_BL) of a text, int32; None where the default of `inputs.Inputs` holds.
+        """Return (positions_BL, segments_BL) of a text, int32; None where the model's default is right.
 
-        With `model.random_positions`, each row has other positions: sorted random ones without repetition (Ruoss et al.
-        2023), drawn with its random key in keys_B. Without keys_B, they depend on the first token and the length only,
-        so that a row has the same score in every call and batch. If many rows have the same first token, as in a task,
-        pass `keys_of(row_numbers)` as keys_B.
+        keys_B: a random key for each row. It is used with `model.random_positions` only: a row then has sorted random
+          positions without repetition (Ruoss et al. 2023). Without keys_B, these depend on the first token and the
+          length of a row, so that a row has the same score in every call and batch. If many rows have the same first
+          token, as in a task, pass `keys_of(row_numbers)`.
         """
         positions_BL = segments_BL = None
         if self.separator_id is not None:
@@ -64,8 +62,8 @@ class Layout(NamedTuple):
             positions_BL = jnp.sort(jax.lax.top_k(numbers_BN, tokens_BL.shape[1])[1], axis=-1)
         return positions_BL, segments_BL
 
-    def of_source(self, source_BS: jax.Array | None) -> tuple[jax.Array | None, jax.Array | None]:
-        """Return (positions_BS, segments_BS) of an encoder's tokens, as `of` does. None if there is no encoder."""
+    def source_coordinates(self, source_BS: jax.Array | None) -> tuple[jax.Array | None, jax.Array | None]:
+        """Return (positions_BS, segments_BS) of an encoder's tokens, as `coordinates` does; None without an encoder."""
         if source_BS is None or self.separator_id is None:
             return None, None
         is_first_BS = source_BS == self.separator_id

@@ -20,9 +20,13 @@ def text_length(config: Config) -> int:
 class TextBatches:
     """The training batches of a text; `self[step]` is the batch of a step, counted from 0.
 
-    Each epoch cuts the text from a random offset on into windows of `text_length`, and uses each once, shuffled.
-    weights: 1 for targets that count in the loss, else 0. vocab_size: also the id of the mask token. rows: the rows
-    of the global batch on this host; None: all. Raises UserError if the split is too short.
+    An epoch cuts the text into windows of `text_length` tokens, from a random offset on. It uses each window once, in
+    random order. The weights of a batch are 1 for targets that count in the loss, else 0.
+
+    vocab_size: also the id of the mask token.
+    rows: the rows of the global batch on this host; None: all.
+
+    Raises UserError if the split is too short.
     """
 
     def __init__(self, tokens: np.ndarray, config: Config, *, vocab_size: int, rows: Sequence[int] | None = None):
@@ -39,8 +43,8 @@ class TextBatches:
         self.rows_per_epoch = max(1, (targets - (length - 1)) // length)
         self.slack = targets - self.rows_per_epoch * length
         self.order = grain.MapDataset.range(self.rows_per_epoch).shuffle(config.data.seed).repeat()
-        self.tokens = np.asarray(tokens)  # still memory-mapped, but indexing is faster than with np.memmap
-        self._offset = functools.lru_cache(maxsize=2)(self._draw_offset)  # a draw is slower than cutting a window
+        self.tokens = np.asarray(tokens)  # also memory-mapped, but indexed faster than np.memmap
+        self._offset = functools.lru_cache(maxsize=2)(self._draw_offset)  # slower than to cut a window
 
     def __getitem__(self, step: int) -> Batch:
         config = self.config
@@ -62,7 +66,10 @@ class TextBatches:
 def corrupted_blocks(
     tokens: np.ndarray, config: Config, *, vocab_size: int, batch_size: int, seed: int
 ) -> Iterator[tuple[int, Batch]]:
-    """Yield (count, batch) of a stream's full blocks, as `in_full_batches` does; corrupted by its start."""
+    """Yield (count, batch) of a stream's full blocks, as `in_full_batches` does.
+
+    What is corrupted in a block depends on the seed and on the start of the block.
+    """
     length = text_length(config)
     for count, starts in in_full_batches(range(0, len(tokens) - length + 1, length), batch_size):
         blocks_BL = windows(tokens, starts, length)

@@ -117,10 +117,10 @@ class LoadedModel:
         if source_BS is not None:
             self.config.model.check_length(source_BS.shape[1])
         text_BL = tokens_BL if text_BL is None else text_BL
-        inputs = self.layout.read(tokens_BL), *self.layout.of(self.config.model, text_BL, keys_B)
+        inputs = self.layout.read(tokens_BL), *self.layout.coordinates(self.config.model, text_BL, keys_B)
         if source_BS is None:
             return inputs
-        return *inputs, self.layout.read_source(source_BS), *self.layout.of_source(source_BS)
+        return *inputs, self.layout.read_source(source_BS), *self.layout.source_coordinates(source_BS)
 
     @jax.jit
     def hidden(

@@ -84,7 +84,7 @@ def prefill(
     """
     check(model.config.model)
     (batch, length), config = tokens_BL.shape, model.config.model
-    positions_BT, segments_BT = model.layout.of(config, jnp.pad(tokens_BL, ((0, 0), (0, capacity - length))))
+    positions_BT, segments_BT = model.layout.coordinates(config, jnp.pad(tokens_BL, ((0, 0), (0, capacity - length))))
     rows = Coordinates.of(capacity, positions_BT, segments_BT)
     module = running.unstacked(model.merge())  # a scan over the layers would copy the caches for each token
     attentions = [block.attention for block in module.blocks]
@@ -127,7 +127,9 @@ def _run_prompt(
     for cross in crosses:
         cached_attention.record(cross)
     module = _with_edits(module, model.edits)
-    source_BSD, of_source = module.encode(model.layout.read_source(source_BS), *model.layout.of_source(source_BS))
+    source_BSD, of_source = module.encode(
+        model.layout.read_source(source_BS), *model.layout.source_coordinates(source_BS)
+    )
     x_BLD = module.decode(tokens_BL, tokens, (source_BSD, of_source))
     of_source = jax.tree.map(lambda x: jnp.broadcast_to(x, source_BS.shape), of_source)
     return x_BLD, Source(of_source, tuple(map(cached_attention.kept_of, crosses)))

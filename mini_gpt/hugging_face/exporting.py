@@ -34,10 +34,12 @@ LEARNED = "positions/learned/embedding"
 
 
 class Options(NamedTuple):
-    """model_type: see `architectures.choose`. dtype: one of DTYPES, to which weights are rounded.
+    """The options of an export.
 
-    length: the most tokens of a text that Transformers can read; None: the context length. It is for models that
-    have no longest text in mini_gpt, but one in Transformers.
+    model_type: see `architectures.choose`.
+    dtype: one of DTYPES, to which weights are rounded.
+    length: the most tokens of a text in Transformers; None: the context length. Only for models whose architecture in
+      Transformers needs a limit that they do not have here.
     """
 
     model_type: str | None = None
@@ -54,7 +56,7 @@ def export(run: Run, output: Path, options: Options = Options()) -> str:  # noqa
     order = tokenizer.inverse if isinstance(tokenizer, SubwordTokenizer) and tokenizer.separator is not None else None
     with files.directory_written_whole(output) as draft:
         sentinels = SENTINELS if run.config.train.objective == "span_corruption" else 0
-        # The import may have chosen a shorter context than that of the model, which has not changed.
+        # An import may have shortened the context; the weights are those of the longer one.
         of_model = (workdirs.imported_from(run.workdir) or {}).get("context_length", 0)
         length, masked = max(run.config.context_length, of_model), run.model.masked
         model = dataclasses.replace(run.model, config=loading.override(run.config, {"context_length": length}))
@@ -77,7 +79,7 @@ def write_model(
 ) -> Architecture:
     """Write config.json and model.safetensors; return the Transformers architecture.
 
-    order: mini_gpt's id of each exported token id; ids beyond its length are the same in both; None: all are.
+    order: for each exported token id, the model's id. Larger ids stay the same; None: all ids do.
     ids: the token ids in config.json. Raises UserError if the architecture can't express the model, a weight is too
     large for the dtype, or the length can't be chosen.
     """
@@ -153,9 +155,8 @@ def _equivalent(
     config = model.config.model
     one_by_one = jax.device_get(model_parameters.with_layers(model.parameters, stacked=False))
     arrays = {name: np.asarray(leaf) for name, leaf in model_parameters.by_name(one_by_one).items()}
-    if (
-        config.scale_embeddings and not architecture.scales_embeddings
-    ):  # the output layer can't share a scaled embedding table
+    # The output layer can't share a scaled embedding table.
+    if config.scale_embeddings and not architecture.scales_embeddings:
         arrays.setdefault("unembedding", arrays["embedding"])
         arrays["embedding"] = arrays["embedding"] * np.float32(math.sqrt(config.d_model))
         config = dataclasses.replace(config, scale_embeddings=False, tie_embeddings=False)

@@ -1,4 +1,4 @@
-"""What the model reads of a training batch: tokens, positions, segments, and the source."""
+"""The inputs of the model in a training step: tokens, positions, segments, and the source."""
 
 from collections.abc import Callable
 from typing import Any
@@ -29,13 +29,13 @@ def make_prepare(config: Config, layout: Layout = PLAIN) -> Prepare | None:
     def prepare(batch: Arrays, key: jax.Array) -> tuple[Any, ...]:
         text_BL = batch[unmasked]
         keys_B = jax.random.split(jax.random.fold_in(key, model.num_layers + 1), len(text_BL))
-        positions_BL, segments_BL = layout.of(model, text_BL, keys_B)
+        positions_BL, segments_BL = layout.coordinates(model, text_BL, keys_B)
         if most is not None:
             positions_BL = _with_offsets(positions_BL, text_BL.shape[1], keys_B, most, config.data.position_ids)
         inputs = layout.read(batch["inputs"]), positions_BL, segments_BL
         if "source" not in batch:
             return inputs
-        return *inputs, layout.read_source(batch["source"]), *layout.of_source(batch["source"])
+        return *inputs, layout.read_source(batch["source"]), *layout.source_coordinates(batch["source"])
 
     return prepare
 

@@ -126,7 +126,7 @@ def test_logits_of_random_combinations_equal_the_oracle():
     layout = Layout(separator_id=18)
     models = [dataclasses.replace(model, layout=layout) for model in models]
     found = play_engine.passes(models, [(n, [TOKENS], {}) for n in range(len(models))])
-    positions_BL, segments_BL = layout.of(models[0].config.model, jnp.asarray(TOKENS)[None])
+    positions_BL, segments_BL = layout.coordinates(models[0].config.model, jnp.asarray(TOKENS)[None])
     places = {"positions": positions_BL[0].tolist(), "segments": segments_BL[0].tolist()}
     for model, [(logits_LV, _)] in zip(models, found, strict=True):
         wanted_LV = exact(model, TOKENS, **places)

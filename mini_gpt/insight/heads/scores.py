@@ -1,10 +1,11 @@
 """Scores of a head's attention to keys of one kind, compared with chance.
 
-A template marks the keys of a kind for each query. The score is the mean weight on these keys. The strength is 0 for
-attention by chance and 1 for attention only to keys of the kind, at any length. For PLACES, fixed offsets and
-cross-attention, where queries and keys have no distance, chance is uniform attention to the visible keys. For all other
-kinds, chance is attention with the head's own mean weight at each distance. A head that selects keys only by distance
-then has strength 0.
+A template marks the keys of a kind for each query. The score is the mean weight on these keys. The strength is
+(score - chance) / (1 - chance): 0 by chance, and 1 if all weight is on keys of the kind.
+
+Chance is the score of a head that does not know the kind. For PLACES, fixed offsets and cross-attention, this head
+attends to all visible keys alike. For all other kinds, it has the mean weight of the measured head at each distance, so
+that a head that selects keys by distance only has strength 0.
 """
 
 from typing import Any, NamedTuple
@@ -27,10 +28,14 @@ Numbers = float | np.ndarray
 class HeadSums(NamedTuple):
     """Sums over the queries of one layer that see at least two keys.
 
-    mass_HT: weight on the keys of each kind (T). uniform_T, by_distance_HT: the same for the two kinds of chance.
-    queries_T: number of queries that see keys of the kind and other keys; the fields above are sums over these.
-    mass_HO, uniform_O, queries_O: the same for each offset, query - key + L - 1. entropy_H: entropy / log(number of
-    visible keys). distance_H: in tokens. queries: number of queries.
+    queries_T: the number of queries that see keys of the kind (T) and other keys. The next three are sums over these.
+    mass_HT: the weight on the keys of the kind.
+    uniform_T: the same for uniform attention.
+    by_distance_HT: the same for attention by distance.
+    mass_HO, uniform_O, queries_O: the same for each offset, query - key + L - 1.
+    entropy_H: the entropy / log(number of visible keys).
+    distance_H: the distance of query and key, in tokens.
+    queries: the number of queries.
     """
 
     mass_HT: jax.Array
@@ -48,11 +53,14 @@ class HeadSums(NamedTuple):
 class CrossSums(NamedTuple):
     """Sums over the queries of one layer's cross-attention, for sources of at least two tokens.
 
-    mass_HT: weight on the source tokens of each kind (T). uniform_T: the same for uniform attention. queries_T: number
-    of queries with source tokens of the kind and others; the two fields above are sums over these. entropy_H: entropy /
-    log(number of source tokens). queries: number of queries. slope_H: sum over rows of the slope of the line of best
-    fit through the mean source place of each query, where places are from 0 to 1 in both texts. rows: number of rows
-    with at least two queries.
+    queries_T: the number of queries with source tokens of the kind (T) and others. The next two are sums over these.
+    mass_HT: the weight on the source tokens of the kind.
+    uniform_T: the same for uniform attention.
+    entropy_H: the entropy / log(number of source tokens).
+    queries: the number of queries.
+    slope_H: the sum over rows of a slope: that of the line of best fit through the mean source index of each query,
+      where indices are scaled to 0..1 in both texts.
+    rows: the number of rows with at least two queries.
     """
 
     mass_HT: jax.Array
