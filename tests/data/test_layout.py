@@ -13,7 +13,7 @@ from tests.model.test_gpt import VOCAB, make_model, run
 
 def test_positions_restart_at_document_separators():
     tokens = jnp.array([[7, 7, 9, 7, 7, 7, 9, 9], [9, 7, 7, 7, 7, 7, 7, 7]])
-    positions, segments = Layout(9).of(make_model()[0], tokens)
+    positions, segments = Layout(9).coordinates(make_model()[0], tokens)
     np.testing.assert_array_equal(segments, [[0, 0, 1, 1, 1, 1, 2, 3], [1] * 8])
     np.testing.assert_array_equal(positions, [[0, 1, 0, 1, 2, 3, 0, 0], list(range(8))])
     assert PLAIN.coordinates(make_model()[0], tokens) == (None, None)
@@ -47,7 +47,7 @@ def test_random_positions_depend_on_the_first_token_or_key():
     )
     np.testing.assert_array_equal(one, same)
     assert not np.array_equal(one, other)
-    np.testing.assert_array_equal(Layout(5).of(config, tokens)[1], jnp.cumsum(tokens == 5, axis=1))
+    np.testing.assert_array_equal(Layout(5).coordinates(config, tokens)[1], jnp.cumsum(tokens == 5, axis=1))
 
 
 def test_a_learned_table_works_with_random_positions():

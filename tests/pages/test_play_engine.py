@@ -111,7 +111,7 @@ def test_random_positions_are_those_of_jax():
     config = make({"random_positions": 400}).config.model
     for first, length in ((0, 1), (255, 100)):
         found = node.evaluate(play_engine.scripts(), "[...randomPositions(...given)]", [first, length, 400])
-        positions_BL, _ = Layout().of(config, jnp.full((1, length), first))
+        positions_BL, _ = Layout().coordinates(config, jnp.full((1, length), first))
         np.testing.assert_array_equal(found, positions_BL[0])
 
 

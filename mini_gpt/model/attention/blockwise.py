@@ -92,9 +92,7 @@ def _coordinate_blocks(coordinates: Coordinates, size: int) -> Coordinates:
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attend(
-    plan: _Plan, q_NBGRK, k_NBGSK, v_NBGSK, parameters: dict, coordinates: tuple[Coordinates, Coordinates]
-) -> jax.Array:
+def _attend(plan: _Plan, q_NBGRK, k_NBGSK, v_NBGSK, parameters: dict, coordinates: tuple) -> jax.Array:
     return _forward(plan, q_NBGRK, k_NBGSK, v_NBGSK, parameters, coordinates)[0]
 
 
@@ -168,24 +166,17 @@ def _backward(plan: _Plan, saved: tuple, dout_NBGRK: jax.Array) -> tuple:
 _attend.defvjp(_forward, _backward)
 
 
-def _changed(
-    plan: _Plan, products_BGRS, parameters: dict, coordinates: tuple[Coordinates, Coordinates], pair: tuple
-) -> jax.Array:
+def _changed(plan: _Plan, products_BGRS, parameters: dict, coordinates: tuple, pair: tuple) -> jax.Array:
     """Return the logits_BGRS of a pair of blocks: the products after score mods and mask."""
-    (i, j), shape = pair, products_BGRS.shape
-    queries, keys = (
-        jax.tree.map(operator.itemgetter(i), coordinates[0]),
-        jax.tree.map(operator.itemgetter(j), coordinates[1]),
-    )
+    shape = products_BGRS.shape
+    queries, keys = (jax.tree.map(operator.itemgetter(at), side) for at, side in zip(pair, coordinates, strict=True))
     logits_BHCS = products_BGRS.reshape(shape[0], -1, queries.indices_BL.shape[1], shape[-1])
     if plan.mods is not None:
         logits_BHCS = _with_mods(plan, logits_BHCS, parameters, (queries, keys), pair)
     return jnp.where(plan.mask.visible(queries, keys)[:, None], logits_BHCS, HIDDEN).reshape(shape)
 
 
-def _with_mods(
-    plan: _Plan, logits_BHCS, parameters: dict, coordinates: tuple[Coordinates, Coordinates], pair: tuple
-) -> jax.Array:
+def _with_mods(plan: _Plan, logits_BHCS, parameters: dict, coordinates: tuple, pair: tuple) -> jax.Array:
     """Return the logits of a pair of blocks after the score mods."""
     mods, shared = nnx.merge(plan.mods, parameters["mods"])
     decays = [None if decay is None else decay[at] for decay, at in zip(parameters["decay"], pair, strict=True)]
