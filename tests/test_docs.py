@@ -81,7 +81,7 @@ def test_named_config_fields_exist(page):
     text = page.read_text(encoding="utf-8")
     added = re.findall(r"^\+    (\w+): ", text, re.MULTILINE)  # the guide to config fields adds these
     named = re.findall(r"--config\.([a-z][\w.]*)[ =]", text)
-    named += re.findall(r"(?:--override=|--vary )([a-z][\w.]*)=", text)
+    named += re.findall(r"--vary ([a-z][\w.]*)=", text)
     named += re.findall(r"`((?:model|data|train|optimizer|eval|checkpoint|mesh)\.[a-z][\w.]*)(?:=[^`]*)?`", text)
     for name in named:
         if name.rpartition(".")[2] not in added and not re.search(r"\.(py|md|json|tokens)$", name):

@@ -207,7 +207,7 @@ def run_commands(monkeypatch, flags, root: Path, capsys) -> None:
     run = root / "run"
     assert type_in(monkeypatch, "train.py", *flags, f"--workdir={run}") is None
     assert type_in(monkeypatch, "train.py", *flags, f"--workdir={run}") is None
-    assert type_in(monkeypatch, "eval.py", f"--workdir={run}", "--override=context_length=16") is None
+    assert type_in(monkeypatch, "eval.py", f"--workdir={run}", "--config.context_length=16") is None
     assert json.loads((run / "eval" / "perplexity,context_length=16.json").read_text())["checkpoint_step"] == 4
     capsys.readouterr()
     assert type_in(monkeypatch, "sample.py", f"--workdir={run}", "--prompt=the", "--length=4") is None

@@ -63,6 +63,11 @@ def add_run_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--checkpoint", default="last", help="last, best, or a step")
 
 
+def add_override_flag(parser: argparse.ArgumentParser) -> None:
+    """Accept --override=FIELD=VALUE, the name of --config.FIELD=VALUE in earlier versions."""
+    parser.add_argument("--override", action="append", default=[], help=argparse.SUPPRESS)
+
+
 def add_suite_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--split", default="validation", choices=SPLITS, help="the split to measure")
     parser.add_argument("--lengths", help="of extrapolation, tasks and needles: such as 64,1x,2x; 1x: as trained")
@@ -114,9 +119,12 @@ def new_directory(text: str) -> Path:
     return path
 
 
-def config_overrides(arguments: Sequence[str]) -> dict[str, str]:
-    """Return the values of --config.FIELD=VALUE and --config.FIELD VALUE. Raise UserError for any other argument."""
-    overrides, rest = {}, list(arguments)
+def config_overrides(arguments: Sequence[str], earlier: Sequence[str] = ()) -> dict[str, str]:
+    """Return the values of --config.FIELD=VALUE and --config.FIELD VALUE. Raise UserError for any other argument.
+
+    earlier: those of `add_override_flag`.
+    """
+    overrides, rest = dict(map(loading.parse_override, earlier)), list(arguments)
     while rest:
         argument = rest.pop(0)
         if not argument.startswith("--config."):

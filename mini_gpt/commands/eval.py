@@ -1,11 +1,10 @@
 """Evaluate a run with one or more suites, and write the results to its directory.
 
-python eval.py --workdir=runs/tiny [--suite=perplexity,extrapolation] [--override=FIELD=VALUE ...]
+python eval.py --workdir=runs/tiny [--suite=perplexity,extrapolation] [--config.FIELD=VALUE ...]
 """
 
 from mini_gpt import suites
 from mini_gpt.commands import command_line
-from mini_gpt.config import loading
 from mini_gpt.suites.base import SuiteOptions
 from mini_gpt.training.run import Run
 
@@ -16,7 +15,6 @@ def main() -> None:
     command_line.add_run_flags(parser)
     add = parser.add_argument
     add("--suite", default="perplexity", help=f"comma-separated, from: {', '.join(suites.SUITES)}")
-    add("--override", action="append", default=[], metavar="FIELD=VALUE", help="change a config field; repeatable")
     add(
         "--text",
         type=command_line.utf8,
@@ -25,15 +23,16 @@ def main() -> None:
     add("--other", type=command_line.utf8, help="for patching and play: the second text, with as many tokens as --text")
     add("--tokens", type=int, help="the most tokens of heads, lens, a pass of pruning, or targets of sliding windows")
     add("--beside", type=command_line.directory, metavar="RUN", help="for play: another run to show on the same text")
+    command_line.add_override_flag(parser)
     command_line.add_suite_flags(parser)
     command_line.add_process_flags(parser)
-    flags = parser.parse_args()
+    flags, rest = parser.parse_known_args()
+    overrides = command_line.config_overrides(rest, flags.override)
     names = [*dict.fromkeys(flags.suite.split(","))]
     beside = None if flags.beside is None else str(flags.beside)
     options = SuiteOptions(flags.split, flags.lengths, flags.strides, flags.text, flags.tokens, flags.other, beside)
     suites.check(names, options)
     names.sort(key=list(suites.SUITES).index)  # heads before explorer: explorer shows the labels of heads
-    overrides = dict(map(loading.parse_override, flags.override))
     command_line.set_up(overrides.get("data.cache_dir"), flags)
     run = Run(flags.workdir, checkpoint=flags.checkpoint, overrides=overrides)
     for name in names:  # check all suites before the first measurement

@@ -8,7 +8,6 @@ import socket
 import uvicorn
 
 from mini_gpt.commands import command_line
-from mini_gpt.config import loading
 from mini_gpt.pages.play import page
 from mini_gpt.pages.play.answers import Answers
 from mini_gpt.pages.play.server import ADDRESS, Server
@@ -27,10 +26,10 @@ def main() -> None:
     add = parser.add_argument
     add("--beside", metavar="RUN", help="a second run with the same tokenizer")
     add("--text", type=command_line.utf8, help="the first text; default: text of the split")
-    add("--override", action="append", default=[], metavar="FIELD=VALUE", help="change a config field; repeatable")
+    command_line.add_override_flag(parser)
     add("--port", type=int, default=PORT, help="port on this machine; 0: any free one")
-    flags = parser.parse_args()
-    overrides = dict(map(loading.parse_override, flags.override))
+    flags, rest = parser.parse_known_args()
+    overrides = command_line.config_overrides(rest, flags.override)
     command_line.set_up(overrides.get("data.cache_dir"))
     run = Run(flags.workdir, checkpoint=flags.checkpoint, overrides=overrides)
     options = SuiteOptions(text=flags.text, beside=flags.beside)

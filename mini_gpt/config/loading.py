@@ -38,7 +38,7 @@ def load(path: str | Path, overrides: Mapping[str, Any] = types.MappingProxyType
     config = _checked(_values_of_file(file, argument) | _parse_overrides(overrides))
     if file.suffix == ".json":
         config = with_known_cache(config, overrides)
-        places.check_corpus(config.data, overrides, file, "--config.")
+        places.check_corpus(config.data, overrides, file)
     return config
 
 

@@ -37,17 +37,17 @@ def is_known_cache(data: DataConfig, typed: Collection[str]) -> bool:
     return key is None or CACHE in typed or _marker_file(key).exists()
 
 
-def check_corpus(data: DataConfig, typed: Collection[str], source: Path, flag: str) -> None:
+def check_corpus(data: DataConfig, typed: Collection[str], source: Path) -> None:
     """Raise UserError if the corpus is in a place that the user has not typed.
 
-    typed: the fields given in this command. source: the file with the other fields. flag: the start of the flag that
-    sets a field, such as "--override=".
+    typed: the fields given in this command.
+    source: the file with the other fields.
     """
     unknown = {name: found for name, found in _corpus_places(data).items() if name not in typed}
     if unknown and not _marker_file(_corpus_key(data) or "").exists():
         name, found = next(iter(unknown.items()))
         reason = f"only {source} names it, and someone else may have written this file"
-        remedy = f"to allow it, type it once: {flag}{name}={shown(found)}"
+        remedy = f"to allow it, type it once: --config.{name}={shown(found)}"
         raise UserError(f"{name}: found {shown(found)}; {reason}; {remedy}")
 
 

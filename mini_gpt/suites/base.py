@@ -167,7 +167,7 @@ def split_tokens(run: Run, split: str) -> np.ndarray:
     if len(tokens) <= length:
         raise UserError(
             f"--split={split}: found {len(tokens)} tokens; needs more than the context length of {length}; "
-            "give --override=context_length=N or another split"
+            "give --config.context_length=N or another split"
         )
     return tokens
 

@@ -53,7 +53,7 @@ class Translation(Suite):
         if changed and run.config.data.is_task != run.trained.data.is_task:
             found = run.config.data.corpus
             remedy = "a task and pairs of texts can't replace each other"
-            raise UserError(f"--override: found data.corpus={found}; {remedy}")
+            raise UserError(f"data.corpus: found {found}; {remedy}")
         lengths = _lengths(run.config, options)
         total = self.cost(run.trained, options, 0)
         with progress.shown(f"up to {PAIRS} pairs of {len(lengths)} lengths", total):

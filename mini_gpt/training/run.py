@@ -74,7 +74,7 @@ class Run(SavedRun):
         devices.check_dtype(self.config.model.dtype, self.mesh.devices.flat[0])
         vocab_size = layouts.vocab_size(self.config, self.tokenizer)
         definition, abstract = states.abstract_parameters(self.config, vocab_size, self.mesh)
-        self.step, parameters = self.read_parameters(checkpoint, self.config, abstract, "--override: the checkpoint")
+        self.step, parameters = self.read_parameters(checkpoint, self.config, abstract, "overrides: the checkpoint")
         if bad := model_parameters.non_finite(parameters):
             log.warning(f"{workdir}, step {self.step}: {bad}; results will be undefined")
         layout = layout_of(self.config, self.tokenizer)
@@ -89,7 +89,7 @@ class Run(SavedRun):
 
         Raises UserError if the user has not typed its path, in an override or in an earlier command.
         """
-        places.check_corpus(self.config.data, self.overrides, self.workdir / workdirs.CONFIG, "--override=")
+        places.check_corpus(self.config.data, self.overrides, self.workdir / workdirs.CONFIG)
         places.remember(self.config.data)
         corpus = corpora.open_corpus(self.config.data)
         if not self.other_text:
@@ -111,11 +111,11 @@ class Run(SavedRun):
     def _check_overrides(self) -> None:
         for name in self.overrides:
             if name in FIXED or (name in FIXED_FOR_THE_SAME_TEXT and not self.other_text):
-                raise UserError(f"--override: found {name}, which can't be changed after training; train another run")
+                raise UserError(f"{name}: can't be changed after training; train another run")
             if name.startswith("model.rope.") and not {"rope", "pope"} & set(self.config.model.position_pattern):
-                raise UserError(f"--override: found {name}; model.position={self.config.model.position} has no RoPE")
+                raise UserError(f"{name}: can't be set; model.position={self.config.model.position} has no RoPE")
         if "model.rope.factor" in self.overrides and self.config.model.rope.scaling == "none":
-            raise UserError("--override: found model.rope.factor; it needs model.rope.scaling, such as linear, too")
+            raise UserError("model.rope.factor: needs model.rope.scaling, such as linear, too")
 
 
 class InitialWeights:

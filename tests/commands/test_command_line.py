@@ -15,6 +15,7 @@ import sys
 
 import pytest
 
+from mini_gpt.commands import command_line
 from mini_gpt.runtime import errors, files
 from mini_gpt.training import loop
 from tests.conftest import REPOSITORY, SMALL
@@ -83,11 +84,19 @@ def test_train_eval_and_sample_agree(monkeypatch, flags, tmp_path, capsys):
     assert first == second
 
 
+@pytest.mark.parametrize("typed", ["--override=seed=2", "--override seed=2", "--config.seed=2", "--config.seed 2"])
+def test_both_spellings_of_an_override_are_read(typed):
+    parser = command_line.parser("")
+    command_line.add_override_flag(parser)
+    flags, rest = parser.parse_known_args(typed.split(" "))
+    assert command_line.config_overrides(rest, flags.override) == {"seed": "2"}
+
+
 @pytest.mark.slow
 def test_splits_and_overrides_have_files_of_their_own(monkeypatch, run, capsys):
     assert type_in(monkeypatch, "eval.py", f"--workdir={run}") is None
     plain = (run / "eval" / "perplexity.json").read_text()
-    override = "--override=context_length=16"
+    override = "--config.context_length=16"
     assert type_in(monkeypatch, "eval.py", f"--workdir={run}", override, "--split=test") is None
     assert (run / "eval" / "perplexity.json").read_text() == plain
     result = json.loads((run / "eval" / "perplexity,split=test,context_length=16.json").read_text())
@@ -208,21 +217,21 @@ BAD_EVAL = [
     (["--checkpoint=" + "9" * 5000], r"error: --checkpoint: found '9{199}…; must be last, best or one of 4, 8"),
     (["--lengths=1e5000", "--suite=extrapolation"], r"error: --lengths: found '1e5000'; must be a whole number"),
     (
-        ["--override=context_length=64"],
+        ["--config.context_length=64"],
         r"error: context_length: found 64; learned positions end at model\.max_positions \(32\)",
     ),
-    (["--override=model.rope.bas=7"], r"error: model\.rope\.bas: no such config field; did you mean model\.rope\.base"),
+    (["--config.model.rope.bas=7"], r"error: model\.rope\.bas: no such config field; did you mean model\.rope\.base"),
     (
-        ["--override=model.num_layers=2"],
-        r"error: --override: the checkpoint has nothing for the parameter blocks/1/\S+; the config needs shape",
+        ["--config.model.num_layers=2"],
+        r"error: overrides: the checkpoint has nothing for the parameter blocks/1/\S+; the config needs shape",
     ),
     (
-        ["--override=model.max_positions=64"],
-        r"error: --override: the checkpoint has shape \(32, 32\) for .*/embedding; the config needs shape \(64, 32",
+        ["--config.model.max_positions=64"],
+        r"error: overrides: the checkpoint has shape \(32, 32\) for .*/embedding; the config needs shape \(64, 32",
     ),
-    (["--override=data.tokenizer=characters"], r"error: --override: found data\.tokenizer, which can"),
-    (["--override=data.split_fractions=(0.5,0.4,0.1)"], r"error: --override: found data\.split_fractions, which can"),
-    (["--override=seed"], r"error: override: found 'seed'; must be FIELD=VALUE"),
+    (["--config.data.tokenizer=characters"], r"error: data\.tokenizer: can"),
+    (["--config.data.split_fractions=(0.5,0.4,0.1)"], r"error: data\.split_fractions: can"),
+    (["--config.seed"], r"error: override: found 'seed'; must be FIELD=VALUE"),
 ]
 
 
@@ -260,7 +269,7 @@ def test_a_changed_text_is_refused(monkeypatch, run, corpus_files, tmp_path):
     del config["sha256"]
     (run / "config.json").write_text(json.dumps(config))
     assert "data.path: found" in type_in(monkeypatch, "eval.py", f"--workdir={run}"), "not given as a flag"
-    assert type_in(monkeypatch, "eval.py", f"--workdir={run}", f"--override=data.path={tmp_path}/other/*") is None
+    assert type_in(monkeypatch, "eval.py", f"--workdir={run}", f"--config.data.path={tmp_path}/other/*") is None
     assert "was trained on text (fingerprint" in type_in(monkeypatch, "eval.py", f"--workdir={run}")
 
 

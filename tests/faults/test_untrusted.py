@@ -70,7 +70,7 @@ def test_a_place_never_typed_is_not_read(run, fields, name, monkeypatch):
     opened = []
     monkeypatch.setattr(corpora, "open_corpus", opened.append)
     opened_run = Run(run)
-    with pytest.raises(UserError, match=rf"^{name}: found .*config\.json names it.* type it once: --override={name}="):
+    with pytest.raises(UserError, match=rf"^{name}: found .*config\.json names it.* type it once: --config\.{name}="):
         _ = opened_run.corpus
     with pytest.raises(UserError, match=rf"^{name}: found .*config\.json names it.* type it once: --config\.{name}="):
         loading.load(run / "config.json")
@@ -92,12 +92,12 @@ def test_both_files_of_pairs_must_have_been_typed(small, tmp_path):
         return small(model__encoder_layers=1, data__corpus="pairs", **paths).data
 
     for typed, name in ((set(), "data.path"), ({"data.path"}, "data.target_path")):
-        with pytest.raises(UserError, match=rf"^{name}: found .*c\.json names it.*: --override={name}="):
-            places.check_corpus(data("de"), typed, tmp_path / "c.json", "--override=")
+        with pytest.raises(UserError, match=rf"^{name}: found .*c\.json names it.*: --config\.{name}="):
+            places.check_corpus(data("de"), typed, tmp_path / "c.json")
     places.remember(data("de"))
-    places.check_corpus(data("de"), (), tmp_path / "c.json", "--override=")
+    places.check_corpus(data("de"), (), tmp_path / "c.json")
     with pytest.raises(UserError, match=r"^data\.path: found"):
-        places.check_corpus(data("fr"), (), tmp_path / "c.json", "--override=")
+        places.check_corpus(data("fr"), (), tmp_path / "c.json")
 
 
 def test_a_run_of_the_same_user_needs_no_override(run, config):

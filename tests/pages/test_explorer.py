@@ -190,7 +190,7 @@ def as_shown(head):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("others", [[], ["--checkpoint=best", "--split=test", "--override=model.attention_window=8"]])
+@pytest.mark.parametrize("others", [[], ["--checkpoint=best", "--split=test", "--config.model.attention_window=8"]])
 def test_the_page_has_the_labels_of_the_same_evaluation(trained, monkeypatch, others):
     workdir = trained(model__position="rope")
     (workdir / "eval").mkdir(exist_ok=True)

@@ -85,7 +85,7 @@ def workdir(tmp_path_factory):
 )
 def test_a_suite_keeps_to_the_memory_budget(workdir, suite, flags):
     command = [sys.executable, "eval.py", f"--workdir={workdir}", f"--suite={suite}", *flags]
-    command.append(f"--override=data.path={workdir.parent}/text/*.txt")
+    command.append(f"--config.data.path={workdir.parent}/text/*.txt")
     environment = {"XLA_FLAGS": "", "JAX_PLATFORMS": "cpu"}
     done = subprocess.run(
         [sys.executable, "-c", MEASURE, *command],

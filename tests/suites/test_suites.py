@@ -102,7 +102,7 @@ def test_overrides_have_results_of_their_own(monkeypatch, trained):
         {"model.random_positions": "200"},
     ):
         typed = [f"{field}={value}" for field, value in fields.items()]
-        assert type_in(monkeypatch, "eval.py", *asked, *[f"--override={each}" for each in typed]) is None
+        assert type_in(monkeypatch, "eval.py", *asked, *[f"--config.{each}" for each in typed]) is None
         name = files.plain_name(",".join(["extrapolation", *typed]))
         result = json.loads((workdir / "eval" / f"{name}.json").read_text())
         assert (result["overrides"], result["train_length"]) == (fields, 32)
@@ -148,20 +148,20 @@ BAD = [
     (["--suite=tasks", "--strides=1"], r"--strides is not supported by --suite=tasks; use it with extrapolation$"),
     (["--suite=tasks"], r"--suite=tasks needs a run of data\.corpus=task:NAME, and this one has text; use --suite"),
     (
-        ["--suite=extrapolation", "--override=model.rope.scaling=ntk", "--override=model.rope.factor=4"],
+        ["--suite=extrapolation", "--config.model.rope.scaling=ntk", "--config.model.rope.factor=4"],
         r"model\.rope\.scaling: found 'ntk'; it is for rotary positions, but model\.position is 'alibi'",
     ),
-    (["--suite=extrapolation", "--override=model.ropes=1"], r"model\.ropes: no such config field; did you mean"),
+    (["--suite=extrapolation", "--config.model.ropes=1"], r"model\.ropes: no such config field; did you mean"),
     (["--suite=perplexity,tasks"], r"--suite=tasks needs a run of data\.corpus=task:NAME"),
     (["--suite=perplexity,extrapolation", "--lengths=1000x"], r"--lengths: found 32000; the validation split"),
     (["--suite=extrapolation", "--lengths="], r"--lengths: found ''; must be a whole number"),
-    (["--override=model.rope.base=500"], r"--override: .* model\.position=alibi has no RoPE"),
+    (["--config.model.rope.base=500"], r"model\.rope\.base: can't be set; model\.position=alibi has no RoPE"),
     (
-        ["--override=model.position=rope", "--override=model.rope.factor=4"],
-        r"--override: .* it needs model\.rope\.scaling",
+        ["--config.model.position=rope", "--config.model.rope.factor=4"],
+        r"model\.rope\.factor: needs model\.rope\.scaling",
     ),
-    ([f"--override=data.path={'x' * 230}"], r"data\.path: 'x+… matches no file"),
-    (["--suite=tasks", "--override=data.corpus=task:copi"], r"data\.tokenizer: found 'bytes'; the tasks have"),
+    ([f"--config.data.path={'x' * 230}"], r"data\.path: 'x+… matches no file"),
+    (["--suite=tasks", "--config.data.corpus=task:copi"], r"data\.tokenizer: found 'bytes'; the tasks have"),
 ]
 
 
@@ -187,11 +187,11 @@ def test_suites_refuse_runs_of_the_wrong_kind(monkeypatch, trained):
     for suite in ("perplexity", "extrapolation", "diagnose"):
         line = type_in(monkeypatch, "eval.py", f"--workdir={workdir}", f"--suite={suite}")
         assert line == f"error: --suite={suite} needs text, and data.corpus is task:copy; use --suite=tasks"
-    line = type_in(monkeypatch, "eval.py", f"--workdir={workdir}", "--suite=tasks", "--override=data.corpus=task:copi")
+    line = type_in(monkeypatch, "eval.py", f"--workdir={workdir}", "--suite=tasks", "--config.data.corpus=task:copi")
     assert line.startswith("error: data.corpus: found 'task:copi'; the tasks are copy, reverse")
     line = type_in(monkeypatch, "eval.py", f"--workdir={workdir}", "--suite=tasks", "--lengths=1")
     assert line == "error: --lengths: found 1; task:copy has problems of length 2 to 100000 (letters)"
-    other_task = ("--override=data.corpus=task:associative_recall", "--lengths=60")
+    other_task = ("--config.data.corpus=task:associative_recall", "--lengths=60")
     line = type_in(monkeypatch, "eval.py", f"--workdir={workdir}", "--suite=tasks", *other_task)
     assert line.startswith("error: --lengths: found 60; task:associative_recall has problems of length ")
     assert not (workdir / "eval").exists()
