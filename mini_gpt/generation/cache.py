@@ -107,8 +107,8 @@ def prefill(
     rows = jax.tree.map(lambda x_BT: jnp.broadcast_to(x_BT, (batch, capacity)), rows)
     slots = {}
     for size in {*sizes, *([CANON_TAPS] if config.variants.canon else [])}:
-        of_tokens = jax.tree.map(lambda x_BT, size=size: to_slots(x_BT, size), rows)
-        slots[size] = of_tokens._replace(indices_BL=_indices(lengths_B, size))
+        coordinates = jax.tree.map(lambda x_BT, size=size: to_slots(x_BT, size), rows)
+        slots[size] = coordinates._replace(indices_BL=_indices(lengths_B, size))
     random_BT = None if config.random_positions is None else positions_BT
     cache = Cache(layers, lengths_B.max(), lengths_B, slots, random_BT, source)
     last_B11 = lengths_B[:, None, None] - 1
@@ -119,20 +119,18 @@ def _run_prompt(
     model: LoadedModel, module: Any, prompt: tuple[jax.Array, Coordinates], source_BS: jax.Array | None
 ) -> tuple[jax.Array, Source | None]:
     """Return the hidden states x_BLD of a prompt, and the source for the cache."""
-    tokens_BL, tokens = prompt
+    tokens_BL, target = prompt
     if source_BS is None:
         module = _with_edits(module, model.edits)
-        return module.hidden(tokens_BL, tokens.positions_BL, tokens.segments_BL), None
+        return module.hidden(tokens_BL, target.positions_BL, target.segments_BL), None
     crosses = [block.cross_attention for block in module.blocks]
     for cross in crosses:
         cached_attention.record(cross)
     module = _with_edits(module, model.edits)
-    source_BSD, of_source = module.encode(
-        model.layout.read_source(source_BS), *model.layout.source_coordinates(source_BS)
-    )
-    x_BLD = module.decode(tokens_BL, tokens, (source_BSD, of_source))
-    of_source = jax.tree.map(lambda x: jnp.broadcast_to(x, source_BS.shape), of_source)
-    return x_BLD, Source(of_source, tuple(map(cached_attention.kept_of, crosses)))
+    source_BSD, source = module.encode(model.layout.read_source(source_BS), *model.layout.source_coordinates(source_BS))
+    x_BLD = module.decode(tokens_BL, target, (source_BSD, source))
+    source = jax.tree.map(lambda x: jnp.broadcast_to(x, source_BS.shape), source)
+    return x_BLD, Source(source, tuple(map(cached_attention.kept_of, crosses)))
 
 
 def _indices(lengths_B: jax.Array, size: int) -> jax.Array:

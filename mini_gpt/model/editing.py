@@ -128,12 +128,12 @@ def edited(model: Any, edits: Edits) -> Any:
 
     Raises UserError for another number of layers than the model has; JAX would silently clamp indices.
     """
-    of_encoder, own, cross = by_kind(model.config, edits)
-    stacks = [(model, own)] if of_encoder == NO_EDITS else [(model, own), (model.encoder, of_encoder)]
-    for stack, of_stack in stacks:
+    encoder, decoder, cross = by_kind(model.config, edits)
+    stacks = [(model, decoder)] + ([] if encoder == NO_EDITS else [(model.encoder, encoder)])
+    for stack, stack_edits in stacks:
         running.unstacked(stack)
         for layer, block in enumerate(stack.blocks):
-            here = running.at(of_stack, layer)
+            here = running.at(stack_edits, layer)
             block.attention = _edited_attention(block.attention, here)
             if cross != NO_EDITS and stack is model:
                 block.cross_attention = _edited_attention(block.cross_attention, running.at(cross, layer))

@@ -44,14 +44,14 @@ def attend(core: Any, q_BLHK: jax.Array, k_BSGK: jax.Array, v_BSGK: jax.Array, c
     size = _block_size(max(L, S))
     pairs = _pairs(context, -(-L // size), -(-S // size), size)
     shared = {mod.key: context.shared[mod.key] for mod in core.score_mods if isinstance(mod, Shared)}
-    mods, of_mods = nnx.split((core.score_mods, shared)) if len(core.score_mods) else (None, {})
+    mods, mod_parameters = nnx.split((core.score_mods, shared)) if len(core.score_mods) else (None, {})
     plan = _Plan(pairs, 1 if size == BLOCK else len(pairs), context.mask, mods)
     # Each group's queries are the R rows of one matrix, so that products have two batch axes and two matrix axes.
     q_NBCGMK = _blocks(scaled(core.scale, q_BLHK).reshape(B, L, G, H // G, K), size)
     q_NBGRK = q_NBCGMK.transpose(0, 1, 3, 4, 2, 5).reshape(len(q_NBCGMK), B, G, -1, K)
     k_NBGSK, v_NBGSK = _blocks(k_BSGK, size).swapaxes(2, 3), _blocks(v_BSGK, size).swapaxes(2, 3)
     queries, keys = _coordinate_blocks(context.queries, size), _coordinate_blocks(context.keys, size)
-    parameters = {"mods": of_mods, "sink": core.sink_H, "decay": (queries.decay_BLH, keys.decay_BLH)}
+    parameters = {"mods": mod_parameters, "sink": core.sink_H, "decay": (queries.decay_BLH, keys.decay_BLH)}
     coordinates = queries._replace(decay_BLH=None), keys._replace(decay_BLH=None)
     out_NBGRK = _attend(plan, q_NBGRK, k_NBGSK, v_NBGSK, parameters, coordinates)
     out_NBGMCK = out_NBGRK.reshape(len(out_NBGRK), B, G, H // G, size, -1)

@@ -29,7 +29,7 @@ def make(config: ModelConfig, *, rngs: nnx.Rngs) -> tuple[Encoding, ...]:
     for layer, (position, _, *rope) in enumerate(config.layer_kinds):
         key = position, *rope, layer if position in PER_LAYER else None
         if key not in made:
-            made[key] = of_layer(config, config.layer_kinds[layer], rngs=rngs)
+            made[key] = make_one(config, config.layer_kinds[layer], rngs=rngs)
         encodings.append(made[key])
     return tuple(encodings)
 
@@ -37,10 +37,10 @@ def make(config: ModelConfig, *, rngs: nnx.Rngs) -> tuple[Encoding, ...]:
 def shared(config: ModelConfig, *, rngs: nnx.Rngs) -> dict[str, Encoding]:
     """Return the encodings that the model holds for all layers, by name."""
     kinds = {kind.position: kind for kind in config.layer_kinds if ENCODINGS[kind.position].shared}
-    return {name: of_layer(config, kind, rngs=rngs) for name, kind in kinds.items()}
+    return {name: make_one(config, kind, rngs=rngs) for name, kind in kinds.items()}
 
 
-def of_layer(config: ModelConfig, kind: LayerKind, *, rngs: nnx.Rngs) -> Encoding:
+def make_one(config: ModelConfig, kind: LayerKind, *, rngs: nnx.Rngs) -> Encoding:
     """Return the encoding of one layer, with the base and the factor of its kind."""
     rope = config.rope.of_layer(kind.rope_base, kind.rope_factor)
     return ENCODINGS[kind.position](dataclasses.replace(config, rope=rope), rngs=rngs)
@@ -59,7 +59,7 @@ def modules(config: ModelConfig, kind: LayerKind, *, cross: bool, rngs: nnx.Rngs
         return []
     if encoding.shared:
         return [Shared(kind.position, encoding.stage)]
-    made = of_layer(config, kind, rngs=rngs)
+    made = make_one(config, kind, rngs=rngs)
     return [made, DecayBias()] if isinstance(made, Fox) else [made]
 
 
