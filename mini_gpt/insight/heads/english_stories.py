@@ -5,7 +5,6 @@ from collections.abc import Iterator
 
 from mini_gpt.data import english
 from mini_gpt.insight.heads.python_source import Relation
-from mini_gpt.runtime.errors import UserError
 
 KINDS = (
     "subject of the verb",
@@ -19,16 +18,13 @@ KINDS = (
 
 
 def relations(text: str, reach: int) -> list[Relation]:
-    """Return the relations of a story, or of its beginning; [] if the grammar does not allow the text.
+    """Return the relations of a story, or of its beginning. Raises UserError if the grammar does not allow the text.
 
     Keys are at most `reach` bytes back. object of the verb: in relative clauses, such as "the box that the dog sees".
     verb of the object: for objects after their verbs. subject of the next verb: from the word before a verb, where the
     verb is predicted. answer to the question: from the word before the noun of the answer to the noun in the story.
     """
-    try:
-        story = english.read(text)
-    except UserError:
-        return []
+    story = english.read(text)
     ends = list(itertools.accumulate(len(token.encode()) for token in story.tokens))
     starts = [end - len(word.text.encode()) for end, word in zip(ends, story.words, strict=True)]
     pairs = ((kind, query, key) for link in story.links for kind, query, key in _directed(link))

@@ -2,6 +2,7 @@
 
 import collections
 import itertools
+import logging
 import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
@@ -14,9 +15,12 @@ from mini_gpt.data.tokenizers import Tokenizer
 from mini_gpt.evaluation import perplexity
 from mini_gpt.insight.heads import english_stories, python_source
 from mini_gpt.insight.heads.templates import Templates, Vocabulary
+from mini_gpt.runtime.errors import UserError
 
 TOKENS = 65_536  # in all rows together
 RARE = 0.05  # share of the text that the rarest tokens make up
+
+log = logging.getLogger(__name__)
 
 
 class Inputs(NamedTuple):
@@ -95,18 +99,25 @@ def parsed_relations(
 ) -> Callable[[Sequence[int]], Templates]:
     """Return the function `Inputs.relations` for the windows at `starts`, which must not overlap.
 
-    Documents are read as English stories if the tokens are words, otherwise as Python source.
+    Documents are read as English stories if the tokens are words, otherwise as Python source. Others have no relations;
+    a warning says so if this is true of all documents.
     """
     parser = english_stories if tokenizer.kind == "words" else python_source
     pairs: dict[str, dict[int, list[tuple[int, int]]]]  # {kind: {window: its (query, key)}}
     pairs = {kind: collections.defaultdict(list) for kind in parser.KINDS}
-    reach = length * int(tokenizer.token_bytes.max())
+    reach, parsed, errors = length * int(tokenizer.token_bytes.max()), 0, list[UserError]()
     for begin, document in _documents(tokens, tokenizers.separator(tokenizer), starts, length):
         ends = np.cumsum(tokenizer.token_bytes[document])
         text = tokenizer.decode(document)
         if not len(ends) or len(text.encode()) != ends[-1]:
             continue  # the document is cut inside a character
-        for relation in parser.relations(text, reach):
+        try:
+            found = parser.relations(text, reach)
+        except UserError as error:
+            errors.append(error)
+            continue
+        parsed += 1
+        for relation in found:
             query = begin + int(np.searchsorted(ends, relation.query, side="right"))
             window = int(np.searchsorted(starts, query, side="right")) - 1
             start = int(starts[window])
@@ -116,6 +127,9 @@ def parsed_relations(
                 first, last = begin + np.searchsorted(ends, (span[0], span[1] - 1), side="right")
                 keys = range(max(first, start), last + 1)
                 pairs[relation.kind][window] += [(query - start, key - start) for key in keys if key != query]
+
+    if errors and not parsed:
+        log.warning(f"{', '.join(parser.KINDS)}: not measured, since no document can be parsed ({errors[0]})")
 
     def relations(rows: Sequence[int]) -> Templates:
         templates = {kind: np.zeros((len(rows), length, length), bool) for kind in pairs}

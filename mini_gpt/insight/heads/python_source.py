@@ -11,6 +11,8 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
+from mini_gpt.runtime.errors import UserError
+
 KINDS = ("matching bracket", "earlier use of a name", "definition of a call")
 OPENING = {")": "(", "]": "[", "}": "{"}
 
@@ -28,7 +30,9 @@ class Relation(NamedTuple):
 
 
 def relations(text: str, reach: int) -> list[Relation]:
-    """Return the relations of a source file with keys at most `reach` bytes back; [] if it does not parse.
+    """Return the relations of a source file with keys at most `reach` bytes back.
+
+    Raises UserError if the text is not Python source.
 
     matching bracket: from a closing bracket to its opening one. earlier use of a name: from the end of an identifier to
     all its earlier occurrences. definition of a call: from the end of the called name, in `name(...)` or
@@ -38,8 +42,9 @@ def relations(text: str, reach: int) -> list[Relation]:
         with warnings.catch_warnings(action="ignore"):
             tree = ast.parse(text)
         tokens = list(tokenize.generate_tokens(io.StringIO(text, newline=None).readline))
-    except (SyntaxError, ValueError, RecursionError, MemoryError, tokenize.TokenError):
-        return []
+    except (SyntaxError, ValueError, RecursionError, MemoryError, tokenize.TokenError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise UserError(f"text: not Python source ({reason})") from None
     lines = io.StringIO(text, newline=None).readlines()  # with universal newlines, as in Python's tokenizer
     starts = [0, *itertools.accumulate(len(line.encode()) for line in io.StringIO(text, newline="").readlines())]
 

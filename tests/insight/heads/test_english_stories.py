@@ -1,10 +1,12 @@
 """Relations between words of the English stories, in bytes and in tokens."""
 
 import numpy as np
+import pytest
 
 from mini_gpt.data import tokenizers
 from mini_gpt.insight.heads import inputs
 from mini_gpt.insight.heads.english_stories import relations
+from mini_gpt.runtime.errors import UserError
 
 STORY = "The cats near a box see two dogs that the boy likes. He laughs. Who likes the dogs? The boy."
 
@@ -31,10 +33,25 @@ def test_keys_are_the_words_that_a_reader_would_name():
     assert not any(kind == "subject of the next verb" and query == key for kind, query, key in found(STORY))
 
 
-def test_keys_are_within_reach_and_other_texts_have_none():
+def test_keys_are_within_reach_and_other_texts_are_refused():
     assert ("subject of the verb", "see", "cats") not in found(STORY, reach=8)
     assert ("antecedent of the pronoun", "He", "boy") in found(STORY, reach=20)
-    assert relations("def f(x):\n    return x", 100) == [] and relations("The cats hides.", 100) == []
+    for text, word in (("def f(x):\n    return x", "def"), ("The cats hides.", "hides")):
+        with pytest.raises(UserError, match=f"^text: found '{word}' after '.*'; the grammar expects"):
+            relations(text, 100)
+
+
+def test_a_text_that_the_grammar_cannot_read_gives_a_warning(caplog):
+    tokenizer = tokenizers.WordTokenizer.of_texts(["The cats hides.", "Two cats see a box."])
+    other, story = (tokenizer.encode(text) for text in ("The cats hides.", "Two cats see a box."))
+    inputs.of_text(np.array(other), tokenizer, len(other))
+    (record,) = caplog.records
+    reason = "not measured, since no document can be parsed (text: found 'hides' after 'The cats'; the grammar expects"
+    assert reason in record.getMessage() and "subject of the verb" in record.getMessage()
+    caplog.clear()
+    both = np.array([*other, tokenizers.separator(tokenizer), *story])
+    inputs.of_text(both, tokenizer, len(both))
+    assert caplog.records == []
 
 
 def test_tokens_of_all_stories_in_a_window_have_relations():

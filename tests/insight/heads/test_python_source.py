@@ -4,6 +4,7 @@ import pytest
 
 from mini_gpt.insight.heads import python_source
 from mini_gpt.insight.heads.python_source import KINDS, relations
+from mini_gpt.runtime.errors import UserError
 
 SOURCE = """class Größe:
     def wert(self, x):
@@ -61,11 +62,12 @@ def test_calls_have_their_definitions():
     ]
 
 
-def test_distant_keys_and_invalid_source_have_no_relations():
+def test_distant_keys_have_no_relations_and_invalid_source_is_refused():
     near = relations("a = 1\nb = a\n" + "#" * 100 + "\na", 50)
     assert [(r.kind, r.query, r.keys) for r in near] == [(KINDS[1], 10, ((0, 1),))]
     for text in ("To be, or not to be: that", "def f(:", "\0", "(" * 300 + ")" * 300, "﻿x = x"):
-        assert relations(text, 1000) == []
+        with pytest.raises(UserError, match=r"^text: not Python source \(.+\)$"):
+            relations(text, 1000)
 
 
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
