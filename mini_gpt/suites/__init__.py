@@ -55,15 +55,20 @@ log = logging.getLogger(__name__)
 
 
 def check(names: list[str], options: SuiteOptions) -> None:
-    """Raise UserError for an unknown suite, or for an option that no given suite supports."""
+    """Raise UserError for an unknown suite, or for an option that no given suite supports; log which do not use it."""
     for name in names:
         if name not in SUITES:
             hint = suggestion(name, SUITES)
             raise UserError(f"--suite: found {name!r}; must be one of {', '.join(SUITES)}{hint}")
     for flag in FLAGS:
-        if getattr(options, flag) is not None and not any(flag in SUITES[name].flags for name in names):
-            others = " or ".join(name for name, suite in SUITES.items() if flag in suite.flags)
+        if getattr(options, flag) is None:
+            continue
+        without = [name for name in names if flag not in SUITES[name].flags]
+        others = " or ".join(name for name, suite in SUITES.items() if flag in suite.flags)
+        if without == names:
             raise UserError(f"--{flag} is not supported by --suite={','.join(names)}; use it with {others}")
+        if without:
+            log.warning(f"--{flag}: not used by --suite={','.join(without)}")
     require(options.tokens is None or options.tokens > 0, "--tokens", options.tokens, "must be at least 1")
 
 

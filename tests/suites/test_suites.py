@@ -86,6 +86,14 @@ def test_extrapolation_writes_json_csv_png_and_tensorboard(monkeypatch, trained,
     assert "sample_nll compares all rows" in output
 
 
+def test_suites_that_ignore_an_option_are_named(caplog):
+    suites.check(["perplexity", "extrapolation", "heads"], SuiteOptions(lengths="1x"))
+    assert [record.getMessage() for record in caplog.records] == ["--lengths: not used by --suite=perplexity,heads"]
+    caplog.clear()
+    suites.check(["extrapolation", "tasks"], SuiteOptions(lengths="1x"))
+    assert caplog.records == []
+
+
 @pytest.mark.slow
 def test_overrides_have_results_of_their_own(monkeypatch, trained):
     workdir = trained(model__position="rope", model__num_layers=2)
