@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from mini_gpt.config.model import ModelConfig
 from mini_gpt.runtime.errors import UserError
 
 Parameters = dict[str, Any]
@@ -31,6 +32,14 @@ def check_shapes(found: Parameters, expected: Parameters, source: str) -> None:
         have, want = (f"shape {each[name].shape}" if name in each else "nothing" for each in (left, right))
         if have != want:
             raise UserError(f"{source} has {have} for the parameter {name}; the config needs {want}")
+
+
+def least_count(config: ModelConfig) -> int:
+    """Return the number of entries in the kernels of attention and feed-forwards, without making a model."""
+    width, kv_width = config.attention_width, config.num_kv_heads * config.head_width
+    attention = 2 * config.d_model * (width + kv_width)
+    layers = config.num_layers * (attention + 2 * config.d_model * config.d_ff)
+    return layers + config.num_layers * attention + least_count(config.encoder) if config.has_encoder else layers
 
 
 def non_finite(parameters: Parameters) -> str | None:

@@ -27,7 +27,7 @@ from mini_gpt.runtime import devices, files, processes
 from mini_gpt.runtime.errors import UserError, require
 from mini_gpt.training import workdir as workdirs
 from mini_gpt.training.checksums import checksums
-from mini_gpt.training.orbax_files import VerifyingHandler, missing_arrays, plain_path, shapes_by_name
+from mini_gpt.training.orbax_files import VerifyingHandler, missing_arrays, plain_path, shapes_by_name, stored_shapes
 from mini_gpt.training.state import TrainState
 
 FORMAT = 3
@@ -213,6 +213,19 @@ class Checkpoints:
         for later in [other for other in self.steps() if other > step]:
             self.manager.delete(later)
             self.records.pop(later, None)
+
+    def check_size(self, least: int) -> None:
+        """Raise UserError if no checkpoint can have this number of parameters. Reads no array."""
+        most = 0
+        for step in self.steps():
+            directory = self.path / str(step)
+            held = sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
+            with contextlib.suppress(Exception):  # whoever restores a damaged checkpoint says so
+                stored = sum(map(math.prod, stored_shapes(directory / PARTS[0])))
+                most = max(most, min(stored, MOST_COMPRESSED * held))
+        if self.steps() and most < least:
+            sizes = f"its sizes give at least {least:,} parameters, and no checkpoint beside it has that many"
+            raise UserError(f"{self.directory.parent / workdirs.CONFIG}: {sizes}; restore the run's own file")
 
     @_unreadable_is_damaged()
     def record(self, step: int) -> Record:

@@ -157,8 +157,7 @@ def missing_arrays(directory: Path, shapes: ArrayShapes) -> list[str]:
     Reads the merged index and each array's metadata, not the values. An array is complete if it has the right shape
     and the index has all of its chunks.
     """
-    store = ts.KvStore.open({"driver": "ocdbt", "base": {"driver": "file", "path": f"{directory}/"}}).result()
-    keys = [key.decode(errors="replace").rpartition("/") for key in store.list().result()]
+    store, keys = _open(directory)
     stored = {name for name, _, chunk in keys if chunk == ".zarray"} & shapes.keys()
     chunks = collections.Counter(name for name, _, chunk in keys if chunk != ".zarray")
     metadata = {name: store.read(f"{name}/.zarray") for name in stored}  # read concurrently
@@ -169,3 +168,16 @@ def missing_arrays(directory: Path, shapes: ArrayShapes) -> list[str]:
         if tuple(array["shape"]) == tuple(shapes[name]) and chunks[name] == expected:
             missing.remove(name)
     return sorted(missing)
+
+
+def stored_shapes(directory: Path) -> list[tuple[int, ...]]:
+    """Return the shapes of all arrays in `directory`, as their metadata say."""
+    store, keys = _open(directory)
+    metadata = [store.read(f"{name}/.zarray") for name, _, chunk in keys if chunk == ".zarray"]
+    return [tuple(map(int, json.loads(future.result().value)["shape"])) for future in metadata]
+
+
+def _open(directory: Path) -> tuple[ts.KvStore, list[tuple[str, str, str]]]:
+    """Return the files of arrays in `directory`, and their (array, "/", file)."""
+    store = ts.KvStore.open({"driver": "ocdbt", "base": {"driver": "file", "path": f"{directory}/"}}).result()
+    return store, [key.decode(errors="replace").rpartition("/") for key in store.list().result()]

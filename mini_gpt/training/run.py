@@ -39,6 +39,9 @@ class SavedRun:
         files.check_contents(workdir)
         self.trained: Config = loading.read(workdir / workdirs.CONFIG)
         self.tokenizer: Tokenizer = tokenizers.load(workdir / workdirs.TOKENIZER)
+        if (workdir / workdirs.CHECKPOINTS).is_dir():  # before a model of a stranger's sizes is made
+            with self.open_checkpoints() as checkpoints:
+                checkpoints.check_size(model_parameters.least_count(self.trained.model))
 
     def open_checkpoints(self) -> contextlib.closing[Checkpoints]:
         return contextlib.closing(Checkpoints(self.workdir / workdirs.CHECKPOINTS, read_only=True))

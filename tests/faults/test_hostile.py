@@ -4,6 +4,7 @@ import contextlib
 import json
 import shutil
 import sys
+from unittest import mock
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -14,6 +15,7 @@ from mini_gpt import suites
 from mini_gpt.commands import command_line
 from mini_gpt.config import loading
 from mini_gpt.data import corpora, token_store, tokenizers
+from mini_gpt.model import build
 from mini_gpt.runtime.errors import UserError
 from mini_gpt.suites.base import SuiteOptions
 from mini_gpt.training import loop
@@ -208,12 +210,16 @@ def test_a_corpus_with_a_link_out_of_its_folder_is_refused(small, tmp_path):
     assert corpora.open_corpus(small(data__path=f"{tmp_path}/texts/a.txt").data).num_documents == 1
 
 
-def test_a_config_too_large_for_its_checkpoint_is_refused(run, monkeypatch):
+@pytest.mark.parametrize(
+    "sizes", [{"d_model": 2**15, "d_ff": 2**17}, {"head_width": 2**24}, {"num_layers": 4}], ids=str
+)
+def test_a_config_too_large_for_its_checkpoint_is_refused(run, monkeypatch, sizes):
     config = json.loads((run / "config.json").read_text())
     del config["sha256"]
-    config["model"] |= {"d_model": 2**15, "d_ff": 2**17}
+    config["model"] |= sizes
     (run / "config.json").write_text(json.dumps(config))
-    sizes = r"checkpoints/4: damaged \(its files have [\d,]+ bytes, too few for arrays of [\d,]+\)"
+    monkeypatch.setattr(build, "make", mock.Mock(side_effect=AssertionError("a model was made")))
+    sizes = r"config\.json: its sizes give at least [\d,]+ parameters, and no checkpoint beside it has that many"
     with pytest.raises(UserError, match=sizes):
         Run(run)
     config["model"]["num_layers"] = 10**6

@@ -17,6 +17,14 @@ def test_gpt2_has_the_published_parameter_count():
     assert query.split()[1:-1] == ["12", "of", "768", "+", "768", "×", "768", "7,087,104"]
 
 
+@pytest.mark.parametrize("fields", [{}, {"encoder_layers": 3, "num_kv_heads": 2}, {"activation": "swiglu"}], ids=str)
+def test_the_least_count_is_that_of_the_attention_and_feed_forward_kernels(fields):
+    config, *_ = make_model(**fields)
+    entries = parameters.by_name(build.abstract(config, VOCAB)[1])
+    kernels = [leaf for name, leaf in entries.items() if name.endswith("kernel") and "gate" not in name]
+    assert parameters.least_count(config) == parameters.count(kernels)
+
+
 @pytest.mark.parametrize(
     "preset, heads, width",
     [("gpt2_small", 12, 64), ("gpt3_175b", 96, 128), ("llama2_70b", 64, 128)],
