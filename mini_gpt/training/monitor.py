@@ -127,6 +127,7 @@ class Reporter:
         self.path = workdir / workdirs.METRICS
         if start == 0 and self.path.exists():
             _check_had_no_checkpoint(workdir, config)
+        _warn_of_missing_rows(self.path, start, config.train.log_every)
         self._open(start)
         self.events.hyperparameters(config)
         self.steps = config.train.steps
@@ -259,6 +260,14 @@ def _check_had_no_checkpoint(workdir: Path, config: Config) -> None:
     if last > 2 * every:
         directory, remedy = workdir / workdirs.CHECKPOINTS, "restore it from a backup, or name a new directory"
         raise UserError(f"{directory}: has no checkpoint, but {workdirs.METRICS} goes up to step {last}; {remedy}")
+
+
+def _warn_of_missing_rows(path: Path, start: int, log_every: int) -> None:
+    """Log the steps before `start` whose rows are missing at the end of the file, such as after a full disk."""
+    logged = [0, *(int(row["step"]) for row in read(path) if row["step"] <= start)] if path.exists() else [0]
+    usual = max([log_every, *(after - before for before, after in itertools.pairwise(logged))])
+    if start - logged[-1] >= usual:
+        log.warning(f"{path}: the rows of the steps {logged[-1] + 1} to {start} are missing; curves have a gap there")
 
 
 def read(path: Path) -> list[dict[str, float]]:

@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import json
 from types import SimpleNamespace
 
 import jax
@@ -232,6 +233,19 @@ def test_the_summary_has_the_split_loss_and_next_commands(small, tmp_path, capsy
     assert f"tensorboard --logdir_spec={tmp_path.name}:{tmp_path}/tensorboard\n" in output
     for command in ("python eval.py --workdir=", "python sample.py --workdir="):
         assert f"{command}{tmp_path}" in output
+
+
+@pytest.mark.parametrize(
+    "kept, start, missing", [(9, 40, None), (9, 46, None), (3, 40, "31 to 40"), (0, 40, "1 to 40"), (3, 0, None)]
+)
+def test_a_resume_names_the_steps_whose_rows_were_cut(small, tmp_path, caplog, kept, start, missing):
+    config = small(train__log_every=10, checkpoint__every=40)
+    rows = [f'{{"step": {step}, "train/loss": 1.0}}\n' for step in (10, 20, 30, 36, 40, 50, 60)]
+    (tmp_path / "metrics.jsonl").write_text("".join(rows[:kept]))
+    (tmp_path / "config.json").write_text(json.dumps(files.with_checksum(loading.to_dict(config))))
+    monitor.Reporter(tmp_path, config, start=start).close()
+    expected = f"{tmp_path}/metrics.jsonl: the rows of the steps {missing} are missing; curves have a gap there"
+    assert caplog.messages == ([] if missing is None else [expected])
 
 
 def test_only_invalid_rows_of_metrics_are_dropped(small, tmp_path):
