@@ -7,7 +7,7 @@ A page has `<!-- study NAME: KIND -->`, then what is generated, then `<!-- /stud
 
 standing                                            whether the plan was frozen
 verdicts                                            a table of all comparisons
-verdict CONDITION CONDITION [LENGTH]                one verdict with its difference
+verdict CONDITION CONDITION [LENGTH [METRIC]]       one verdict with its difference
 table SUITE METRIC [LABEL]                          means and deviations, by condition and length
 rise CONDITION LENGTH LENGTH SUITE METRIC [LABEL]   the difference of the means at two lengths, second minus first
 holds CONDITION LENGTH SUITE METRIC [LABEL]         the largest length, divided by the trained LENGTH, at which most
@@ -46,11 +46,10 @@ def generated(name: str, kind: str) -> str:
     if word == "verdicts":
         return f"\n{_verdicts(_rows(name, 'comparisons'))}\n"
     if word == "verdict":
-        first, second, *lengths = arguments
         found = [
             row
             for row in _rows(name, "comparisons")
-            if (row["first"], row["second"]) == (first, second) and lengths in ([], [row["length"]])
+            if [row[column] for column in ("first", "second", "length", "metric")][: len(arguments)] == arguments
         ]
         (one,) = found
         return f"{one['verdict']}, {_difference(one)}"
@@ -88,7 +87,7 @@ def take(study: Path) -> None:
         if path.name not in ("runs.csv", "training.png"):
             shutil.copyfile(path, target / path.name)
     standing = re.search(
-        r"^(Confirmatory|Exploratory): .*$", (study / "report.md").read_text(encoding="utf-8"), re.MULTILINE
+        r"^(Confirmatory|Descriptive|Exploratory): .*$", (study / "report.md").read_text(encoding="utf-8"), re.MULTILINE
     )
     files.write_text(target / "standing.txt", f"{standing[0]}\n" if standing else "")
     files.write_text(target / f"{SEEDS}.csv", csv_text(_of_seeds(study)))
@@ -175,7 +174,7 @@ def _verdicts(rows: Rows) -> str:
                 "difference": _difference(row),
                 "p (Holm)": f"{float(row['p_holm']):.3g}",
                 "seeds": row["seeds"],
-                "verdict": row["verdict"],
+                "verdict": ": ".join(filter(None, [row["verdict"], row.get("reason", "")])),
             }
             for row in rows
         ]

@@ -1,6 +1,7 @@
 """The outcome of each comparison of a study: paired differences, intervals, p values and verdicts."""
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,6 +12,15 @@ from mini_gpt.study.definition import Comparison
 from mini_gpt.study.statistics import PairedItems
 
 PER_TOKEN = ("nll", "perplexity", "sample_nll")  # cannot be compared between tokenizers
+SHARES = ("exact_match", "token_accuracy", "calibration_error", "alignment_error", "first_token", "entropy")
+# {metric: lowest and highest possible value}. At the floor or the ceiling, a metric cannot tell conditions apart.
+LIMITS = {
+    **dict.fromkeys(SHARES, (0, 1)),
+    **dict.fromkeys(("chrf", "bleu"), (0, 100)),
+    **dict.fromkeys(("nll", "sample_nll", "bits_per_byte"), (0, math.inf)),
+    "perplexity": (1, math.inf),
+}
+ROUNDING = 1e-9  # relative: differences of equal losses can differ by float64 rounding
 Row = Mapping[str, Any]
 Pairs = Mapping[int, tuple[Row, Row]]  # {seed: rows of the first and of the second condition}
 
@@ -38,29 +48,24 @@ class Outcome(NamedTuple):
 
 
 def outcomes(pairs: Mapping[Comparison, Pairs], level: float, planned: int) -> list[Outcome]:
-    """Return the outcome of each comparison. Holm's correction includes all.
+    """Return the outcome of each comparison. Holm's correction includes both tests of all comparisons.
 
     planned: number of seeds. With fewer pairs there is no verdict. Otherwise one could stop as soon as p is small, or
-    leave out failed runs. An incomplete comparison has p = 1, so that it can only raise the p of the others.
+    leave out failed runs. A comparison without a verdict has p = 1, so that it can only raise the p of the others.
     """
-    alone = [_alone(comparison, found, level) for comparison, found in pairs.items()]
-    is_complete = [len(one.seeds) >= planned for one in alone]
-    p_values = statistics.holm([one.p_alone if whole else 1 for one, whole in zip(alone, is_complete, strict=True)])
-    equivalent = statistics.holm(
-        [one.equivalent_p if whole else 1 for one, whole in zip(alone, is_complete, strict=True)]
-    )
+    alone = [_alone(comparison, found, level, planned) for comparison, found in pairs.items()]
+    p_values = [(1.0, 1.0) if one.reason else (one.p_alone, one.equivalent_p) for one in alone]
     found = []
-    for one, p, equivalent_p in zip(alone, p_values, equivalent, strict=True):
-        verdict, reason = "no verdict", one.reason
-        if not reason and len(one.seeds) < planned:
-            reason = f"{len(one.seeds)} of {planned} seeds are complete"
-        if not reason and one.difference is not None:
+    for one, (p, equivalent_p) in zip(alone, statistics.holm(p_values).tolist(), strict=True):
+        verdict = "no verdict"
+        if not one.reason:
+            assert one.difference is not None
             verdict = statistics.verdict(one.difference, one.comparison.claim, p, equivalent_p, level)
-        found.append(one._replace(p=p, equivalent_p=equivalent_p, verdict=verdict, reason=reason))
+        found.append(one._replace(p=p, equivalent_p=equivalent_p, verdict=verdict))
     return found
 
 
-def _alone(comparison: Comparison, pairs: Pairs, level: float) -> Outcome:
+def _alone(comparison: Comparison, pairs: Pairs, level: float, planned: int) -> Outcome:
     """Return the outcome of one comparison, with unadjusted p values and no verdict."""
     empty = Outcome(comparison, list(pairs), [], None, None, 1.0, 1.0, 1.0, None, 0, "", "")
     if reason := _why_not_comparable(comparison, pairs):
@@ -76,13 +81,32 @@ def _alone(comparison: Comparison, pairs: Pairs, level: float) -> Outcome:
     )
     if len(pairs) < 2:
         return found._replace(reason="fewer than two seeds are complete")
+    incomplete = f"{len(pairs)} of {planned} seeds are complete" if len(pairs) < planned else ""
+    if np.ptp(differences_S) <= ROUNDING * np.max(np.abs([*first, *second])):
+        return found._replace(reason=incomplete or "all seeds have the same difference: their variation is not known")
     paired = _paired_items(comparison, pairs)
     drawn_R = statistics.draw_means(differences_S, paired)
     return found._replace(
         interval=statistics.interval(drawn_R, level),
         equivalent_p=statistics.equivalence_p(drawn_R, comparison.smallest_effect),
         num_items=0 if paired is None else len(paired.weights_P),
+        reason=incomplete or _at_a_limit(comparison, first, second, found.p_alone <= level),
     )
+
+
+def _at_a_limit(comparison: Comparison, first: Sequence[float], second: Sequence[float], differs: bool) -> str:
+    """Return a reason if both conditions are at the floor or the ceiling of the metric in most seeds, or "".
+
+    A seed is there if both values are within the smallest effect of the limit. differs: whether p is small; then
+    the seeds that are not there show a difference.
+    """
+    for limit in LIMITS.get(comparison.metric, ()):
+        distances_S = np.max(np.abs(np.subtract([first, second], limit)), axis=0)
+        count = int(np.sum(distances_S <= comparison.smallest_effect))
+        if count == len(first) or (2 * count > len(first) and not differs):
+            near = f"within {comparison.smallest_effect:g} of {limit}, the limit of {comparison.metric}"
+            return f"both conditions are {near}, in {count} of {len(first)} seeds"
+    return ""
 
 
 def _why_not_comparable(comparison: Comparison, pairs: Pairs) -> str:
@@ -111,4 +135,6 @@ def _paired_items(comparison: Comparison, pairs: Pairs) -> PairedItems | None:
         all_weights += [first.weights_P, second.weights_P]
     if any(not np.array_equal(weights_P, all_weights[0]) for weights_P in all_weights):
         return None
-    return PairedItems(np.array([a - b for a, b in sums]), all_weights[0])
+    has_weight_P = all_weights[0] > 0  # a draw of items without weight would have no mean
+    differences_SP = np.array([a - b for a, b in sums])
+    return PairedItems(differences_SP[:, has_weight_P], all_weights[0][has_weight_P])

@@ -152,6 +152,8 @@ class Plan:
         if study.fit is not None:
             bounded = (study.fit.at_most, study.fit.at_least) != (None, None)
             require(bounded, "fit", study.fit.metric, "needs at_most or at_least")
+            for name, bound in (("at_most", study.fit.at_most), ("at_least", study.fit.at_least)):
+                require(bound is None or math.isfinite(bound), f"fit: {name}", bound, "must be finite")
             for condition in study.conditions:
                 self.fit_length(condition)
 
@@ -215,7 +217,8 @@ class Plan:
         for length in lengths:  # the other condition may have another trained length
             self._measured_lengths("contrasts", contrast, contrast.second, str(length))
         smallest = self.study.smallest_effect if contrast.smallest_effect is None else contrast.smallest_effect
-        require(smallest >= 0, "contrasts: smallest_effect", smallest, "must not be negative")
+        is_valid = 0 <= smallest < math.inf
+        require(is_valid, "contrasts: smallest_effect", smallest, "must be finite and not negative")
         start = (contrast.first, contrast.claim, contrast.second, contrast.suite, contrast.metric, contrast.label)
         return [Comparison(*start, length, smallest) for length in lengths]
 
@@ -316,7 +319,8 @@ def _check_fields(study: Study) -> None:
     effect = study.smallest_effect
     require(0 <= effect < math.inf, "smallest_effect", effect, "must be finite and not negative")
     deviation = study.expected_deviation
-    require(deviation is None or deviation > 0, "expected_deviation", deviation, "must be above 0")
+    is_valid = deviation is None or 0 < deviation < math.inf
+    require(is_valid, "expected_deviation", deviation, "must be finite and above 0")
     require(bool(study.suites), "suites", dict(study.suites), "must have at least one")
     for suite, options in study.suites.items():
         check_suites([suite], options)

@@ -20,6 +20,7 @@ import jax
 
 from mini_gpt.runtime import files
 from mini_gpt.runtime.errors import UserError
+from mini_gpt.study import statistics
 from mini_gpt.study.definition import Plan
 
 STUDY, LEDGER = "study.json", "ledger.jsonl"
@@ -145,7 +146,7 @@ def check_corpora(workdir: Path, plan: Plan, fingerprints: Mapping[str, str]) ->
 
 
 def standing(workdir: Path, plan: Plan) -> str:
-    """Return a sentence for the report: whether the plan was frozen, and is unchanged."""
+    """Return a sentence for the report: whether the plan was frozen, and is unchanged, and has enough seeds."""
     frozen = _frozen(workdir)
     if frozen is None:
         return "Exploratory: no plan was frozen before the first result."
@@ -155,7 +156,11 @@ def standing(workdir: Path, plan: Plan) -> str:
     commits = dict.fromkeys(short(entry["commit"]) for entry in _runs(workdir))
     commits.pop(short(frozen["commit"]), None)
     others = f" Some runs were started at other commits: {', '.join(commits)}." if commits else ""
-    return f"Confirmatory: the plan was frozen {when}, and is unchanged (SHA-256 {frozen['plan'][:12]}).{others}"
+    unchanged = f"the plan was frozen {when}, and is unchanged (SHA-256 {frozen['plan'][:12]}).{others}"
+    seeds, needed = len(plan.study.seeds), statistics.seeds_needed(max(1, len(plan.comparisons)), plan.study.level)
+    if seeds < needed:
+        return f"Descriptive: with {seeds} seeds no difference can be shown (at least {needed} are needed); {unchanged}"
+    return f"Confirmatory: {unchanged}"
 
 
 def _runs(workdir: Path) -> list[Entry]:

@@ -28,8 +28,25 @@ class Spread(NamedTuple):
     highest: float
 
 
+def _check_finite(name: str, values: np.ndarray | Sequence[float]) -> None:
+    """Raise ValueError if a value is NaN or infinite: comparisons with NaN are false, so it would pass as a small p."""
+    flat = np.ravel(values)
+    if not np.isfinite(flat).all():
+        place = int(np.argmin(np.isfinite(flat)))
+        raise ValueError(f"{name}: found {flat[place]} at index {place}; all values must be finite")
+
+
+def _check_p(name: str, values: np.ndarray | Sequence[float]) -> None:
+    """Raise ValueError if a value is not in 0..1."""
+    _check_finite(name, values)
+    outside = [float(value) for value in np.ravel(values) if not 0 <= value <= 1]
+    if outside:
+        raise ValueError(f"{name}: found {outside[0]}; must be from 0 to 1")
+
+
 def spread(values: Sequence[float]) -> Spread:
     """Return the spread of at least one value. The interquartile mean ignores a quarter at each end."""
+    _check_finite("values", values)
     deviation = float(np.std(values, ddof=1)) if len(values) > 1 else None
     middle = float(stats.trim_mean(values, 0.25))
     return Spread(float(np.mean(values)), deviation, middle, float(min(values)), float(max(values)))
@@ -41,6 +58,8 @@ def probability_lower(first: Sequence[float], second: Sequence[float]) -> float:
     Agarwal et al. 2021 call it the probability of improvement. It is the Mann-Whitney statistic divided by the number
     of pairs.
     """
+    _check_finite("first", first)
+    _check_finite("second", second)
     return float(stats.mannwhitneyu(second, first).statistic) / (len(first) * len(second))
 
 
@@ -55,6 +74,7 @@ def sign_flip_p(differences_S: Sequence[float]) -> float:
     The null hypothesis is that the differences are symmetric about 0. Exact up to EXACT_SEEDS seeds; above, from
     2**EXACT_SEEDS random patterns.
     """
+    _check_finite("differences_S", differences_S)
     if len(differences_S) < 2 or not np.any(differences_S):
         return 1.0
     found = stats.permutation_test(
@@ -84,6 +104,10 @@ def draw_means(differences_S: Sequence[float], items: PairedItems | None = None)
     Seeds: Student's t distribution of the mean, since resampling few seeds gives too short intervals. Items: a
     bootstrap, which resamples the same items for all seeds. Its deviation is added. Needs at least two seeds.
     """
+    _check_finite("differences_S", differences_S)
+    if items is not None:
+        _check_finite("differences_SP", items.differences_SP)
+        _check_finite("weights_P", items.weights_P)
     seeds = len(differences_S)
     mean, error = np.mean(differences_S), np.std(differences_S, ddof=1) / math.sqrt(seeds)
     drawn_R = mean + error * _student_R(seeds - 1)
@@ -109,23 +133,36 @@ def _counts_RP(items: int) -> np.ndarray:
 
 def interval(drawn_R: np.ndarray, level: float) -> tuple[float, float]:
     """Return the percentile interval that contains the share 1 - level of the draws."""
+    _check_finite("drawn_R", drawn_R)
     low, high = np.quantile(drawn_R, [level / 2, 1 - level / 2])
     return float(low), float(high)
 
 
 def equivalence_p(drawn_R: np.ndarray, smallest_effect: float) -> float:
-    """Return the p of two one-sided tests (Schuirmann 1987) for a difference within ± smallest_effect."""
+    """Return the p of two one-sided tests (Schuirmann 1987) for a difference within ± smallest_effect; 1 for 0."""
+    _check_finite("drawn_R", drawn_R)
+    _check_finite("smallest_effect", [smallest_effect])
+    if smallest_effect == 0:
+        return 1.0
     outside = max(np.sum(drawn_R >= smallest_effect), np.sum(drawn_R <= -smallest_effect))
     return float(outside + 1) / (len(drawn_R) + 1)
 
 
-def holm(p_values: Sequence[float]) -> list[float]:
-    """Return Holm's adjusted p values (1979). To reject all up to a level keeps the family-wise error rate."""
-    adjusted, highest = [0.0] * len(p_values), 0.0
-    for rank, index in enumerate(np.argsort(p_values, kind="stable")):
-        highest = max(highest, min(1.0, (len(p_values) - rank) * p_values[index]))
-        adjusted[index] = highest
-    return adjusted
+def holm(p_values_CT: np.ndarray | Sequence[Sequence[float]]) -> np.ndarray:
+    """Return adjusted p values (C comparisons, T tests): to reject all up to a level keeps the family-wise error rate.
+
+    Holm's method (1979), for rows in which at most one null hypothesis is true (Shaffer 1986): p is multiplied by the
+    number of rows that have a test with a p at least as large. With one test in each row, this is Holm's method.
+    """
+    p_CT = np.asarray(p_values_CT, np.float64)
+    _check_p("p_values_CT", p_CT)
+    adjusted_CT, highest, waiting = np.ones_like(p_CT), 0.0, [len(row) for row in p_CT]
+    for place in np.argsort(p_CT, axis=None, kind="stable"):
+        row, test = np.unravel_index(place, p_CT.shape)
+        highest = max(highest, min(1.0, np.count_nonzero(waiting) * float(p_CT[row, test])))
+        adjusted_CT[row, test] = highest
+        waiting[row] -= 1
+    return adjusted_CT
 
 
 def verdict(difference: float, claim: str, p: float, equivalent_p: float, level: float) -> str:
@@ -133,6 +170,8 @@ def verdict(difference: float, claim: str, p: float, equivalent_p: float, level:
 
     A difference within the smallest effect is equivalent, even if it differs significantly from 0.
     """
+    _check_finite("difference", [difference])
+    _check_p("p", [p, equivalent_p])
     if equivalent_p <= level:
         return "equivalent"
     if p > level:

@@ -39,6 +39,13 @@ def results_of(study, tmp_path, means, **changes):
     return results
 
 
+def pairs(first, second=None):
+    """Return the pairs of rows with a metric of all names: the second value is 0 unless given."""
+    row = lambda value: dict.fromkeys(("nll", "exact_match", "own"), value) | {"reason": None, "tokens_scored": 1}
+    both = zip(first, [0.0] * len(first) if second is None else second, strict=True)
+    return {seed: (row(a), row(b)) for seed, (a, b) in enumerate(both)}
+
+
 def outcomes(results):
     return report.Report(results).outcomes
 
@@ -82,14 +89,54 @@ def test_missing_runs_leave_the_pairs_that_are_complete(study, tmp_path):
 def test_an_incomplete_comparison_does_not_help_the_others():
     """Its small p must not take a rank in Holm's method, because it may still become large."""
 
-    def pairs(differences):
-        row = lambda nll: {"nll": nll, "reason": None, "tokens_scored": 1}
-        return {seed: (row(difference), row(0.0)) for seed, difference in enumerate(differences)}
-
     which = [Comparison(first, "lower", "b", "perplexity", "nll", "", 8, 0.05) for first in "ac"]
     found = analysis.outcomes(dict(zip(which, [pairs([-1] * 6 + [0.5, 0.4]), pairs([-1] * 7)], strict=True)), 0.05, 8)
     assert [one.p_alone for one in found] == [8 / 256, 2 / 128]
     assert [(one.p, one.verdict) for one in found] == [(16 / 256, "undecided"), (1, "no verdict")]
+
+
+SAME = "all seeds have the same difference: their variation is not known"
+FLOOR = "both conditions are within 0.05 of 0, the limit of exact_match, in {} of 7 seeds"
+
+
+@pytest.mark.parametrize(
+    "metric, first, second, verdict, reason",
+    [
+        ("exact_match", [0.0] * 7, [0.0] * 7, "no verdict", SAME),
+        ("nll", [3.1, 2.2, 2.7] * 2 + [1.9], [3.0, 2.1, 2.6] * 2 + [1.8], "no verdict", SAME),  # up to rounding
+        ("exact_match", [0.0, 0.002] * 3 + [0.0], [0.002, 0.0, 0.0] * 2 + [0.0], "no verdict", FLOOR.format(7)),
+        ("exact_match", [0.0] * 6 + [0.06], [0.0] * 7, "no verdict", FLOOR.format(6)),
+        ("exact_match", [1.0, 0.99] * 3 + [1.0], [1.0] * 7, "no verdict", FLOOR.format(7).replace("of 0,", "of 1,")),
+        ("exact_match", [0.0] * 4 + [1.0] * 3, [0.0] * 7, "no verdict", FLOOR.format(4)),
+        ("exact_match", [0.0] * 3 + [1.0] * 4, [0.0] * 7, "undecided", ""),
+        ("exact_match", [0.9, 0.8, 0.9, 1.0, 0.9, 0.8, 0.9], [0.0] * 7, "opposite shown", ""),
+        ("exact_match", [0.5, 0.501] * 3 + [0.5], [0.5, 0.5, 0.501] * 2 + [0.5], "equivalent", ""),
+        ("own", [0.0, 0.002] * 3 + [0.0], [0.002, 0.0, 0.0] * 2 + [0.0], "equivalent", ""),  # its limits are not known
+    ],
+)
+def test_seeds_that_cannot_differ_give_no_verdict(metric, first, second, verdict, reason):
+    which = Comparison("a", "lower", "b", "tasks", metric, "", 8, 0.05)
+    (found,) = analysis.outcomes({which: pairs(first, second)}, 0.05, 7)
+    assert (found.verdict, found.reason) == (verdict, reason)
+    assert found.verdict != "no verdict" or (found.p, found.equivalent_p) == (1, 1)
+    assert (found.interval is None) == (reason == SAME)
+
+
+def test_many_seeds_show_a_difference_beside_a_ceiling():
+    """Eleven of twenty pairs are solved in both conditions; in the other nine, one condition fails."""
+    which = Comparison("a", "higher", "b", "tasks", "exact_match", "", 8, 0.05)
+    (found,) = analysis.outcomes({which: pairs([1.0] * 20, [1.0] * 11 + [0.1] * 9)}, 0.05, 20)
+    assert (found.verdict, found.reason) == ("shown", "")
+
+
+def test_items_without_weight_are_left_out(study, tmp_path):
+    results = results_of(study, tmp_path, MEANS)
+    for found in results.by_run.values():
+        row = found["perplexity"]
+        sums_P, weights_P = items.unpacked(row["items"]["nll"])
+        kept = np.arange(PARTS) == 0  # almost every draw of the bootstrap would have no weight
+        row["items"] = items.packed({"nll": Items(sums_P * kept, weights_P * kept)})
+    assert all(one.num_items == 1 and np.isfinite(one.interval).all() for one in outcomes(results))
 
 
 def test_an_undefined_value_has_a_reason(study, tmp_path):

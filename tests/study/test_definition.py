@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import re
 
 import pytest
@@ -102,7 +103,8 @@ CONTRAST = Contrast("wide", "lower", "narrow", lengths="2x", **BLOCKS)
         ({"smallest_effect": float("inf")}, r"smallest_effect: found inf; must be finite and not negative"),
         ({"level": 1.0}, r"level: found 1\.0; must be above 0 and below 1"),
         ({"smallest_effect": -1.0}, r"smallest_effect: found -1\.0; must be finite and not negative"),
-        ({"expected_deviation": 0.0}, r"expected_deviation: found 0\.0; must be above 0"),
+        ({"expected_deviation": 0.0}, r"expected_deviation: found 0\.0; must be finite and above 0"),
+        ({"expected_deviation": float("inf")}, r"expected_deviation: found inf; must be finite and above 0"),
         ({"suites": {}}, r"suites: found \{\}; must have at least one"),
         ({"suites": {"perplexty": SuiteOptions()}}, r"--suite: found 'perplexty'; .* did you mean perplexity"),
         (
@@ -138,7 +140,9 @@ def test_a_mistake_in_a_study_is_one_line(study, fields, message):
         ),
         ({"lengths": "3x"}, r"contrasts: lengths: found 96; wide is measured at 32, 64"),
         ({"lengths": "far"}, r"contrasts: lengths: found 'far'; must be a whole number"),
-        ({"smallest_effect": -0.1}, r"contrasts: smallest_effect: found -0\.1; must not be negative"),
+        ({"smallest_effect": -0.1}, r"contrasts: smallest_effect: found -0\.1; must be finite and not negative"),
+        ({"smallest_effect": float("inf")}, r"contrasts: smallest_effect: found inf; must be finite and not negative"),
+        ({"smallest_effect": float("nan")}, r"contrasts: smallest_effect: found nan; must be finite and not negative"),
     ],
 )
 def test_a_mistake_in_a_contrast_is_one_line(study, fields, message):
@@ -156,6 +160,8 @@ def test_a_fit_threshold_must_be_measured(study):
         Plan("s", dataclasses.replace(study, fit=dataclasses.replace(fit, length="4x")))
     with pytest.raises(UserError, match=r"^fit: length: found '1x,2x'; must be one length"):
         Plan("s", dataclasses.replace(study, fit=dataclasses.replace(fit, length="1x,2x")))
+    with pytest.raises(UserError, match=r"^fit: at_most: found nan; must be finite"):
+        Plan("s", dataclasses.replace(study, fit=dataclasses.replace(fit, at_most=math.nan)))
     with pytest.raises(UserError, match=r"^fit: found 'nll'; needs at_most or at_least"):
         Plan("s", dataclasses.replace(study, fit=dataclasses.replace(fit, at_most=None)))
 

@@ -20,7 +20,7 @@ def study(overrides):
     conditions = {"wide": {"model.d_ff": 128}, "narrow": {"model.d_ff": 64}}
     contrasts = [Contrast("wide", "lower", "narrow", "perplexity", "nll")]
     suites = {"perplexity": SuiteOptions()}
-    return Study("Which?", "configs/default.py", conditions, range(2), suites, contrasts, overrides)
+    return Study("Which?", "configs/default.py", conditions, range(6), suites, contrasts, overrides)
 
 
 def test_a_frozen_plan_is_confirmatory_until_it_changes(study, tmp_path):
@@ -38,10 +38,20 @@ def test_a_frozen_plan_is_confirmatory_until_it_changes(study, tmp_path):
     assert said.startswith("Exploratory: ") and said.endswith("and was changed later (smallest_effect).")
 
 
+@pytest.mark.parametrize("seeds, contrasts, needed", [(5, 1, 6), (6, 1, None), (6, 2, 7), (3, 0, 6)])
+def test_too_few_seeds_make_a_frozen_study_descriptive(study, tmp_path, seeds, contrasts, needed):
+    narrow_is_lower = dataclasses.replace(study.contrasts[0], first="narrow", second="wide")
+    chosen = [study.contrasts[0], narrow_is_lower][:contrasts]
+    plan = Plan("s", dataclasses.replace(study, seeds=range(seeds), contrasts=chosen))
+    ledger.freeze(tmp_path, plan, TEXT)
+    few = f"Descriptive: with {seeds} seeds no difference can be shown (at least {needed} are needed); the plan was"
+    assert ledger.standing(tmp_path, plan).startswith("Confirmatory: the plan was" if needed is None else few)
+
+
 def test_a_plan_can_be_frozen_again_only_before_the_first_result(study, tmp_path):
     plan = Plan("s", study)
     ledger.freeze(tmp_path, plan, TEXT)
-    changed = Plan("s", dataclasses.replace(study, seeds=range(3)))
+    changed = Plan("s", dataclasses.replace(study, seeds=range(7)))
     ledger.freeze(tmp_path, changed, TEXT)
     assert ledger.standing(tmp_path, changed).startswith("Confirmatory: ")
     assert ledger.standing(tmp_path, plan).startswith("Exploratory: ")
@@ -103,7 +113,7 @@ def test_the_text_of_a_frozen_plan_may_not_change(study, tmp_path):
     ledger.check_corpora(tmp_path, plan, TEXT)
     with pytest.raises(UserError, match=r"^data: the text of narrow has the fingerprint bbbbbbbbbbbb; that of"):
         ledger.check_corpora(tmp_path, plan, other)
-    ledger.check_corpora(tmp_path, Plan("s", dataclasses.replace(study, seeds=range(3))), other)  # exploratory anyway
+    ledger.check_corpora(tmp_path, Plan("s", dataclasses.replace(study, seeds=range(7))), other)  # exploratory anyway
 
 
 def test_a_report_names_other_commits_that_started_runs(study, tmp_path, monkeypatch):
@@ -145,7 +155,7 @@ def test_a_plan_that_changed_after_results_needs_consent(monkeypatch, fake, over
     assert run("freeze") is None
     assert "Warning: with 1 seeds, no difference can be shown." in capsys.readouterr().out
     assert run("run") is None and len(fake) == 2
-    assert "Confirmatory: the plan was frozen on" in (workdir / "report.md").read_text()
+    assert "Descriptive: with 1 seeds no difference can be shown" in (workdir / "report.md").read_text()
     path.write_text(FILE.format(seeds=2, overrides=overrides))
     said = run("run")
     assert said.startswith(

@@ -39,9 +39,71 @@ def test_above_sixteen_seeds_the_smallest_p_is_that_of_the_random_patterns():
 
 
 def test_holm_adjusts_known_values():
-    assert statistics.holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
-    assert statistics.holm([0.9, 0.5]) == [1.0, 1.0]
-    assert statistics.holm([]) == []
+    assert statistics.holm([[0.01], [0.04], [0.03]])[:, 0].tolist() == pytest.approx([0.03, 0.06, 0.06])
+    assert statistics.holm([[0.9], [0.5]])[:, 0].tolist() == [1.0, 1.0]
+    assert statistics.holm([]).tolist() == []
+
+
+def rejected_one_by_one(p_values_CT, level):
+    """Return which tests are rejected (Shaffer 1986): p is compared with level / the most null hypotheses that can
+    still be true, which is found by listing all allowed sets of true ones."""
+    tests = list(np.ndindex(p_values_CT.shape))
+    allowed = [
+        {test for test in chosen if test}
+        for chosen in itertools.product(*[[None, (row, 0), (row, 1)] for row in range(len(p_values_CT))])
+    ]
+    rejected = set()
+    for _ in tests:
+        most = max(len(true) for true in allowed if not true & rejected)
+        rejected |= {test for test in tests if most and p_values_CT[test] <= level / most}
+    return rejected
+
+
+def test_both_tests_of_a_comparison_share_one_family():
+    rng = np.random.default_rng(0)
+    for _ in range(100):
+        p_values_CT = rng.choice([1e-4, 0.002, 0.008, 0.012, 0.02, 0.04, 0.3, 1.0], (4, 2))
+        adjusted_CT = statistics.holm(p_values_CT)
+        for level in (0.05, 0.1):
+            found = set(zip(*np.nonzero(adjusted_CT <= level + 1e-12), strict=True))
+            assert found == rejected_one_by_one(p_values_CT, level), p_values_CT
+    known = statistics.holm([[0.001, 0.001], [0.01, 1], [0.04, 1]])
+    np.testing.assert_allclose(known, [[0.003, 0.003], [0.02, 1], [0.08, 1]])
+
+
+ITEMS = PairedItems(np.ones((2, 3)), np.ones(3))
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda bad: statistics.spread([1.0, bad]),
+        lambda bad: statistics.probability_lower([1.0, bad], [1.0]),
+        lambda bad: statistics.probability_lower([1.0], [1.0, bad]),
+        lambda bad: statistics.sign_flip_p([1.0, bad, 2.0]),
+        lambda bad: statistics.draw_means([1.0, bad]),
+        lambda bad: statistics.draw_means([1.0, 2.0], ITEMS._replace(differences_SP=np.full((2, 3), bad))),
+        lambda bad: statistics.draw_means([1.0, 2.0], ITEMS._replace(weights_P=np.array([1.0, bad, 1.0]))),
+        lambda bad: statistics.interval(np.array([1.0, bad]), 0.05),
+        lambda bad: statistics.equivalence_p(np.array([1.0, bad]), 0.1),
+        lambda bad: statistics.equivalence_p(np.array([1.0, 2.0]), bad),
+        lambda bad: statistics.holm([[0.1, 0.2], [bad, 0.3]]),
+        lambda bad: statistics.verdict(bad, "lower", 0.01, 1, 0.05),
+        lambda bad: statistics.verdict(-1, "lower", bad, 1, 0.05),
+        lambda bad: statistics.verdict(-1, "lower", 1, bad, 0.05),
+    ],
+)
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_a_value_that_is_not_finite_is_refused(call, bad):
+    with pytest.raises(ValueError, match=rf"found {bad} at index \d+; all values must be finite$"):
+        call(bad)
+
+
+def test_a_p_value_outside_0_to_1_is_refused():
+    with pytest.raises(ValueError, match=r"^p_values_CT: found -0\.1; must be from 0 to 1$"):
+        statistics.holm([[0.5, -0.1]])
+    with pytest.raises(ValueError, match=r"^p: found 1\.5; must be from 0 to 1$"):
+        statistics.verdict(-1, "lower", 1.5, 1, 0.05)
 
 
 @pytest.mark.parametrize(
@@ -89,7 +151,7 @@ def test_few_families_without_an_effect_have_a_false_verdict(seeds, comparisons)
     for _ in range(draws):
         shared_S = rng.normal(size=seeds)  # comparisons with one reference condition are correlated
         differences = rng.normal(size=(comparisons, seeds)) + shared_S
-        adjusted = statistics.holm([statistics.sign_flip_p(row) for row in differences])
+        adjusted = statistics.holm([[statistics.sign_flip_p(row)] for row in differences])[:, 0]
         verdicts = [
             statistics.verdict(np.mean(row), "lower", p, 1, level) for row, p in zip(differences, adjusted, strict=True)
         ]
@@ -102,6 +164,7 @@ def test_equivalence_needs_draws_inside_the_smallest_effect():
     assert statistics.equivalence_p(drawn, 2.0) == pytest.approx(1 / 1002)
     assert statistics.equivalence_p(drawn, 0.5) == pytest.approx(0.25, abs=0.002)
     assert statistics.equivalence_p(drawn + 2, 0.5) > 0.9
+    assert statistics.equivalence_p(drawn, 0) == 1
 
 
 @pytest.mark.parametrize("seeds, comparisons", [(8, 6), *slow((8, 1), (20, 10))])

@@ -1,10 +1,12 @@
 """The numbers of studies in the docs are those of the CSV files that the studies wrote."""
 
+import csv
 import json
 
 import pytest
 
 from docs.figures import study_tables
+from mini_gpt.study import statistics
 from tests.conftest import REPOSITORY
 
 
@@ -12,6 +14,19 @@ def test_every_page_has_the_numbers_of_its_studies():
     for page in (REPOSITORY / "docs").rglob("*.md"):
         text = page.read_text(encoding="utf-8")
         assert study_tables.write_page(text) == text, f"{page}: run python -m docs.figures.study_tables"
+
+
+@pytest.mark.parametrize(
+    "path", sorted((REPOSITORY / "docs").rglob("comparisons.csv")), ids=lambda path: path.parent.name
+)
+def test_the_verdicts_of_the_docs_follow_from_their_numbers(path):
+    for row in csv.DictReader(path.open(encoding="utf-8", newline="")):
+        differences_S = [float(one) for one in row["differences"].split()]
+        assert statistics.sign_flip_p(differences_S) == pytest.approx(float(row["p"]))
+        p, equivalent_p = float(row["p_holm"]), float(row["p_equivalent_holm"])
+        expected = statistics.verdict(float(row["difference"]), row["claim"], p, equivalent_p, 0.05)
+        assert row["verdict"] == ("no verdict" if len(set(differences_S)) == 1 else expected), row["first"]
+        assert bool(row["reason"]) == (row["verdict"] == "no verdict")
 
 
 RULE = "|---|---|---|\n"
@@ -24,10 +39,10 @@ def docs(tmp_path, monkeypatch):
     folder.mkdir(parents=True)
     (folder / "standing.txt").write_text("Confirmatory: the plan was frozen.\n")
     (folder / "comparisons.csv").write_text(
-        "first,claim,second,suite,metric,label,length,difference,interval_low,interval_high,p_holm,seeds,verdict\n"
-        "a,lower,b,perplexity,nll,,64,-0.12345,-0.2,-0.05,0.0078125,8,shown\n"
-        "a,lower,b,perplexity,nll,,128,,,,1.0,0,no verdict\n"
-        "a,lower,c,perplexity,bits_per_byte,x,64,-0.1,,,1.0,1,no verdict\n"
+        "first,claim,second,suite,metric,label,length,difference,interval_low,interval_high,p_holm,seeds,verdict,reason\n"
+        "a,lower,b,perplexity,nll,,64,-0.12345,-0.2,-0.05,0.0078125,8,shown,\n"
+        "a,lower,b,perplexity,nll,,128,,,,1.0,0,no verdict,no seed is complete\n"
+        "a,lower,c,perplexity,bits_per_byte,x,64,-0.1,,,1.0,1,no verdict,\n"
     )
     (folder / "perplexity.csv").write_text(
         "condition,measured,length,nll_mean,nll_standard_deviation\na,,64,1.23456,0.001\na,,1024,,\nb,x,64,2.0,0.1\n"
@@ -57,6 +72,7 @@ def docs(tmp_path, monkeypatch):
         ("verdict a b 128", "no verdict, –"),
         ("table perplexity nll", "\n|  | 64 | 1,024 |\n|---|---|---|\n| a | 1.235 ± 0.001 | undefined |\n"),
         ("verdict a c", "no verdict, −0.100"),
+        ("verdict a c 64 bits_per_byte", "no verdict, −0.100"),
         ("table perplexity nll x", f"\n|  | 32 | 64 |\n{RULE}| b | – | 2.000 ± 0.100 |\n| c | 2.500 | 2.438 |\n"),
         ("rise c 32 64 perplexity nll x", "−0.062"),
         ("rise c 64 32 perplexity nll x", "+0.062"),
@@ -79,11 +95,13 @@ def test_a_mark_is_replaced_by_the_numbers_of_the_study(docs, kind, expected):
 def test_a_table_of_several_metrics_names_them(docs):
     page = study_tables.write_page("<!-- study sizes: verdicts --><!-- /study -->")
     assert "| a lower than c | bits_per_byte x | 64 | −0.100 | 1 | 1 | no verdict |" in page
+    assert "| a lower than b | nll | 128 | – | 1 | 0 | no verdict: no seed is complete |" in page
 
 
 MISSING = [
     "verdict a d",
     "verdict a b",
+    "verdict a c 64 nll",
     "nothing",
     "table perplexity loss",
     "table perplexity nll y",
@@ -100,11 +118,12 @@ def test_a_mark_that_the_study_does_not_have_is_an_error(docs, kind):
         study_tables.write_page(f"<!-- study sizes: {kind} --><!-- /study -->")
 
 
-def test_the_results_of_a_study_are_taken(docs, tmp_path):
+@pytest.mark.parametrize("standing", ["Confirmatory", "Descriptive", "Exploratory"])
+def test_the_results_of_a_study_are_taken(docs, tmp_path, standing):
     study = tmp_path / "run"
     study.mkdir()
     (study / "study.json").write_text('{"name": "new"}')
-    (study / "report.md").write_text("# Which?\n\nExploratory: no plan was frozen.\n\n## Verdicts\n")
+    (study / "report.md").write_text(f"# Which?\n\n{standing}: a sentence.\n\n## Verdicts\n")
     for name in ("comparisons.csv", "training.png", "differences-nll.png"):
         (study / name).write_text(name)
     columns = "condition,seed,suite,learned,measured,length,nll,perplexity"
@@ -125,4 +144,4 @@ def test_the_results_of_a_study_are_taken(docs, tmp_path):
     ]
     header = "condition,seed,suite,learned,measured,length,nll\n"
     assert (taken / "seeds.csv").read_text() == f'{header}"a,b",3,extrapolation,True,blocks,8,1.23457\n'
-    assert (taken / "standing.txt").read_text() == "Exploratory: no plan was frozen.\n"
+    assert (taken / "standing.txt").read_text() == f"{standing}: a sentence.\n"
