@@ -242,22 +242,22 @@ function Positions({ data, state, set }) {
     ],
     // Encodings without a card of their own, all of this run: what they compute.
     ...curves.map(({ name, kind, meaning, layers, heads, lines }, n) => {
-      const values = lines.flat().filter((value) => value !== null);
+      const values = lines.flatMap((line) => line.values).filter((value) => value !== null);
       const [low, high] = [Math.min(...values), Math.max(...values)];
       return [
         null,
-        html`<${Encoding} name=${`other-${n}`} title=${`${name}: ${meaning} by distance`} used=${usedIn(layers)}>
+        html`<${Encoding} name=${`other-${n}`} title=${`${name}: ${meaning}`} used=${usedIn(layers)}>
           <${LineChart}
             id=${`other-${n}`}
             name=${`${name} by distance`}
             low=${low}
             high=${Math.max(high, low + 0.01)}
-            xName="distance to the left (tokens)"
+            xName=${kind === "similarity" ? "distance (tokens)" : "distance to the left (tokens)"}
             yName=${meaning}
-            lines=${headLines(lines.map((of, head) => ({ name: heads > 1 ? `head ${head}` : "all heads", values: of })))} />
+            lines=${headLines(lines)} />
           <p class="soft small">
-            With the parameters of this run.${heads > lines.length ? ` The first ${lines.length} of ${heads} heads.` : ""}
-            ${kind === "bias" && lines.flat().includes(null) ? " A curve ends where keys are hidden from the head." : ""}
+            With the parameters of this run.${kind === "similarity" ? "" : ` The query is at position ${lines[0].values.length - 1}.`}
+            ${heads > lines.length ? ` The first ${lines.length} of ${heads} heads.` : ""}
           </p>
         </${Encoding}>`,
       ];
