@@ -165,6 +165,8 @@ def test_vectors_of_your_own_are_drawn_by_their_cosines(make_model):
         expected = np.mean([rows[p] @ rows[p + distance] for p in range(32 - distance)])
         assert xy[distance, 1] == pytest.approx(expected, abs=1e-5)
     assert np.isnan(xy[16:, 1]).all()
+    (card,) = page._positions(model)["curves"]
+    np.testing.assert_allclose(card["lines"][0]["values"], xy[:16, 1], atol=1e-5)
     _, pictures = attention_metrics(model, ProbeRow(TOKENS[None], np.ones((1, 20), bool)))
     assert "positions/similarity" in pictures
 
@@ -182,6 +184,19 @@ def test_encodings_with_a_figure_of_their_own_have_no_curves(small):
 STUBS = """const html = (strings, ...values) => ({ strings: [...strings], values });
 const [useMemo, useDark, seriesColour, bytesOf] = [(make) => make(), () => null, String, () => null];
 const [LineChart, MapChart, Slider, scales] = [null, null, null, { signed: () => null }];"""
+
+
+def test_cards_of_one_encoding_share_their_scale(make_model, tmp_path):
+    (tmp_path / "stubs.js").write_text(STUBS, encoding="utf-8")
+    given = page._positions(make_model("alibi", Roots))
+    for card, values in zip(given["curves"], ([-3, None, 1], [0, 2, 0]), strict=True):
+        card["lines"] = [{"name": "head 0", "values": values}]
+    program = """{ const shown = Positions({ data: given, state: { length: 32, baseLog: 4 }, set: null });
+        const scales = JSON.stringify(shown).match(/"roots by distance",-?[0-9]+,-?[0-9]+/g);
+        return [scales, rangeOf([2, 2.001])]; }"""
+    scripts = [tmp_path / "stubs.js", page.PAGE.parent / "positions_view.js"]
+    scales, flat = node.evaluate(scripts, program, {"positions": given})
+    assert scales == 2 * ['"roots by distance",-3,2'] and flat == [1.5, 2.501]
 
 
 @pytest.mark.parametrize(
