@@ -6,13 +6,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
 
 from mini_gpt.config.model import ModelConfig
 from mini_gpt.evaluation.loaded import LoadedModel
-from mini_gpt.insight import images
-from mini_gpt.model import positions, running
-from mini_gpt.model.attention.context import HIDDEN_FROM_HEAD
+from mini_gpt.model import running
 from mini_gpt.model.attention.parts import Shared
 from mini_gpt.model.positions import T5, Alibi, Learned, Rope, Sinusoidal
 from mini_gpt.model.positions.absolute import InputEncoding
@@ -22,6 +19,7 @@ from mini_gpt.runtime import sharding
 
 WITH_FIGURES = (Learned, Sinusoidal, Rope, Alibi, T5)  # these classes, not subclasses, have figures of their own
 VECTORS = 16  # random vectors, over which the scores of a rotation are averaged
+HIDDEN = -1e4  # a key with a smaller bias has weight 0
 
 
 class Curves(NamedTuple):
@@ -37,47 +35,31 @@ class Curves(NamedTuple):
     layers: list[int]
     values_HS: np.ndarray
 
+    @property
+    def labels(self) -> list[str]:
+        """The label of each row, with the number of visible keys if the bias hides some."""
+        heads, keys = self.values_HS.shape
+        if self.kind == "similarity":
+            return [self.meaning]
+        seen_H = np.isfinite(self.values_HS).sum(axis=1)
+        ends = [f": sees {seen} of {keys} keys" if seen < keys else "" for seen in seen_H]
+        return [(f"head {head}" if heads > 1 else "all heads") + end for head, end in enumerate(ends)]
 
+
+@jax.jit
 def of_layers(model: LoadedModel) -> list[list[Any]]:
     """Return the encodings that act in each layer of the decoder, with the parameters of the run, on every host.
 
     An encoding of the embeddings acts in all layers.
     """
-    return _on_hosts(model, _of_layers)
-
-
-def of_input(model: LoadedModel) -> Any:
-    """Return the encoding of the embeddings with the parameters of the run, on every host, or None."""
-    if positions.input_encoding(model.config.model) is None:
-        return None
-    return _on_hosts(model, lambda module: [_of_input(module)])[0][0]
-
-
-def _of_layers(module: Any) -> list[list[Any]]:
+    module = running.unstacked(model.merge())
+    added = [] if module.input_encoding is None else [module.positions[module.input_encoding]]
     layers = []
-    for block in running.unstacked(module).blocks:
+    for block in module.blocks:
         parts = [*block.attention.on_heads, *block.attention.core.score_mods]
         parts = [module.positions[part.key] if isinstance(part, Shared) else part for part in parts]
-        layers.append([*_of_input(module), *(part for part in parts if isinstance(part, tuple(KINDS)))])
-    return layers
-
-
-def _of_input(module: Any) -> list[Any]:
-    return [] if module.input_encoding is None else [module.positions[module.input_encoding]]
-
-
-def _on_hosts(model: LoadedModel, choose: Callable[[Any], list[list[Any]]]) -> list[list[Any]]:
-    """Return the modules that `choose` takes from the model, without copies of the other parameters."""
-    definitions: list[list[nnx.GraphDef]] = []
-
-    @jax.jit
-    def states(model: LoadedModel) -> list[list[Any]]:
-        chosen = [[nnx.split(module) for module in modules] for modules in choose(model.merge())]
-        definitions.extend([definition for definition, _ in modules] for modules in chosen)
-        return sharding.replicate([[state for _, state in modules] for modules in chosen], model.mesh)
-
-    by_layer = zip(states(model), definitions, strict=True)
-    return [list(map(nnx.merge, of_layer, found)) for found, of_layer in by_layer]
+        layers.append([*added, *(part for part in parts if isinstance(part, tuple(KINDS)))])
+    return sharding.replicate(layers, model.mesh)
 
 
 def vectors(encoding: InputEncoding, width: int, positions_L: Any) -> np.ndarray:
@@ -89,49 +71,48 @@ def curves(layers: list[list[Any]], config: ModelConfig, distances_S: np.ndarray
     """Return the curves of all encodings that have no figure of their own. Layers with equal curves share them.
 
     layers: as `of_layers` returns them. distances_S: tokens from the key to the query, below 0 for keys to the right.
+    The query of a bias or a rotation is at the largest distance.
     """
     found: dict[tuple[str, str, bytes], Curves] = {}
     for layer, encodings in enumerate(layers):
         for encoding in encodings:
             if type(encoding) in WITH_FIGURES:
                 continue
-            kind, meaning, values = next(known for base, known in KINDS.items() if isinstance(encoding, base))
-            values_HS = values(encoding, config, distances_S)
-            if all(np.array_equal(values_S, values_HS[0], equal_nan=True) for values_S in values_HS):
+            kind, meaning, compute = next(known for base, known in KINDS.items() if isinstance(encoding, base))
+            values_HS = compute(encoding, config, distances_S)
+            if len({values_S.tobytes() for values_S in values_HS}) == 1:
                 values_HS = values_HS[:1]
             new = Curves(encoding.name, kind, meaning, [], values_HS)
             found.setdefault((encoding.name, kind, values_HS.tobytes()), new).layers.append(layer)
     return list(found.values())
 
 
-def distances(config: ModelConfig, most: int) -> np.ndarray:
-    """Return distances_S below `most`, of keys to the left, and if not causal of keys to the right too."""
-    return np.arange(0 if config.causal else 1 - most, most)
-
-
 def _biases(encoding: Bias, config: ModelConfig, distances_S: np.ndarray) -> np.ndarray:
     last = distances_S.max()
     bias_BHLS = encoding.bias(jnp.full((1, 1), last), jnp.asarray(last - distances_S)[None])
     bias_HS = np.asarray(bias_BHLS, np.float64)[0, :, 0]
-    return np.where(bias_HS < HIDDEN_FROM_HEAD / 10, np.nan, bias_HS)
+    return np.where(bias_HS < HIDDEN, np.nan, bias_HS)
 
 
 def _scores(encoding: Rotation, config: ModelConfig, distances_S: np.ndarray) -> np.ndarray:
-    """Return the mean scores of a query and an equal key, of length 1."""
-    x_BK = np.random.default_rng(0).normal(size=(VECTORS, config.head_width)).astype(np.float32)
-    x_B1HK = (x_BK / np.linalg.norm(x_BK, axis=1, keepdims=True))[:, None, None].repeat(config.num_kv_heads, axis=2)
-    k_BSHK, last = x_B1HK.repeat(len(distances_S), axis=1), distances_S.max()
-    q_B1HK = encoding.rotate(jnp.asarray(x_B1HK), jnp.full((VECTORS, 1), last))
-    k_BSHK = encoding.rotate_keys(jnp.asarray(k_BSHK), jnp.tile(jnp.asarray(last - distances_S), (VECTORS, 1)))
-    return np.asarray(jnp.einsum("bhk,bshk->hs", q_B1HK[:, 0], k_BSHK, precision="highest"), np.float64) / VECTORS
+    """Return the mean scores of a query and an equal key, of length 1, with the same norm in each pair."""
+    signs_BK = np.random.default_rng(0).choice([-1.0, 1.0], (VECTORS, config.head_width))
+    x_B11K = jnp.asarray(signs_BK / config.head_width**0.5, jnp.float32)[:, None, None]
+    keys, last = len(distances_S), distances_S.max()
+    q_BLHK = encoding.rotate(x_B11K.repeat(config.num_heads, axis=2), jnp.full((VECTORS, 1), last))
+    k_BSGK = x_B11K.repeat(keys, axis=1).repeat(config.num_kv_heads, axis=2)
+    k_BSGK = encoding.rotate_keys(k_BSGK, jnp.tile(jnp.asarray(last - distances_S), (VECTORS, 1)))
+    k_BSHK = k_BSGK.repeat(config.num_heads // config.num_kv_heads, axis=2)
+    return np.asarray(jnp.einsum("blhk,bshk->hs", q_BLHK, k_BSHK, precision="highest"), np.float64) / VECTORS
 
 
 def _similarities(encoding: InputEncoding, config: ModelConfig, distances_S: np.ndarray) -> np.ndarray:
     """Return the mean cosines of the vectors of two positions, up to half of the trained ones."""
-    cosines = images.cosines(vectors(encoding, config.d_model, np.arange(config.max_positions)))
-    reach = (config.max_positions + 1) // 2
-    mean = lambda distance: np.diagonal(cosines, distance).mean() if distance < reach else np.nan
-    return np.array([[mean(abs(distance)) for distance in distances_S]])
+    size = config.max_positions
+    p_PD = vectors(encoding, config.d_model, np.arange(size)).astype(np.float64)
+    p_PD /= np.maximum(np.linalg.norm(p_PD, axis=1, keepdims=True), 1e-12)
+    mean = lambda distance: np.vdot(p_PD[distance:], p_PD[: size - distance]) / (size - distance)
+    return np.array([[mean(abs(n)) if 2 * abs(n) < size else np.nan for n in distances_S]])
 
 
 KINDS: dict[type, tuple[str, str, Callable[..., np.ndarray]]] = {

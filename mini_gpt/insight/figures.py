@@ -61,7 +61,7 @@ def other_encodings(layers: list[list[Any]], config: ModelConfig, length: int = 
 
     layers: as `encodings.of_layers` returns them.
     """
-    distances_S = encodings.distances(config, length)
+    distances_S = np.arange(0 if config.causal else 1 - length, length)
     by_name: dict[str, list[Curves]] = {}
     for found in encodings.curves(layers, config, distances_S):
         by_name.setdefault(f"{found.kind}_{found.name}", []).append(found)
@@ -72,17 +72,20 @@ def _curves_figure(found: list[Curves], distances_S: np.ndarray) -> Figure:
     """Plot the curves of one encoding, with a panel for layers that have equal curves."""
     columns = min(len(found), 4)
     rows = -(-len(found) // columns)
-    meaning = found[0].meaning
-    size = (1.5 + 4.6 * columns, 4.3 * rows)
-    figure, grid = new_figure(size, rows, columns, title=f"{found[0].name}: {meaning}", sharey=True, squeeze=False)
+    name, kind, meaning, *_ = found[0]
+    size, title = (1.5 + 4.6 * columns, 4.3 * rows), f"{name}: {meaning}"
+    figure, grid = new_figure(size, rows, columns, title=title, sharex=True, sharey=True, squeeze=False)
+    xlabel = "distance (tokens)" if kind == "similarity" else "distance to the left (tokens)"
     for axes in grid.flat[len(found) :]:
         axes.set_visible(False)
     for axes, of_layers in zip(grid.flat, found, strict=False):
-        for head, values_S in enumerate(of_layers.values_HS):
-            label = "all heads" if len(of_layers.values_HS) == 1 else f"head {head}"
-            axes.plot(distances_S, values_S, label=label, linestyle="-" if head < COLOURS else "--")
+        for head, (label, values_S) in enumerate(zip(of_layers.labels, of_layers.values_HS, strict=True)):
+            is_gap = np.pad(np.isnan(values_S), 1, constant_values=True)
+            is_alone = is_gap[:-2] & ~is_gap[1:-1] & is_gap[2:]  # no line can show these
+            style: Any = {"marker": ".", "markevery": is_alone} if is_alone.any() else {}
+            axes.plot(distances_S, values_S, label=label, linestyle="-" if head < COLOURS else "--", **style)
         layers = f"layer{'s' if len(of_layers.layers) > 1 else ''} {', '.join(map(str, of_layers.layers))}"
-        finish(axes, xlabel="distance to the left (tokens)", ylabel=meaning, title=layers)
+        finish(axes, xlabel=xlabel, ylabel=meaning, title=layers)
     return figure
 
 

@@ -8,6 +8,7 @@ from flax import nnx
 from mini_gpt.insight import encodings, figures
 from mini_gpt.insight.training_curves import attention_metrics
 from mini_gpt.model.positions import ENCODINGS, Alibi, Learned, Rope
+from mini_gpt.model.positions.waves import rope_frequencies
 from mini_gpt.pages.explorer import page
 from mini_gpt.training.evaluators import ProbeRow
 from tests.evaluation.models import random_model
@@ -83,8 +84,9 @@ def test_a_bias_of_your_own_is_drawn_with_its_parameters(make_model, causal, sca
             expected = np.where((np.abs(x) > 2) & (head == 0), np.nan, -factor * np.sqrt(np.abs(x)))
             np.testing.assert_allclose(y, expected, rtol=1e-5)
         assert (card["name"], card["kind"], card["heads"]) == ("roots", "bias", 4)
-        assert card["lines"][0][3:] == [None] * 253
-        np.testing.assert_allclose(card["lines"][3], -factor * np.sqrt(np.arange(256)), atol=1e-4)
+        assert card["lines"][0]["name"] == "head 0: sees 3 of 256 keys"
+        assert card["lines"][0]["values"][3:] == [None] * 253
+        np.testing.assert_allclose(card["lines"][3]["values"], -factor * np.sqrt(np.arange(256)), atol=1e-4)
 
 
 def test_a_rotation_of_your_own_is_drawn_by_its_scores(make_model):
@@ -98,6 +100,60 @@ def test_a_rotation_of_your_own_is_drawn_by_its_scores(make_model):
     np.testing.assert_allclose(xy[:, 1], 0.9 ** (159 + 159 - xy[:, 0]), rtol=1e-4)  # the query is at 159
 
 
+class Copied(Rope):
+    """RoPE in a class of its own; a head of the queries has its own speed."""
+
+    name = "copied"
+
+    def rotate(self, x_BLHK, positions_BL):
+        heads = [super(Copied, self).rotate(x_BLHK[:, :, [h]], (h + 1) * positions_BL) for h in range(x_BLHK.shape[2])]
+        return jnp.concatenate(heads, axis=2)
+
+    def rotate_keys(self, k_BSGK, positions_BS):
+        return jnp.concatenate([self.rotate(k_BSGK[:, :, [h]], positions_BS) for h in range(k_BSGK.shape[2])], axis=2)
+
+
+def test_a_class_like_rope_has_its_score_for_each_query_head(make_model):
+    model = make_model("rope", Copied, model__num_kv_heads=2)
+    config = model.config.model
+    (found,) = encodings.curves(encodings.of_layers(model), config, np.arange(9))
+    angles_P = rope_frequencies(config.rope, config.head_width)
+    for head, values_S in enumerate(found.values_HS):
+        query = (head + 1) * 8  # the query is at 8
+        expected = [np.cos((query - (8 - distance)) * angles_P).mean() for distance in range(9)]
+        np.testing.assert_allclose(values_S, expected, atol=1e-5)
+
+
+class Strided(Alibi):
+    """ALiBi; head 0 sees every third token, and hides the others with a constant of its own."""
+
+    name = "strided"
+    hidden = -1e9
+
+    def bias(self, query_positions_BL, key_positions_BS):
+        distance_B1LS = query_positions_BL[:, None, :, None] - key_positions_BS[:, None, None, :]
+        is_head_0 = (jnp.arange(len(self.slopes)) == 0)[:, None, None]
+        bias_BHLS = super().bias(query_positions_BL, key_positions_BS)
+        return jnp.where(is_head_0 & (distance_B1LS % 3 > 0), self.hidden, bias_BHLS)
+
+
+@pytest.mark.parametrize("hidden", [-jnp.inf, -1e9])
+def test_keys_that_a_bias_hides_are_gaps_with_visible_points(make_model, monkeypatch, hidden):
+    monkeypatch.setattr(Strided, "hidden", hidden)
+    (axes,) = figures.model_figures("", make_model("alibi", Strided), TOKENS)["bias_strided"].axes
+    first, second, *_ = axes.get_lines()
+    assert first.get_label() == "head 0: sees 54 of 160 keys" and second.get_label() == "head 1"
+    np.testing.assert_array_equal(np.isfinite(first.get_ydata()), np.arange(160) % 3 == 0)
+    assert first.get_marker() == "." and list(first.get_markevery()) == [n % 3 == 0 for n in range(160)]
+    assert second.get_marker() == "None"
+
+
+def test_a_line_of_a_page_ends_at_gaps_and_shows_single_values():
+    program = "{ return pathOf(given, (n) => 10 * n, (v) => v); }"
+    path = node.evaluate([page.PAGE.parents[1] / "common/plots.js"], program, [1, None, 2, 3, None, None, 4])
+    assert path == "M-1.5,1.0h3M20.0,2.0L30.0,3.0M58.5,4.0h3"
+
+
 def test_vectors_of_your_own_are_drawn_by_their_cosines(make_model):
     model = make_model("learned", Doubled)
     drawn = figures.model_figures("", model, TOKENS)
@@ -109,6 +165,8 @@ def test_vectors_of_your_own_are_drawn_by_their_cosines(make_model):
         expected = np.mean([rows[p] @ rows[p + distance] for p in range(32 - distance)])
         assert xy[distance, 1] == pytest.approx(expected, abs=1e-5)
     assert np.isnan(xy[16:, 1]).all()
+    (card,) = page._positions(model)["curves"]
+    np.testing.assert_allclose(card["lines"][0]["values"], xy[:16, 1], atol=1e-5)
     _, pictures = attention_metrics(model, ProbeRow(TOKENS[None], np.ones((1, 20), bool)))
     assert "positions/similarity" in pictures
 
@@ -126,6 +184,19 @@ def test_encodings_with_a_figure_of_their_own_have_no_curves(small):
 STUBS = """const html = (strings, ...values) => ({ strings: [...strings], values });
 const [useMemo, useDark, seriesColour, bytesOf] = [(make) => make(), () => null, String, () => null];
 const [LineChart, MapChart, Slider, scales] = [null, null, null, { signed: () => null }];"""
+
+
+def test_cards_of_one_encoding_share_their_scale(make_model, tmp_path):
+    (tmp_path / "stubs.js").write_text(STUBS, encoding="utf-8")
+    given = page._positions(make_model("alibi", Roots))
+    for card, values in zip(given["curves"], ([-3, None, 1], [0, 2, 0]), strict=True):
+        card["lines"] = [{"name": "head 0", "values": values}]
+    program = """{ const shown = Positions({ data: given, state: { length: 32, baseLog: 4 }, set: null });
+        const scales = JSON.stringify(shown).match(/"roots by distance",-?[0-9]+,-?[0-9]+/g);
+        return [scales, rangeOf([2, 2.001])]; }"""
+    scripts = [tmp_path / "stubs.js", page.PAGE.parent / "positions_view.js"]
+    scales, flat = node.evaluate(scripts, program, {"positions": given})
+    assert scales == 2 * ['"roots by distance",-3,2'] and flat == [1.5, 2.501]
 
 
 @pytest.mark.parametrize(

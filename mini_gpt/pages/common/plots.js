@@ -31,7 +31,19 @@ function Axes({ width, height, x, y, grid = true }) {
   >`;
 }
 
-// lines: [{name, values, dash, wide}]; a value's place on the x axis is its index. xName, yName: with units.
+// A line as the path of an SVG. A null is a gap; a value between two gaps is a dash of three pixels.
+function pathOf(values, x, y) {
+  const isGap = (n) => (values[n] ?? null) === null;
+  const point = (n, shift = 0) => `${(x(n) + shift).toFixed(1)},${y(values[n]).toFixed(1)}`;
+  const step = (n) => {
+    if (isGap(n)) return "";
+    if (!isGap(n - 1)) return `L${point(n)}`;
+    return isGap(n + 1) ? `M${point(n, -1.5)}h3` : `M${point(n)}`;
+  };
+  return values.map((_, n) => step(n)).join("");
+}
+
+// lines: [{name, values, dash, wide}]; a value's place on the x axis is its index; null: a gap. xName, yName: with units.
 // The legend has the values at the place that is pointed at.
 function LineChart({ id, name, lines, xName, yName, low, high }) {
   const box = useRef();
@@ -50,8 +62,6 @@ function LineChart({ id, name, lines, xName, yName, low, high }) {
     const from = event.currentTarget.getBoundingClientRect();
     setAt(clamped(Math.round(((event.clientX - from.left - left) / (width - left - right)) * last), 0, last));
   };
-  const path = (values) =>
-    values.flatMap((v, n) => (v === null ? [] : `${x.at(n).toFixed(1)},${y.at(v).toFixed(1)}`)).join(" ");
   return html`<div class="plot" ref=${box}>
     ${
       width > 0 &&
@@ -67,13 +77,13 @@ function LineChart({ id, name, lines, xName, yName, low, high }) {
         <${Axes} ...${{ width, height: HEIGHT, x, y }} />
         ${lines.map(
           ({ values, dash, wide }, n) =>
-            html`<polyline
+            html`<path
               fill="none"
               stroke=${seriesColour(n)}
               stroke-width=${wide ? 6 : 2}
               opacity=${wide ? 0.4 : 1}
               stroke-dasharray=${dash}
-              points=${path(values)} />`,
+              d=${pathOf(values, x.at, y.at)} />`,
         )}
         ${at !== null && html`<line class="cross" x1=${x.at(at)} x2=${x.at(at)} y1=${top} y2=${HEIGHT - bottom} />`}
       </svg>`

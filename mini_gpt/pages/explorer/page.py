@@ -170,9 +170,14 @@ def _positions(model: LoadedModel) -> dict[str, Any]:
 
 def _card(curves: Curves) -> dict[str, Any]:
     """Return what the page holds of an encoding without a card of its own: the curves of the first heads."""
-    lines = [[None if np.isnan(y) else round(y, 4) for y in values_S] for values_S in curves.values_HS.tolist()]
-    fields = {"name": curves.name, "kind": curves.kind, "meaning": curves.meaning}
-    return fields | {"layers": curves.layers, "heads": len(lines), "lines": lines[:MOST_LINES]}
+    values_HS = curves.values_HS
+    if curves.kind == "similarity":
+        values_HS = values_HS[:, np.isfinite(values_HS[0])]  # up to the farthest positions that were trained
+    lines = [[None if np.isnan(y) else float(f"{y:.6g}") for y in values_S] for values_S in values_HS.tolist()]
+    fields = {"name": curves.name, "kind": curves.kind, "meaning": curves.meaning, "layers": curves.layers}
+    named = zip(curves.labels, lines, strict=True)
+    shown = [{"name": label, "values": values} for label, values in named][:MOST_LINES]
+    return fields | {"heads": len(lines), "lines": shown}
 
 
 def packed(

@@ -12,6 +12,10 @@ const SIGNED_UNIT = scales.signed(1, [-1, -0.5, 0, 0.5, 1]);
 const frequency = (base, pair, width) => base ** ((-2 * pair) / width);
 const mean = (values) => values.reduce((a, b) => a + b, 0) / values.length;
 const similarityOf = (frequencies, distance) => mean(frequencies.map((f) => Math.cos(distance * f)));
+function rangeOf(values) {
+  const [low, high] = [Math.min(...values), Math.max(...values)];
+  return high - low < 0.01 ? [low - 0.5, high + 0.5] : [low, high];
+}
 const whole = (number) => number.toLocaleString("en", { maximumFractionDigits: 0 });
 
 // The vector (1, 0) in pairs of a head's dimensions, rotated by RoPE to positions 0 to 7.
@@ -242,22 +246,23 @@ function Positions({ data, state, set }) {
     ],
     // Encodings without a card of their own, all of this run: what they compute.
     ...curves.map(({ name, kind, meaning, layers, heads, lines }, n) => {
-      const values = lines.flat().filter((value) => value !== null);
-      const [low, high] = [Math.min(...values), Math.max(...values)];
+      const ofAllLayers = curves.filter((other) => other.name === name && other.kind === kind);
+      const values = ofAllLayers.flatMap((other) => other.lines.flatMap((line) => line.values));
+      const [low, high] = rangeOf(values.filter((value) => value !== null));
       return [
         null,
-        html`<${Encoding} name=${`other-${n}`} title=${`${name}: ${meaning} by distance`} used=${usedIn(layers)}>
+        html`<${Encoding} name=${`other-${n}`} title=${`${name}: ${meaning}`} used=${usedIn(layers)}>
           <${LineChart}
             id=${`other-${n}`}
             name=${`${name} by distance`}
             low=${low}
-            high=${Math.max(high, low + 0.01)}
-            xName="distance to the left (tokens)"
+            high=${high}
+            xName=${kind === "similarity" ? "distance (tokens)" : "distance to the left (tokens)"}
             yName=${meaning}
-            lines=${headLines(lines.map((of, head) => ({ name: heads > 1 ? `head ${head}` : "all heads", values: of })))} />
+            lines=${headLines(lines)} />
           <p class="soft small">
-            With the parameters of this run.${heads > lines.length ? ` The first ${lines.length} of ${heads} heads.` : ""}
-            ${kind === "bias" && lines.flat().includes(null) ? " A curve ends where keys are hidden from the head." : ""}
+            With the parameters of this run.${kind === "similarity" ? "" : ` The query is at position ${lines[0].values.length - 1}.`}
+            ${heads > lines.length ? ` The first ${lines.length} of ${heads} heads.` : ""}
           </p>
         </${Encoding}>`,
       ];

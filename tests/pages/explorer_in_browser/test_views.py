@@ -154,7 +154,7 @@ def test_positions_say_what_the_run_uses_and_name_their_axes(pages, browser):
     }
     assert axes.pop("card-turns") == [] and axes["card-learned"] == ["position (tokens)"] * 2
     assert all(len(names) == 2 and all(names) for names in axes.values())
-    lines = browser.find_elements(By.CSS_SELECTOR, "#card-alibi polyline")
+    lines = browser.find_elements(By.CSS_SELECTOR, "#card-alibi svg > path")
     assert len(lines) == len(browser.find_elements(By.CSS_SELECTOR, "#card-alibi .legend li")) - 1 == 4
 
 
