@@ -133,7 +133,7 @@ def attention(config, p, x, layer, tables, positions, visible, segments, memory=
             rotated, r = int(K * config.rope.fraction), config.rope
             factor = at_layer(r.factor, layer)
             scaling = {
-                "scaling": "none" if factor == 1 else r.scaling,
+                "scaling": "none" if factor == 1 and r.scaling != "dynamic" else r.scaling,
                 "factor": factor,
                 "original_context": r.original_context,
             }

@@ -65,8 +65,9 @@ class RopeConfig(Section, prefix="model.rope."):
         return self.of_layer(pattern(self.base)[0], pattern(self.factor)[0])
 
     def of_layer(self, base: float, factor: float) -> "RopeConfig":
-        """Return the fields of a layer in a pattern; a factor of 1 is no scaling."""
-        return dataclasses.replace(self, base=base, factor=factor, scaling="none" if factor == 1 else self.scaling)
+        """Return the fields of a layer in a pattern; a factor of 1 is no scaling, unless it is dynamic."""
+        is_scaled = factor != 1 or self.scaling == "dynamic"
+        return dataclasses.replace(self, base=base, factor=factor, scaling=self.scaling if is_scaled else "none")
 
     def check(self) -> None:
         if self.beta_fast <= self.beta_slow:

@@ -132,9 +132,13 @@ def read(path: Path) -> Config:
 
 
 def differences(a: Config, b: Config) -> dict[str, tuple[Any, Any]]:
-    """Return {dotted name: (value in a, value in b)} of the fields that differ."""
+    """Return {dotted name: (value in a, value in b)} of the fields that differ.
+
+    A field that follows from other fields in both is left out: one of those differs too.
+    """
     left, right = flatten(to_dict(a)), flatten(to_dict(b))
-    return {name: (left[name], right[name]) for name in left if left[name] != right[name]}
+    given = left.keys() - (_computed(left) & _computed(right))
+    return {name: (left[name], right[name]) for name in left if name in given and left[name] != right[name]}
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -151,12 +155,7 @@ def _values_of_file(file: Path, argument: str) -> dict[str, Any]:
     if file.suffix == ".json":
         require(not argument, "--config", f"{file}:{argument}", "must end with .json")
         values = flatten(to_dict(read(file)))
-        unset = {
-            name: None
-            for name, spec in specs(Config).items()
-            if spec.follows and values[name] == _followed(spec, values)
-        }
-        return values | unset
+        return values | dict.fromkeys(_computed(values))
     if file.suffix != ".py":
         raise UserError(f"--config: found {file}; must be a Python file, such as configs/tiny.py, or a config.json")
     return call(
@@ -199,6 +198,12 @@ def _checked(values: Mapping[str, Any]) -> Config:
     for name, spec in unset.items():
         given[name] = _followed(spec, given)
     return build(Config, given)
+
+
+def _computed(values: Mapping[str, Any]) -> set[str]:
+    """Return the fields that have the value that follows from other fields."""
+    fields = specs(Config).items()
+    return {name for name, spec in fields if spec.follows and values[name] == _followed(spec, values)}
 
 
 def _followed(spec: Spec, values: Mapping[str, Any]) -> Any:

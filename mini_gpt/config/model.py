@@ -233,7 +233,7 @@ class ModelConfig(Section, prefix="model."):
         scaling, rotated = self.rope.scaling, self.rotated_width
         if scaling == "dynamic" and isinstance(self.rope.factor, tuple):
             self.refuse("rope.factor", "must be one number with model.rope.scaling=dynamic")
-        if scaling != "none" and max(pattern(self.rope.factor)) == 1:
+        if scaling not in ("none", "dynamic") and max(pattern(self.rope.factor)) == 1:
             self.refuse("rope.factor", f"model.rope.scaling={scaling} changes nothing with a factor of 1; raise it")
         if scaling in ("ntk", "dynamic") and rotated <= 2:
             self.refuse("rope.scaling", f"needs more than one pair of dimensions, but {rotated} dimensions are rotated")

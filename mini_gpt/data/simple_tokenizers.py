@@ -60,7 +60,7 @@ class ByteTokenizer(Tokenizer):
     token_bytes = np.array([1] * 256 + [0])
 
     def encode(self, text: str) -> np.ndarray:
-        return np.frombuffer(text.encode(), np.uint8)
+        return np.frombuffer(encoded(text), np.uint8)
 
     def to_dict(self) -> dict:
         return {"kind": self.kind}
@@ -80,7 +80,7 @@ class CharacterTokenizer(Tokenizer):
         self._codes = np.array([ord(c) for c in characters], np.uint32)
 
     def encode(self, text: str) -> np.ndarray:
-        codes = np.frombuffer(text.encode("utf-32-le"), np.uint32)
+        codes = np.frombuffer(encoded(text, "utf-32-le"), np.uint32)
         ids = np.minimum(np.searchsorted(self._codes, codes), len(self._codes) - 1)
         unknown = np.flatnonzero(self._codes[ids] != codes)
         if len(unknown):
@@ -126,6 +126,15 @@ class WordTokenizer(Tokenizer):
 
     def to_dict(self) -> dict:
         return {"kind": self.kind, "words": self.words}
+
+
+def encoded(text: str, encoding: str = "utf-8") -> bytes:
+    """Return the bytes of a text. Raises UserError if it has a lone surrogate, which is half of a character."""
+    try:
+        return text.encode(encoding)
+    except UnicodeEncodeError as error:
+        found = f"found {text[error.start]!r} at index {error.start}, a lone surrogate: half of a character"
+        raise UserError(f"text: {found}; remove it, or read the text with the right encoding") from None
 
 
 def text_pieces(text: str) -> Iterator[str]:

@@ -147,6 +147,7 @@ def fit_tokenizer(corpus: Corpus, data: DataConfig) -> Tokenizer:
             log.warning(f"{reason}: it is made again")
             shutil.rmtree(target)
     made: Tokenizer
+    log.info("making the tokenizer (%s) of %s", data.tokenizer, corpus.name)
     documents = splits.split_documents(corpus, data)
     if data.tokenizer == "bpe":
         made = tokenizers.BpeTokenizer.train((text for split, text in documents if split == "train"), data.vocab_size)

@@ -5,6 +5,7 @@ import dataclasses
 import hashlib
 import itertools
 import json
+import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,12 +16,21 @@ import tokenizers
 from mini_gpt.config.fields import LARGEST
 from mini_gpt.data import tokenizer_limits
 from mini_gpt.data.model_source import ModelSource
-from mini_gpt.data.simple_tokenizers import ByteTokenizer, CharacterTokenizer, Tokenizer, WordTokenizer, text_pieces
+from mini_gpt.data.simple_tokenizers import (
+    ByteTokenizer,
+    CharacterTokenizer,
+    Tokenizer,
+    WordTokenizer,
+    encoded,
+    text_pieces,
+)
 from mini_gpt.data.token_texts import Library, token_texts, unknown_token, with_hidden_names
 from mini_gpt.runtime import files
 from mini_gpt.runtime.errors import UserError, require, shown
 
 FILE = "tokenizer.json"
+LONGEST_WORD = 2**10  # characters of a word, in the training of BPE
+LONG_RUN = re.compile(rf"(?<!\S)\S{{{LONGEST_WORD}}}|(?<!\s)\s{{{LONGEST_WORD}}}")  # each longer word is in one
 IMPORTED = ("separator", "vocab_size", "special", "mask", "source")  # arguments of SubwordTokenizer for imported models
 
 
@@ -79,9 +89,9 @@ class SubwordTokenizer(Tokenizer):
         return self.model
 
     def encode(self, text: str) -> np.ndarray:
-        encoded = (self.encoder.encode(piece).ids for piece in self.pieces(text))
+        of_pieces = (self.encoder.encode(piece).ids for piece in self.pieces(text))
         with no_panic(text):
-            ids = np.fromiter(itertools.chain.from_iterable(encoded), np.uint32)
+            ids = np.fromiter(itertools.chain.from_iterable(of_pieces), np.uint32)
         if self.separator is None:
             return ids
         return self.inverse[ids[:-1] if len(ids) and ids[-1] == self.separator else ids]
@@ -108,7 +118,7 @@ class SubwordTokenizer(Tokenizer):
         described = json.loads(self.encoder.to_str())
         (mask,) = (token for token in described["added_tokens"] if token["id"] == self.mask)
         mask["special"] = False  # the names of special tokens are read as text
-        with no_panic():
+        with no_panic(text):
             model = Library.from_str(json.dumps(described))
             model.encode_special_tokens = True
             return self.inverse[model.encode(text.replace(name, mask["content"])).ids]
@@ -140,8 +150,23 @@ class BpeTokenizer(SubwordTokenizer):
         alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
         size = vocab_size - 1  # without the separator, so that no text is encoded as the separator
         trainer = tokenizers.trainers.BpeTrainer(vocab_size=size, initial_alphabet=alphabet, show_progress=False)
-        model.train_from_iterator((piece for text in texts for piece in text_pieces(text)), trainer)
+        pieces = (part for text in texts for piece in text_pieces(text) for part in _cut_words(piece))
+        model.train_from_iterator(pieces, trainer)
         return cls(model)
+
+
+def _cut_words(piece: str) -> Iterator[str]:
+    """Cut a piece inside of words of more than LONGEST_WORD characters, as in a genome.
+
+    Otherwise the time of each merge in BPE's training would grow with the square of the word's length.
+    """
+    begin = 0
+    if LONG_RUN.search(piece):
+        for _, (first, end) in tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False).pre_tokenize_str(piece):
+            for cut in range(first + LONGEST_WORD, end, LONGEST_WORD):
+                yield piece[begin:cut]
+                begin = cut
+    yield piece[begin:]
 
 
 class ImportedTokenizer(SubwordTokenizer):
@@ -226,12 +251,12 @@ def parse(described: Any) -> Library:
 def no_panic(text: str = "") -> Iterator[None]:
     """Turn a panic of the tokenizers library into a UserError. A panic is not an Exception.
 
-    text: raises UnicodeEncodeError if it has a lone surrogate.
+    text: raises UserError if it has a lone surrogate.
     """
     try:
         yield
     except TypeError:  # the library's error for a lone surrogate
-        text.encode()
+        encoded(text)
         raise
     except BaseException as error:
         if type(error).__name__ != "PanicException":

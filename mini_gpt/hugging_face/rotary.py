@@ -146,9 +146,7 @@ def _rope_fields(settings: Settings, base: float, limit: tuple[str, int], fracti
     factor = 1.0 if kind == "default" else found.number("factor", 0.0)
     if factor < 1:
         raise found.error("factor", "must be at least 1")
-    if kind == "dynamic" and factor == 1:  # it would still change the base of longer texts
-        raise found.error("factor", "must be above 1 with dynamic")
-    if factor == 1:
+    if factor == 1 and kind != "dynamic":  # dynamic changes the base of longer texts with any factor
         kind = "default"
     old.require({"partial_rotary_factor": fraction})
     scaling = next(ours for ours, theirs in TYPES.items() if theirs == kind)

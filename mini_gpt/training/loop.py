@@ -229,9 +229,11 @@ def train(
             if step < last:
                 log.info("compiling the training step ...")
                 train_step = compiling.result() if compiling else run.compiled_step()
-        stop = StopRequest()
+        stop, is_main = StopRequest(), processes.is_main_process()
+        reporter = Reporter(workdir, config, start=step) if is_main and step < last else SilentReporter()
+        if is_main:  # after the reporter: it checks the rows that were written with the old config
+            workdirs.record_changes(workdir, config, first_state.origin(workdir))
         if step < last:
-            reporter = Reporter(workdir, config, start=step) if processes.is_main_process() else SilentReporter()
             with contextlib.closing(reporter), stopping.listening() as stop:
                 loop = Loop(run, train_step, first_state, reporter, saved, stop, record, probe)
                 state = loop.run(step, state)

@@ -200,7 +200,7 @@ class Reporter:
 
 
 class SilentReporter:
-    """The reporter of all processes except process 0. It writes nothing."""
+    """The reporter of all processes except process 0, and of a run that is at its last step. It writes nothing."""
 
     def write(self, step: int, *contents: dict[str, Any]) -> None: ...
     def flush(self) -> None: ...

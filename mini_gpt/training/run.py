@@ -7,6 +7,8 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from jax.sharding import Mesh
+
 from mini_gpt.config import loading, places
 from mini_gpt.config.schema import Config
 from mini_gpt.data import corpora, tasks, token_store, tokenizers
@@ -46,15 +48,20 @@ class SavedRun:
     def open_checkpoints(self) -> contextlib.closing[Checkpoints]:
         return contextlib.closing(Checkpoints(self.workdir / workdirs.CHECKPOINTS, read_only=True))
 
+    def check_shapes(self, abstract: Parameters, source: str) -> Parameters:
+        """Return the shapes of the parameters. Raises UserError as `read_parameters` if one differs from `abstract`."""
+        vocab_size = layouts.vocab_size(self.trained, self.tokenizer)
+        _, written = states.abstract_parameters(self.trained, vocab_size, sharding.mesh_of(abstract))
+        model_parameters.check_shapes(written, abstract, source)
+        return written
+
     def read_parameters(self, choice: str, config: Config, abstract: Parameters, source: str) -> tuple[int, Parameters]:
         """Return the step of a checkpoint, and its parameters in the layout of `config`, sharded like `abstract`.
 
         choice: 'last', 'best' or a number. Raises UserError, with a message that starts with `source`, if a shape
         differs from `abstract`. Raises UserError if the checkpoint is missing or damaged.
         """
-        vocab_size = layouts.vocab_size(self.trained, self.tokenizer)
-        _, written = states.abstract_parameters(self.trained, vocab_size, sharding.mesh_of(abstract))
-        model_parameters.check_shapes(written, abstract, source)
+        written = self.check_shapes(abstract, source)
         with self.open_checkpoints() as checkpoints:
             step, restored = checkpoints.restore_parameters(choice, written)
         return step, model_parameters.convert_layout(restored, abstract, stacked=config.model.scan_layers)
@@ -149,6 +156,14 @@ class InitialWeights:
                 )
         return run
 
+    def check(self, mesh: Mesh) -> None:
+        """Raise UserError if the run has no checkpoint, or a shape does not fit the new config."""
+        vocab_size = layouts.vocab_size(self.config, self.run.tokenizer)
+        _, abstract = states.abstract_parameters(self.config, vocab_size, mesh)
+        self.run.check_shapes(abstract, f"--init_from: {self.workdir}")
+        with self.run.open_checkpoints() as checkpoints:
+            checkpoints.resolve(self.checkpoint)
+
     def record(self, workdir: Path) -> dict[str, str | int]:
         """Return the content of init_from.json in `workdir`. Must be called after `parameters`."""
         places = {"workdir": str(self.workdir.resolve()), "relative": _relative(self.workdir, workdir)}
@@ -189,9 +204,10 @@ def find_initial_weights(workdir: Path, init_from: Path | None, config: Config) 
     else:
         is_same = recorded is None and init_from is None
     if exists and not is_same:
+        remedy = "give the same" if recorded else "leave it out"
         raise UserError(
             f"--init_from: found {init_from}; the run in {workdir} was started from "
-            f"{recorded['workdir'] if recorded else 'random weights'}; give the same, or name a new directory"
+            f"{recorded['workdir'] if recorded else 'random weights'}; {remedy}, or name a new directory"
         )
     if init_from is None:
         return None

@@ -4,11 +4,14 @@ import contextlib
 import logging
 from pathlib import Path
 
+from jax.sharding import Mesh
+
 from mini_gpt.config import places
 from mini_gpt.config.schema import Config
-from mini_gpt.data import corpora, pairs, token_store
+from mini_gpt.data import corpora, pairs, token_store, tokenizers
 from mini_gpt.model import parameters as model_parameters
 from mini_gpt.runtime import processes
+from mini_gpt.runtime.errors import UserError
 from mini_gpt.training import assembly, settings, trainable
 from mini_gpt.training import workdir as workdirs
 from mini_gpt.training.assembly import Assembly
@@ -27,20 +30,35 @@ def prepare(
     the user can fix. Nothing is written before the context is entered.
     """
     mesh = assembly.make_mesh(config)
-    places.remember(config.data)  # allows later commands to use these paths of the run's config.json
-    corpus = corpora.open_corpus(config.data)
-    tokenizer = workdirs.find_tokenizer(workdir, config, corpus)
-    is_new = tokenizer is None
+    is_new = not _holds_run(workdir, config, mesh, init_from)
     weights = find_initial_weights(workdir, init_from, config)
-    if tokenizer is None:
+    if is_new and weights:
+        weights.check(mesh)
+    places.remember(config.data)  # allows later commands to use these paths of the run's config.json
+    corpus = corpora.open_corpus(config.data)  # after the checks above: it may prepare a large corpus
+    if not is_new:
+        workdirs.check_corpus(workdir, corpus)
+        tokenizer = tokenizers.load(workdir / workdirs.TOKENIZER)
+    else:
         tokenizer = weights.run.tokenizer if weights else token_store.fit_tokenizer(corpus, config.data)
     run = assembly.assemble(config, mesh, corpus, tokenizer)
     first_state = FirstState(run, weights, is_new=is_new)
     claim = None
     if is_new:
-        origin = weights.record(workdir) if weights else None
-        claim = lambda: workdirs.claim(workdir, config, corpus, tokenizer, origin)
+        claim = lambda: workdirs.claim(workdir, config, corpus, tokenizer, first_state.origin(workdir))
     return run, first_state, workdirs.held(workdir, config, corpus, claim)
+
+
+def _holds_run(workdir: Path, config: Config, mesh: Mesh, init_from: Path | None) -> bool:
+    """Return `workdirs.holds_run`. Its error names --init_from, if a new run can start with the weights of that run."""
+    try:
+        return workdirs.holds_run(workdir, config)
+    except workdirs.OtherRun as error:
+        with contextlib.suppress(UserError):
+            if init_from is None:
+                InitialWeights(workdir, config, "last").check(mesh)
+                error = workdirs.OtherRun(f"{error}; with --init_from={workdir}, a new run starts with its weights")
+        raise error from None
 
 
 def describe(run: Assembly, *, new: bool, parameters: bool) -> None:
@@ -68,6 +86,10 @@ class FirstState:
         # The parameters are donated to the state, so a second call must read them again.
         parameters, self.parameters = self.parameters or self._read(), None
         return self.run.first_state(parameters)
+
+    def origin(self, workdir: Path) -> dict[str, str | int] | None:
+        """Return the run and the step of the initial weights, for init_from.json; None if they are random."""
+        return self.weights.record(workdir) if self.weights else None
 
     def _read(self) -> model_parameters.Parameters | None:
         return self.weights.parameters(self.run.abstract_state.parameters) if self.weights else None

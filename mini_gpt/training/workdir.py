@@ -34,19 +34,23 @@ LENGTH = "train.steps"  # may differ if the learning rates up to the last checkp
 log = logging.getLogger(__name__)
 
 
-def find_tokenizer(workdir: Path, config: Config, corpus: Corpus) -> Tokenizer | None:
-    """Return the tokenizer of the run in the directory, or None if a new run can start there. Writes nothing.
+class OtherRun(UserError):
+    """The directory holds a run of another config."""
 
-    Raises UserError, with the fields that differ, if the directory holds another run.
+
+def holds_run(workdir: Path, config: Config) -> bool:
+    """Return whether the directory holds a run, which `config` resumes; otherwise a new run can start there.
+
+    Writes nothing. Raises OtherRun, with the fields that differ, if the directory holds another run.
     """
     files.check_contents(workdir)
-    if (workdir / CONFIG).exists():
+    is_run = (workdir / CONFIG).exists()
+    if is_run:
         check_same_config(workdir, config)
-        check_corpus(workdir, corpus)
         _check_not_lost(workdir, CHECKPOINTS, [METRICS])
-        return tokenizers.load(workdir / TOKENIZER)
-    _check_not_lost(workdir, CONFIG, [CHECKPOINTS, METRICS, IMPORTED_FROM])
-    return None
+    else:
+        _check_not_lost(workdir, CONFIG, [CHECKPOINTS, METRICS, IMPORTED_FROM])
+    return is_run
 
 
 def _check_not_lost(workdir: Path, name: str, later: Sequence[str]) -> None:
@@ -107,8 +111,6 @@ def held(workdir: Path, config: Config, corpus: Corpus, claim: Callable[[], None
     with locked(workdir, new=claim is not None) if is_main else contextlib.nullcontext():
         if is_main and claim is not None:
             claim()
-        elif is_main:
-            record_length(workdir, config.train.steps)
         processes.barrier("made the run directory")
         check_corpus(workdir, corpus)  # each process has read the text itself
         with clear_errors_of_loss(workdir), files.clear_write_errors(workdir), devices.clear_memory_errors():
@@ -187,12 +189,12 @@ def check_corpus(workdir: Path, corpus: Corpus) -> None:
         raise UserError(
             f"data.corpus: found {corpus.name} (fingerprint {corpus.fingerprint[:12]}); the run in {workdir} was "
             f"trained on {trained_on['name']} (fingerprint {trained_on['fingerprint'][:12]}): the text has changed; "
-            "restore it, or train a new run"
+            f"restore it, or train a new run{_from_weights(workdir)}"
         )
 
 
 def check_same_config(workdir: Path, config: Config) -> None:
-    """Raise UserError, with the fields that differ, if the directory holds a run of another config."""
+    """Raise OtherRun, with the fields that differ, if the directory holds a run of another config."""
     if not (workdir / CONFIG).exists():
         return
     saved = loading.read(workdir / CONFIG)
@@ -202,7 +204,7 @@ def check_same_config(workdir: Path, config: Config) -> None:
         if not (name.startswith(FREE_SECTIONS) or name in (*FREE_FIELDS, LENGTH))
     )
     if listed:
-        raise UserError(
+        raise OtherRun(
             f"--workdir: {workdir} holds another run ({listed}); name a new directory, or give the run's own values"
         )
     _check_length(workdir, saved, config)
@@ -210,24 +212,41 @@ def check_same_config(workdir: Path, config: Config) -> None:
 
 def _check_length(workdir: Path, saved: Config, config: Config) -> None:
     """Raise UserError if the length in `config` contradicts the checkpoints."""
-    directory, old, new = workdir / CHECKPOINTS, saved.train.steps, config.train.steps
-    names = [path.name for path in directory.iterdir()] if directory.exists() else []
-    steps = sorted(int(name) for name in names if name.isdecimal())
+    steps, old, new = _saved_steps(workdir), saved.train.steps, config.train.steps
     if steps and new < steps[-1]:
         raise UserError(f"{LENGTH}: found {new}, but the run in {workdir} is already at step {steps[-1]}")
     same = [step for step in steps if old == new or same_rates(saved, config, step)]
     if same != steps:
-        remedy = f"copy the run, and delete the copy's checkpoints after step {same[-1]}" if same else "start a new run"
+        new_run = f"start a new run{_from_weights(workdir)}"
+        remedy = f"copy the run, and delete the copy's checkpoints after step {same[-1]}" if same else new_run
         reason = f"this changes learning rates up to step {steps[-1]}, the last checkpoint"
         raise UserError(f"{LENGTH} was {old}, is {new}: {reason}; {remedy}")
 
 
-def record_length(workdir: Path, steps: int) -> None:
-    """Write the length of a resumed run to its config.json, if it has changed."""
-    saved = loading.read(workdir / CONFIG)
-    if saved.train.steps != steps:
-        log.info(f"{LENGTH} was {saved.train.steps}, is {steps}")
-        files.write_json(workdir / CONFIG, loading.to_dict(loading.override(saved, {LENGTH: steps})))
+def _saved_steps(workdir: Path) -> list[int]:
+    """Return the steps of the checkpoints, sorted."""
+    directory = workdir / CHECKPOINTS
+    names = [path.name for path in directory.iterdir()] if directory.exists() else []
+    return sorted(int(name) for name in names if name.isdecimal())
+
+
+def _from_weights(workdir: Path) -> str:
+    """Return a remedy's words on a new run that starts with the weights of this run, if there are any."""
+    return f" (--init_from={workdir} starts it with these weights)" if _saved_steps(workdir) else ""
+
+
+def record_changes(workdir: Path, config: Config, origin: Mapping[str, Any] | None) -> None:
+    """Write the config of a resumed run, and the place of its initial weights, if they have changed.
+
+    origin: as for `claim`.
+    """
+    if origin is not None and origin != initial_run(workdir):
+        files.write_json(workdir / INIT_FROM, origin)
+    changes = loading.differences(loading.read(workdir / CONFIG), config)
+    for name, (old, new) in changes.items():
+        log.info(f"{name} was {old!r}, is {new!r}")
+    if changes:
+        files.write_json(workdir / CONFIG, loading.to_dict(config))
 
 
 def _read_record(path: Path, content: str, fields: Mapping[str, type]) -> dict[str, Any]:

@@ -124,6 +124,39 @@ def test_bpe_of_a_long_text_without_spaces_is_in_pieces():
     assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
+def merges(texts):
+    return tokenizers.BpeTokenizer.train(texts, 400).to_dict()["bpe"]["model"]["merges"]
+
+
+@pytest.mark.parametrize("letters", ["ACGT", "日本語文", "\n\t ", "0123"])
+def test_bpe_is_trained_on_long_words_in_cut_parts(letters):
+    rng = random.Random(1)
+    text = "".join(rng.choices(letters, k=6 * 2**10))
+    parts = [text[begin : begin + 2**10] for begin in range(0, len(text), 2**10)]
+    assert merges([text]) == merges(parts)
+    alphabet = library.pre_tokenizers.ByteLevel.alphabet()
+    whole = library.Tokenizer(library.models.BPE())
+    whole.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    trainer = library.trainers.BpeTrainer(vocab_size=399, initial_alphabet=alphabet, show_progress=False)
+    whole.train_from_iterator(parts, trainer)  # no word is longer than 1,024 characters
+    tokenizer = tokenizers.BpeTokenizer.train(parts, 400)
+    assert tokenizer.model.get_vocab() == whole.get_vocab()
+    assert tokenizer.encode(text).tolist() == whole.encode(text).ids
+
+
+@pytest.mark.parametrize("kind", ["bpe", "words", "characters"])
+def test_slow_tokenizers_are_announced_before_they_are_made(small, monkeypatch, caplog, kind):
+    data = small(data__tokenizer=kind, data__vocab_size=300).data
+    corpus, said = corpora.open_corpus(data), []
+    documents = splits.split_documents
+    monkeypatch.setattr(splits, "split_documents", lambda *given: said.append(caplog.text) or documents(*given))
+    with caplog.at_level("INFO", "mini_gpt"):
+        token_store.fit_tokenizer(corpus, data)
+        assert f"making the tokenizer ({kind}) of text" in said[0]
+        token_store.fit_tokenizer(corpus, data)  # it is in the cache
+    assert caplog.text.count("making the tokenizer") == 1
+
+
 MEASURED = """
 import random, resource, sys
 from mini_gpt.data import tokenizers

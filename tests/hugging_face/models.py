@@ -96,6 +96,10 @@ EXPORTABLE = {
         "llama",
         LLAMA | {"rope.scaling": "dynamic", "rope.factor": 3.0, "rope.original_context": 8, "num_kv_heads": 1},
     ),
+    "llama, dynamic, factor 1": (
+        "llama",
+        LLAMA | {"rope.scaling": "dynamic", "rope.original_context": 8, "num_kv_heads": 1},
+    ),
     "gpt_neo": (
         "gpt_neo",
         {"position": "learned", "scale_attention": False, "qkv_bias": False, "attention_window": (None, 4)}

@@ -39,7 +39,7 @@ CHANGES = [
     ("StarCoder2", {"partial_rotary_factor": 0.5}, False),
     ("Gemma 3, text", {"rope_parameters": {"full_attention": {"type": "linear", "factor": 4.0}}}, True),
     ("Gemma 3, text", {"rope_parameters": {"rope_type": "linear", "factor": 4.0}}, False),
-    (LLAMA, {"rope_scaling": {"rope_type": "dynamic", "factor": 1.0}}, False),
+    (LLAMA, {"rope_scaling": {"rope_type": "dynamic", "factor": 1.0}}, True),
     ("OLMo 1", {"clip_qkv": 0.0}, False),
     (QWEN, {"use_sliding_window": True, "sliding_window": None, "layer_types": MISSING}, True),
     (QWEN, {"num_key_value_heads": None}, False),

@@ -119,5 +119,5 @@ def test_lone_surrogates_are_refused(tokenizer, tmp_path):
         unigram().save(str(tmp_path / "tokenizer.json"))
         tokenizer = tokenizer_files.read(tmp_path, 200, 1)
     for encode in (tokenizer.encode, tokenizer.encode_prompt):
-        with pytest.raises(UnicodeEncodeError, match="surrogates not allowed"):
+        with pytest.raises(UserError, match=r"^text: found '\\ud800' at index 1, a lone surrogate.*; remove it"):
             encode("a\ud800b")

@@ -77,6 +77,7 @@ CHANGED_FIELDS = {
     # Biases of 0 are added. The others follow the context length, which is the size of the table after the import.
     "learned, no bias, long": BIASES | LENGTHS,
     "llama, dynamic": LENGTHS | {"model.max_positions"},
+    "llama, dynamic, factor 1": LENGTHS | {"model.max_positions"},
     "bert, no bias, stacked": BIASES,
     "opt": BIASES,
     "none": {"model.position"},

@@ -102,6 +102,7 @@ SLOW = [
     {"position": "t5", "variants.selective": True, "attention_window": 5, "variants.sink": "zero"},
     {"d_model": 64, "rope.scaling": "dynamic", "rope.factor": 3.0, "rope.original_context": 5},
     {"d_model": 64, "rope.scaling": "dynamic", "rope.factor": 3.0, "rope.original_context": 50},
+    {"d_model": 64, "rope.scaling": "dynamic", "rope.original_context": 5},
     {"attention_window": (2, 4), "rope.base": (50.0, 1e4), "num_layers": 4, "scan_layers": True},
     {"position": ("rope", "none"), "attention_window": 3, "causal": False},
     {"position": "rope", "rope.fraction": 0.5, "rope.base": 500.0},

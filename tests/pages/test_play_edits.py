@@ -52,7 +52,9 @@ for scaling in ("linear", "ntk", "dynamic", "yarn", "yarn_by_index", "llama3"):
     same = {"rope.scaling": scaling, "rope.factor": 3.0, "rope.beta_fast": 4.0 if scaling == "llama3" else 32.0}
     AS_FIELDS.append((ROPE | {"rope.original_context": context}, {"rope": {"scaling": scaling, "factor": 3}}, same))
 DYNAMIC = ROPE | {"rope.scaling": "dynamic", "rope.factor": 3.0, "rope.original_context": 5}
-AS_FIELDS.append((DYNAMIC, {"rope": {"factor": 1}}, {"rope.scaling": "none", "rope.factor": 1.0}))
+AS_FIELDS.append((DYNAMIC, {"rope": {"factor": 1}}, {"rope.factor": 1.0}))
+YARN = ROPE | {"rope.scaling": "yarn", "rope.factor": 3.0}
+AS_FIELDS.append((YARN, {"rope": {"factor": 1}}, {"rope.scaling": "none", "rope.factor": 1.0}))
 
 
 def with_fields(config, fields):

@@ -201,7 +201,7 @@ def test_packed_parameters_are_the_same_bits():
 SCALED = [RopeConfig(500.0, 1.0, 0.6, "none", 1.0, 100, 1.0, 32.0)] + [
     RopeConfig(base, 1.0, 1.0, scaling, factor, context, 1.0, fast)
     for scaling in ("linear", "ntk", "dynamic", "yarn", "yarn_by_index", "llama3")
-    for base, factor, context, fast in ((1e4, 4.0, 128, 32.0), (5e5, 2.5, 4096, 4.0))
+    for base, factor, context, fast in ((1e4, 4.0, 128, 32.0), (5e5, 2.5, 4096, 4.0), (1e4, 1.0, 4096, 4.0))
 ]
 
 

@@ -154,6 +154,8 @@ def test_runs_moved_together_keep_their_initial_weights(small, tmp_path, monkeyp
     shutil.copytree("source", "other")
     with pytest.raises(UserError, match=r"--init_from: found other; the run in tuned was started from .*/source"):
         loop.train(small(train__steps=3), Path("tuned"), init_from=Path("other"), conclude=False)
+    Path("tuned").rename(tmp_path / "alone")  # the resumed run has recorded where both are now
+    loop.train(small(train__steps=3), tmp_path / "alone", init_from=moved / "source", conclude=False)
 
 
 @pytest.mark.slow

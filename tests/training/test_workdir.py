@@ -295,7 +295,8 @@ def test_a_damaged_record_never_ends_in_a_traceback(small, tmp_path, name):
             checkpoints.record(checkpoints.resolve("best"))
 
     uses = [
-        lambda: workdirs.find_tokenizer(workdir, config, corpus),
+        lambda: workdirs.holds_run(workdir, config),
+        lambda: workdirs.check_corpus(workdir, corpus),
         lambda: find_initial_weights(workdir, Path("/a"), config),
         lambda: workdirs.described_origin(workdir),
         restore,

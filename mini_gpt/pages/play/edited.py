@@ -217,7 +217,7 @@ def _put(parameters: dict, path: tuple, values: dict[str, Any]) -> None:
 def _ropes(config: ModelConfig, edits: JsonEdits) -> list[RopeConfig]:
     """Return RoPE's fields with the edits, for each layer.
 
-    Another scaling has its own default bounds; a factor of 1 is no scaling.
+    Another scaling has its own default bounds; a factor of 1 is no scaling, unless it is dynamic.
     """
     rope, edited = config.rope, edits.get("rope", {})
     scaling = edited.get("scaling", rope.scaling)

@@ -99,7 +99,7 @@ function checkPositions({ positions }, model, { start = 0 }) {
 function ropeOf(rope, kind, { rope: edited = {} }) {
   const { base = kind.rope_base, factor = kind.rope_factor, scaling = rope.scaling } = edited;
   const bounds = scaling === rope.scaling ? {} : { beta_slow: 1, beta_fast: scaling === "llama3" ? 4 : 32 };
-  return { ...rope, ...bounds, base, factor, scaling: factor === 1 ? "none" : scaling };
+  return { ...rope, ...bounds, base, factor, scaling: factor === 1 && scaling !== "dynamic" ? "none" : scaling };
 }
 
 // ALiBi's slopes, with the edits.
