@@ -22,8 +22,9 @@ from mini_gpt.runtime import files
 from mini_gpt.runtime.errors import UserError
 from mini_gpt.suites.base import SuiteOptions
 from mini_gpt.training import loop, orbax_files
-from mini_gpt.training.checkpoint import Checkpoints, Record
+from mini_gpt.training.checkpoint import Checkpoints
 from mini_gpt.training.orbax_files import missing_arrays
+from mini_gpt.training.record import Record
 from mini_gpt.training.run import Run
 from mini_gpt.training.state import TrainState
 from tests.commands.test_command_line import type_in

@@ -134,7 +134,7 @@ class LoadedModel:
 
         inputs_BL: token ids, int32; B is a multiple of `sharding.shards(mesh)`. text_BL: the unmasked text, which
         has the separators of documents; by default inputs_BL. keys_B: a random key for each row, see
-        `Layout.of`. source_BS: the tokens of the encoder, if there is one; -1 is padding.
+        `Layout.coordinates`. source_BS: the tokens of the encoder, if there is one; -1 is padding.
         """
         inputs = self.with_layout(inputs_BL, text_BL, keys_B, source_BS)
         with sharding.use_mesh(self.mesh):

@@ -32,10 +32,13 @@ class Cache(NamedTuple):
     is smaller. The next token of every row is written to the slot `written` % S, one slice that XLA updates in place.
     With a window, the slots are then a ring buffer.
 
-    layers: each layer's keys and values. written: tokens written so far, a scalar: the length of the longest row at the
-    start, and one more for each decoded token. lengths_B: the length of each row.
-    slots: {S: the tokens in the slots}; a place below 0 is an empty slot. random_BT: random positions of each row up to
-    the capacity, or None. source: None without an encoder.
+    layers: the keys and values of each layer.
+    written: the tokens written so far, padding on the left included: the length of the longest prompt, and one more for
+      each decoded token.
+    lengths_B: the length of each row.
+    slots: {S: the coordinates of the tokens in S slots}; an index below 0 is an empty slot.
+    random_BT: the random positions of each row up to the capacity, or None.
+    source: None without an encoder.
     """
 
     layers: tuple[KeyValues, ...]
@@ -86,9 +89,9 @@ def prefill(
     (batch, length), config = tokens_BL.shape, model.config.model
     positions_BT, segments_BT = model.layout.coordinates(config, jnp.pad(tokens_BL, ((0, 0), (0, capacity - length))))
     rows = Coordinates.of(capacity, positions_BT, segments_BT)
-    module = running.unstacked(model.merge())  # a scan over the layers would copy the caches for each token
+    module = running.unstack(model.merge())  # a scan over the layers would copy the caches for each token
     attentions = [block.attention for block in module.blocks]
-    sizes = [cached_attention.slots(attention, capacity) for attention in attentions]
+    sizes = [cached_attention.slot_count(attention, capacity) for attention in attentions]
     for attention in attentions:
         cached_attention.record(attention)
     prompt = jax.tree.map(lambda x_BT: x_BT[:, :length], rows)
@@ -153,7 +156,7 @@ def decode(model: LoadedModel, tokens_B: jax.Array, cache: Cache) -> tuple[jax.A
         size: jax.tree.map(lambda old_BS, new_B1: write(old_BS, new_B1, cache.written), before, token)
         for size, before in cache.slots.items()
     }
-    module = running.unstacked(model.merge())
+    module = running.unstack(model.merge())
     attentions = [block.attention for block in module.blocks]
     for attention, kept in zip(attentions, cache.layers, strict=True):
         cached_attention.attach(attention, kept, cached_attention.NewToken(token, slots, cache.written))
@@ -171,7 +174,7 @@ def decode(model: LoadedModel, tokens_B: jax.Array, cache: Cache) -> tuple[jax.A
 
 
 def _next_token(model: LoadedModel, tokens_B: jax.Array, cache: Cache) -> Coordinates:
-    """Return the place, the position and the segment of the new token of each row, [B, 1] each."""
+    """Return the index, the position and the segment of the new token of each row, [B, 1] each."""
     layout = model.layout
     newest = next(iter(cache.slots.values()))  # slots of all sizes hold the newest token
     indices_B = positions_B = cache.lengths_B

@@ -1,6 +1,6 @@
 """Attention with a KV cache: these objects take the place of parts of a model's attention while it generates.
 
-The model itself knows nothing of caches. During the prefill, a `Recorder` keeps the keys and values of the prompt.
+The code of the model has no caches. During the prefill, a `Recorder` keeps the keys and values of the prompt.
 While tokens are decoded, `CachedCore` attends to the keys and values of earlier tokens. Each object keeps its new
 arrays in attributes, which are read after the pass.
 """
@@ -37,8 +37,12 @@ class Recorder:
         self.core = core
 
     def choose(self, q_BLHK, k_BSGK, v_BSGK, context: Context, dropout_key: None) -> Any:
+        self.attend_with = self.core.choose(q_BLHK, k_BSGK, v_BSGK, context, dropout_key)
+        return self.attend
+
+    def attend(self, q_BLHK, k_BSGK, v_BSGK, context: Context) -> jax.Array:
         self.kept = KeyValues(reference.grouped(k_BSGK), reference.grouped(v_BSGK), context.keys.decay_BLH)
-        return self.core.choose(q_BLHK, k_BSGK, v_BSGK, context, dropout_key)
+        return self.attend_with(q_BLHK, k_BSGK, v_BSGK, context)
 
 
 class InputRecorder:
@@ -53,7 +57,7 @@ class InputRecorder:
 
 
 def record(attention: MultiHeadAttention) -> None:
-    """Let an attention layer keep what `kept_of` returns after the pass."""
+    """Replace parts of an attention layer, so that it records what `kept_of` returns: keys, values, inputs of canon."""
     attention.core = Recorder(attention.core)  # type: ignore[assignment]
     for number, change in enumerate(attention.on_input):
         if isinstance(change, Canon):
@@ -61,9 +65,10 @@ def record(attention: MultiHeadAttention) -> None:
 
 
 class NewToken(NamedTuple):
-    """One new token of each row. slots: {S: the coordinates of the tokens in S slots, the new one included}.
+    """One new token of each row.
 
-    written: the length of the longest row; the new token's slot is `written` % S.
+    slots: {S: the coordinates of the tokens in S slots, the new one included}; layers differ in S.
+    written: the tokens written before, padding on the left included; the slot of the new token is `written` % S.
     """
 
     coordinates: Coordinates
@@ -78,16 +83,16 @@ class CachedCore:
         self.core, self.kept, self.token = core, kept, token
 
     def choose(self, q_B1HK, k_B1GK, v_B1GK, context: Context, dropout_key: None) -> Any:
-        """Write the new token's key and value to its slot, in place; return the function that attends to all slots."""
+        return self.attend
+
+    def attend(self, q_B1HK, k_B1GK, v_B1GK, context: Context) -> jax.Array:
+        """Write the new token's key and value to its slot, in place, and attend to all slots."""
         as_rows = lambda x_B1GK: x_B1GK.reshape(-1, 1, x_B1GK.shape[-1])
         pairs = zip(self.kept[:2], (k_B1GK, v_B1GK), strict=True)
         keys, values = (write(old, as_rows(x), self.token.written) for old, x in pairs)
         decay = self.kept.decay_BSH
         decay = None if decay is None else write(decay, context.keys.decay_BLH, self.token.written)
         self.kept = self.kept._replace(keys_XSK=keys, values_XSK=values, decay_BSH=decay)
-        return self.attend
-
-    def attend(self, q_B1HK, k_B1GK, v_B1GK, context: Context) -> jax.Array:
         queries = self.token.coordinates._replace(decay_BLH=context.queries.decay_BLH)
         keys = self.token.slots[self.kept.keys_XSK.shape[1]]._replace(decay_BLH=self.kept.decay_BSH)
         context = context._replace(queries=queries, keys=keys)
@@ -141,9 +146,9 @@ class CachedScale:
         return self.scale(q_B1HK, k_B1GK, context._replace(queries=self.queries, keys=self.slots))
 
 
-def slots(attention: MultiHeadAttention, capacity: int) -> int:
-    """Return the number of slots of a layer: its window, unless a part needs the keys in the order of time."""
-    needs_order = attention.core.stick_breaking or any(mod.whole_rows for mod in attention.core.score_mods)
+def slot_count(attention: MultiHeadAttention, capacity: int) -> int:
+    """Return the number of slots of a layer: its window, unless a part needs the keys in the order of the text."""
+    needs_order = attention.core.stick_breaking or any(mod.needs_all_keys for mod in attention.core.score_mods)
     return capacity if needs_order else min(capacity, attention.mask.window or capacity)
 
 
@@ -171,7 +176,7 @@ def kept_of(attention: Any) -> KeyValues:
     return attention.core.kept._replace(recent_BTD=recent_BTD)
 
 
-def write(slots_XSK: jax.Array, new_X1K: Any, written: jax.Array) -> jax.Array:
+def write(cache_XSK: jax.Array, new_X1K: Any, written: jax.Array) -> jax.Array:
     """Return the slots with the new value in slot `written` % S; XLA updates them in place."""
-    start = (0, written % slots_XSK.shape[1]) + (0,) * (slots_XSK.ndim - 2)
-    return jax.lax.dynamic_update_slice(slots_XSK, new_X1K, start)
+    start = (0, written % cache_XSK.shape[1]) + (0,) * (cache_XSK.ndim - 2)
+    return jax.lax.dynamic_update_slice(cache_XSK, new_X1K, start)

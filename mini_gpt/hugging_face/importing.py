@@ -34,8 +34,9 @@ from mini_gpt.runtime import files
 from mini_gpt.runtime.errors import UserError, printable, shown
 from mini_gpt.training import state as states
 from mini_gpt.training import workdir as workdirs
-from mini_gpt.training.checkpoint import Checkpoints, Record
+from mini_gpt.training.checkpoint import Checkpoints
 from mini_gpt.training.orbax_files import UnreadArray
+from mini_gpt.training.record import Record
 from mini_gpt.training.state import TrainState
 
 MOST_CONTEXT = 2048  # tokens; with BATCH_TOKENS for a laptop, unless an override says otherwise

@@ -52,7 +52,7 @@ def of_layers(model: LoadedModel) -> list[list[Any]]:
 
     An encoding of the embeddings acts in all layers.
     """
-    module = running.unstacked(model.merge())
+    module = running.unstack(model.merge())
     added = [] if module.input_encoding is None else [module.positions[module.input_encoding]]
     layers = []
     for block in module.blocks:

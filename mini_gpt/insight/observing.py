@@ -7,7 +7,7 @@ import jax
 from flax import nnx
 
 from mini_gpt.model import running
-from mini_gpt.model.attention.context import HIDDEN_FROM_HEAD
+from mini_gpt.model.attention.context import MASKING_BIAS
 from mini_gpt.model.attention.multi_head import MultiHeadAttention
 
 
@@ -25,7 +25,7 @@ class AttentionMaps(NamedTuple):
     @property
     def seen_BHLS(self) -> jax.Array:
         """Whether a head's query sees a key, also after a bias that hides keys from some heads."""
-        return self.visible_BLS[:, None] & (self.logits_BHLS > HIDDEN_FROM_HEAD / 10)
+        return self.visible_BLS[:, None] & (self.logits_BHLS > MASKING_BIAS / 10)
 
 
 class Layer(NamedTuple):
@@ -54,7 +54,7 @@ def observed(model: Any, call: Callable[[Any], jax.Array]) -> tuple[jax.Array, l
     """
     stacks = [model, *([model.encoder] if hasattr(model, "encoder") else [])]
     for stack in stacks:
-        running.unstacked(stack)
+        running.unstack(stack)
     for _, module in nnx.iter_modules(model):
         if isinstance(module, MultiHeadAttention):
             module.core.implementation = "reference"

@@ -131,12 +131,12 @@ def edited(model: Any, edits: Edits) -> Any:
     encoder, decoder, cross = by_kind(model.config, edits)
     stacks = [(model, decoder)] + ([] if encoder == NO_EDITS else [(model.encoder, encoder)])
     for stack, stack_edits in stacks:
-        running.unstacked(stack)
+        running.unstack(stack)
         for layer, block in enumerate(stack.blocks):
-            here = running.at(stack_edits, layer)
+            here = running.layer_of(stack_edits, layer)
             block.attention = _edited_attention(block.attention, here)
             if cross != NO_EDITS and stack is model:
-                block.cross_attention = _edited_attention(block.cross_attention, running.at(cross, layer))
+                block.cross_attention = _edited_attention(block.cross_attention, running.layer_of(cross, layer))
             if here.feed_forward is not None:
                 block.mlp = EditedOutput(block.mlp, here.feed_forward, "feed_forward")
             if here.stream is not None:

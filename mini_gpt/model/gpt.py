@@ -1,7 +1,7 @@
 """The mini-GPT: embeddings, blocks, logits.
 
-Shape suffixes of names, one letter per axis; some modules use further letters or another N:
-    B batch    L sequence (queries)    S keys    D model width, d_model    N layers
+Shape suffixes of names, one letter per axis; some modules use further letters:
+    B batch    L sequence (queries)    S keys    D model width, d_model    T tokens, B and L merged
     H heads    G key-value heads       K width of one head    F feed-forward width    V vocabulary
 """
 
@@ -19,7 +19,7 @@ from mini_gpt.model.layers import Mlp, dropout, dropout_keys, make_norm, make_ta
 from mini_gpt.runtime import devices, sharding, token_ids
 from mini_gpt.runtime.errors import require
 
-ENCODER = "must be 0 for MiniGPT; build.make gives the model with an encoder"
+NO_ENCODER = "must be 0 for MiniGPT; build.make gives the model with an encoder"
 
 
 class Block(nnx.Module):
@@ -43,7 +43,7 @@ class Block(nnx.Module):
 
 
 class Stack(nnx.Module):
-    """Blocks, the positional encodings that they share, and a last norm. block: their class."""
+    """Blocks of a class, the positional encodings that they share, and a last norm."""
 
     def __init__(self, config: ModelConfig, block: type, *, rngs: nnx.Rngs):
         self.config = config
@@ -71,12 +71,12 @@ class MiniGPT(Stack):
     the output table. Raises UserError for a config with an encoder; `build.make` makes the model of any config.
     """
 
-    block: type | None = None  # of the blocks, if it does not follow from the config
+    block: type | None = None  # the class of the blocks; None: chosen from the config
 
     def __init__(self, config: ModelConfig, vocab_size: int, *, rngs: nnx.Rngs):
         self.vocab_size, self.dtype = vocab_size, devices.compute_dtype(config.dtype)
         require(
-            self.block is not None or not config.has_encoder, "model.encoder_layers", config.encoder_layers, ENCODER
+            self.block is not None or not config.has_encoder, "model.encoder_layers", config.encoder_layers, NO_ENCODER
         )
         self.embedding = make_table(vocab_size, config, rngs=rngs)
         super().__init__(config, self.block or other_blocks.choose(config) or Block, rngs=rngs)

@@ -29,8 +29,8 @@ def make_blocks(config: ModelConfig, block: type, *, rngs: nnx.Rngs) -> Any:
 def make_runner(config: ModelConfig) -> Callable[..., jax.Array] | None:
     """Return run(blocks, x_BLD, context, keys) -> x_BLD, or None if a loop over the blocks is enough.
 
-    keys: a dropout key for each layer, or None for each layer. The same config gives the same function, so that its
-    models have equal definitions.
+    keys: a dropout key for each layer, or None for each layer. The same config gives the same function: NNX compares
+    the attributes of models by equality, and another function would compile again.
     """
     if config.scan_layers:
         return functools.partial(_scan, config)
@@ -46,19 +46,19 @@ def apply_blocks(stack: Any, x_BLD: jax.Array, context: Any, keys: Sequence[Any]
     return x_BLD
 
 
-def unstacked(model: Any) -> Any:
+def unstack(model: Any) -> Any:
     """Return a model, or an encoder, after its blocks have become a list that a loop runs; the model is changed."""
     if not isinstance(model.blocks, nnx.List):
         block: Any = type(model.blocks)
         definitions, (_, state) = _definitions(model.config, block), nnx.split(model.blocks)
         layers = range(model.config.num_layers)
-        blocks = [nnx.merge(definitions[layer % len(definitions)], at(state, layer)) for layer in layers]
+        blocks = [nnx.merge(definitions[layer % len(definitions)], layer_of(state, layer)) for layer in layers]
         model.blocks = nnx.List(blocks)
     model.run_blocks = None
     return model
 
 
-def at(tree: Any, index: int) -> Any:
+def layer_of(tree: Any, index: int) -> Any:
     """Return the arrays of one layer."""
     return jax.tree.map(lambda leaf: leaf[index], tree)
 
@@ -72,7 +72,7 @@ def _definitions(config: ModelConfig, block: Any) -> tuple[nnx.GraphDef, ...]:
 
 
 def _in_order(config: ModelConfig, blocks: Any, x_BLD: jax.Array, context: Any, keys: Sequence[Any]) -> jax.Array:
-    """Run the blocks, and recompute their activations in the backward pass if `model.remat` says so."""
+    """Run the blocks, and recompute their activations in the backward pass as `model.remat` is set."""
     for block, key in zip(blocks, keys, strict=True):
         layer: Any = functools.partial(block, context=context, dropout_key=key)
         if config.remat != "none":
@@ -88,11 +88,11 @@ def _scan(config: ModelConfig, stacked: Any, x_BLD: jax.Array, context: Any, key
 
     def period(x_BLD: jax.Array, part: tuple) -> tuple[jax.Array, None]:
         state, keys_P = part
-        blocks = [nnx.merge(definition, at(state, layer)) for layer, definition in enumerate(definitions)]
+        blocks = [nnx.merge(definition, layer_of(state, layer)) for layer, definition in enumerate(definitions)]
         return _in_order(config, blocks, x_BLD, context, [None] * len(blocks) if keys_P is None else keys_P), None
 
-    in_periods = lambda leaf: leaf.reshape(-1, len(definitions), *leaf.shape[1:])
-    return jax.lax.scan(period, x_BLD, jax.tree.map(in_periods, (state, keys_N)))[0]
+    split_into_periods = lambda leaf: leaf.reshape(-1, len(definitions), *leaf.shape[1:])
+    return jax.lax.scan(period, x_BLD, jax.tree.map(split_into_periods, (state, keys_N)))[0]
 
 
 def _stacked(make_block: Callable[[nnx.Rngs], Any], layers: int, rngs: nnx.Rngs) -> Any:

@@ -27,47 +27,27 @@ from mini_gpt.runtime import devices, files, processes
 from mini_gpt.runtime.errors import UserError, require
 from mini_gpt.training import workdir as workdirs
 from mini_gpt.training.checksums import checksums
-from mini_gpt.training.orbax_files import VerifyingHandler, missing_arrays, plain_path, shapes_by_name, stored_shapes
+from mini_gpt.training.orbax_files import (
+    MOST_COMPRESSED,
+    VerifyingHandler,
+    bytes_in,
+    missing_arrays,
+    plain_path,
+    shapes_by_name,
+    stored_count,
+)
+from mini_gpt.training.record import Record
 from mini_gpt.training.state import TrainState
 
 FORMAT = 3
 PARTS = ("parameters", "training")  # in separate directories, so that the parameters can be read alone
 DAMAGED = "damaged"  # the directory of damaged checkpoints, next to `checkpoints/`
 MOST_CHOICES = 20  # checkpoints that a reader tries, if training deletes each of them
-MOST_COMPRESSED = 100  # most array bytes per file byte; real weights compress by less than a tenth
 # Read errors that do not mean damage, and the errno of such OSErrors.
 NOT_DAMAGE = (UserError, PermissionError, MemoryError)
 NOT_DAMAGE_NUMBERS = (errno.EMFILE, errno.ENFILE, errno.ESTALE)
 
 log = logging.getLogger(__name__)
-
-
-@dataclasses.dataclass(frozen=True)
-class Record:
-    """The record of a checkpoint.
-
-    validation_loss: in nats per token, None if it was not measured. eval_tokens: the number of validation tokens of
-    this loss, None if it was not measured. data_offset: batches skipped by rewinds. bad_steps: non-finite steps so far.
-    scheduled: False for a checkpoint that was saved only because the run stopped early.
-    """
-
-    validation_loss: float | None = None
-    eval_tokens: int | None = None
-    data_offset: int = 0
-    bad_steps: int = 0
-    scheduled: bool = True
-
-    @property
-    def loss_or_infinity(self) -> float:
-        """The validation loss; infinity if it is missing or not finite."""
-        loss = self.validation_loss
-        return loss if loss is not None and math.isfinite(loss) else math.inf
-
-    def is_possible(self) -> bool:
-        """Return whether all types are right, and the counts are in range. A record may be untrusted."""
-        counts = (self.data_offset, self.bad_steps, 0 if self.eval_tokens is None else self.eval_tokens)
-        counts_are = all(type(count) is int and 0 <= count < 2**31 for count in counts)
-        return counts_are and isinstance(self.validation_loss, float | None) and isinstance(self.scheduled, bool)
 
 
 class Damaged(Exception):
@@ -216,14 +196,8 @@ class Checkpoints:
 
     def check_size(self, least: int) -> None:
         """Raise UserError if no checkpoint can have this number of parameters. Reads no array."""
-        most = 0
-        for step in self.steps():
-            directory = self.path / str(step)
-            held = sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
-            with contextlib.suppress(Exception):  # whoever restores a damaged checkpoint says so
-                stored = sum(map(math.prod, stored_shapes(directory / PARTS[0])))
-                most = max(most, min(stored, MOST_COMPRESSED * held))
-        if self.steps() and most < least:
+        counts = [stored_count(self.path / str(step) / PARTS[0]) for step in self.steps()]
+        if counts and max(counts) < least:
             sizes = f"its sizes give at least {least:,} parameters, and no checkpoint beside it has that many"
             raise UserError(f"{self.directory.parent / workdirs.CONFIG}: {sizes}; restore the run's own file")
 
@@ -311,8 +285,7 @@ class Checkpoints:
         # The manager would make all processes wait for a process that fails to read.
         handler, parts = ocp.StandardCheckpointHandler(), dict[str, Any]()
         with _unreadable_is_damaged():
-            held = sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
-            if declared > MOST_COMPRESSED * held:
+            if declared > MOST_COMPRESSED * (held := bytes_in(directory)):
                 raise Damaged(f"its files have {held:,} bytes, too few for arrays of {declared:,}")
             for name, part in abstract.items():
                 if missing := missing_arrays(directory / name, shapes_by_name(part)):

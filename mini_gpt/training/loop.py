@@ -18,10 +18,11 @@ from mini_gpt.runtime.errors import UserError
 from mini_gpt.training import stopping
 from mini_gpt.training import workdir as workdirs
 from mini_gpt.training.assembly import Assembly
-from mini_gpt.training.checkpoint import Checkpoints, Record
+from mini_gpt.training.checkpoint import Checkpoints
 from mini_gpt.training.conclusion import conclude as print_conclusion
 from mini_gpt.training.evaluators import Probe
 from mini_gpt.training.monitor import Clock, Reporter, SilentReporter, Spikes
+from mini_gpt.training.record import Record
 from mini_gpt.training.start import FirstState, describe, prepare
 from mini_gpt.training.state import TrainState
 from mini_gpt.training.step import Metrics, TrainStep
@@ -68,7 +69,7 @@ class Loop:
     def _run_steps(self, start: int, state: TrainState) -> TrainState:
         steps = range(start + 1, self.config.train.steps + 1)
         prepared = batches.iterate(self.assembly.train_batches, start + self.record.data_offset, len(steps))
-        pending: tuple[int, Metrics, Due] | None = None  # metrics are read one step later: no device waits
+        pending: tuple[int, Metrics, Due] | None = None  # read when the next step runs, so that no device is idle
         self.best_loss = self.checkpoints.best_loss(self.config.eval.tokens)
         self.clock.restart(start)
         for step, batch in zip(steps, sharding.prefetch_to_device(prepared, self.assembly.mesh), strict=False):
@@ -209,7 +210,7 @@ def train(
     probe: logs more of each evaluation, such as `insight.training_curves.attention_metrics`.
 
     Returns the last state. After a signal, saves and raises SystemExit(128 + signal), as if the signal had killed the
-    process. Raises UserError for errors that the user can fix. Wrong input changes no files.
+    process. Raises UserError for errors that the user can fix. With wrong input, no file is changed.
     """
     run, first_state, in_workdir = prepare(config, workdir, init_from)
     with (
@@ -239,7 +240,7 @@ def train(
                 state = loop.run(step, state)
                 saved.wait()  # a signal during the last save must not lose it
                 if not processes.are_several():
-                    stop.signal = stop.received  # also one that came after the last step
+                    stop.signal = stop.received  # a signal may have come after the last step
         if conclude and stop.signal is None:
             print_conclusion(workdir, run.evaluator, run.loaded(state.parameters), int(state.step))
     if stop.signal is not None:

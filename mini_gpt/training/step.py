@@ -38,8 +38,8 @@ def make_train_step(
 
     prepare: from `make_prepare`. seed: of dropout and random positions.
 
-    A non-finite step changes no parameter. With train.nonfinite=stop or rewind, later steps change nothing either: the
-    host reads the metrics one step late, and needs the state before the non-finite step.
+    A non-finite step changes no parameter. The host reads the metrics one step late, when the next step may have run.
+    So with train.nonfinite=stop or rewind, the step sets `halted`, and all later steps leave the state as it is.
     """
     mesh, pattern = sharding.mesh_of(abstract_state), config.trainable
 
@@ -87,7 +87,7 @@ def make_train_step(
 
 
 def accumulated(gradients_of: Callable[..., Any], microbatches: int) -> Callable[..., Any]:
-    """Return a function as gradients_of(trained, fixed, batch, key), which sums over the microbatches of a batch."""
+    """Return a function with the arguments of `gradients_of`, which sums over the microbatches of a batch."""
 
     def sum_of_gradients(trained: Parameters, fixed: Parameters | None, batch: Arrays, key: jax.Array) -> Any:
         def add(total: Any, microbatch: Any) -> tuple[Any, None]:

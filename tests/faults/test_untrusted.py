@@ -17,7 +17,8 @@ from mini_gpt.runtime.errors import UserError
 from mini_gpt.training import layouts, loop, monitor
 from mini_gpt.training import state as states
 from mini_gpt.training import workdir as workdirs
-from mini_gpt.training.checkpoint import Checkpoints, Damaged, Record
+from mini_gpt.training.checkpoint import Checkpoints, Damaged
+from mini_gpt.training.record import Record
 from mini_gpt.training.run import Run
 from tests.commands.test_command_line import type_in
 from tests.conftest import SMALL

@@ -118,6 +118,7 @@ def test_a_class_like_rope_has_its_score_for_each_query_head(make_model):
     config = model.config.model
     (found,) = encodings.curves(encodings.of_layers(model), config, np.arange(9))
     angles_P = rope_frequencies(config.rope, config.head_width)
+    assert found.values_HS.shape == (4, 9)
     for head, values_S in enumerate(found.values_HS):
         query = (head + 1) * 8  # the query is at 8
         expected = [np.cos((query - (8 - distance)) * angles_P).mean() for distance in range(9)]

@@ -289,7 +289,8 @@ def attend_to_cache(core, q, k, v, row):
     token = Coordinates.of(1)._replace(indices_BL=jnp.full((1, 1), k.shape[1] - 1))
     new = cached_attention.NewToken(token, {k.shape[1]: row.keys}, written=0)
     kept = cached_attention.KeyValues(reference.grouped(k), reference.grouped(v))
-    return cached_attention.CachedCore(core, kept, new).attend(q[:, :1], None, None, Context(token, token, row.mask))
+    context = Context(token, token, row.mask)
+    return cached_attention.CachedCore(core, kept, new).attend(q[:, :1], k[:, :1], v[:, :1], context)
 
 
 SCALED = {

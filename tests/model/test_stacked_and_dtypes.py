@@ -65,7 +65,7 @@ def test_a_scan_over_layers_equals_the_unrolled_model(activation, dtype, toleran
 )
 def test_an_unrolled_scan_gives_the_same_logits(fields):
     _, definition, params = make_model(**{"num_layers": 3, "scan_layers": True, "variants.sink": "trained"} | fields)
-    tokens, module = jnp.arange(12)[None], running.unstacked(nnx.merge(definition, params))
+    tokens, module = jnp.arange(12)[None], running.unstack(nnx.merge(definition, params))
     assert module.run_blocks is None and len(module.blocks) == fields.get("num_layers", 3)
     np.testing.assert_allclose(nnx.jit(module)(tokens), run(definition, params, tokens), rtol=1e-5, atol=1e-5)
 

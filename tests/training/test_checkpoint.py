@@ -16,7 +16,8 @@ from mini_gpt.data import corpora, token_store
 from mini_gpt.runtime import files, sharding
 from mini_gpt.runtime.errors import UserError
 from mini_gpt.training import assembly, loop
-from mini_gpt.training.checkpoint import Checkpoints, Damaged, Record
+from mini_gpt.training.checkpoint import Checkpoints, Damaged
+from mini_gpt.training.record import Record
 from mini_gpt.training.run import Run
 from mini_gpt.training.state import TrainState
 from tests.training.interruption import assert_same_bits

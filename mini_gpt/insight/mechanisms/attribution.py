@@ -63,7 +63,7 @@ def is_sum(config: ModelConfig) -> bool:
 
 @jax.jit
 def _attribute(model: LoadedModel, tokens_BL: jax.Array, contrast_V: jax.Array) -> Attribution:
-    module = running.unstacked(model.merge())
+    module = running.unstack(model.merge())
     with sharding.use_mesh(model.mesh):
         observed = observing.layers(model.edited(), model.with_layout(tokens_BL))
 

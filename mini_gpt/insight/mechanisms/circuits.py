@@ -57,7 +57,7 @@ class Head:
 
     def __init__(self, model: LoadedModel, layer: int, head: int, module: MiniGPT | None = None):
         self.config, self.head = model.config.model, head
-        self.module = running.unstacked(model.merge()) if module is None else module
+        self.module = running.unstack(model.merge()) if module is None else module
         self.block: Any = self.module.blocks[layer]
         self.attention = self.block.attention
         self.kind = self.config.layer_kinds[layer]
@@ -161,7 +161,7 @@ def composition(model: LoadedModel) -> dict[str, np.ndarray]:
     1 / √D.
     """
     layers, heads = model.config.model.num_layers, model.config.model.num_heads
-    module = running.unstacked(model.merge())
+    module = running.unstack(model.merge())
     every = [Head(model, *place, module) for place in itertools.product(range(layers), range(heads))]
     every[0]._refuse(NOT_IN_OV)
     kernels = [(head.query_DK(), head.key_DK(), head.value_DK(), head.out_KD()) for head in every]

@@ -39,7 +39,7 @@ def roles(model: LoadedModel, tokens_T: np.ndarray, pairs: int) -> list[Role]:
 
     Raises UserError for a model field with which the OV circuit is not a product of weights.
     """
-    module, config = running.unstacked(model.merge()), model.config.model
+    module, config = running.unstack(model.merge()), model.config.model
     found = []
     for layer, number in np.ndindex(config.num_layers, config.num_heads):
         head = Head(model, layer, number, module)

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from mini_gpt.model.attention.context import HIDDEN, Context, Coordinates, Mask
+from mini_gpt.model.attention.context import MASKED_LOGIT, Context, Coordinates, Mask
 from mini_gpt.model.attention.parts import Shared
 from mini_gpt.model.layers import scaled
 
@@ -113,14 +113,14 @@ def _forward(plan: _Plan, q_NBGRK, k_NBGSK, v_NBGSK, parameters, coordinates) ->
 
     rows = q_NBGRK.shape[:-1]
     zeros = jnp.zeros((*rows, v_NBGSK.shape[-1]), jnp.float32)
-    sums = zeros, jnp.full(rows, HIDDEN), jnp.zeros(rows, jnp.float32)
+    sums = zeros, jnp.full(rows, MASKED_LOGIT), jnp.zeros(rows, jnp.float32)
     if parameters["sink"] is not None:  # as if the sink were the first key, with a value of 0
         sums = zeros, jnp.broadcast_to(_sink_rows(parameters["sink"], rows), rows), jnp.ones(rows, jnp.float32)
     (sum_NBGRK, max_NBGR, total_NBGR), _ = jax.lax.scan(add, sums, jnp.array(plan.pairs), unroll=plan.unroll)
-    any_visible_NBGR = (max_NBGR > HIDDEN) | jnp.isnan(total_NBGR)  # NaN stays NaN
+    any_visible_NBGR = (max_NBGR > MASKED_LOGIT) | jnp.isnan(total_NBGR)  # NaN stays NaN
     out_NBGRK = jnp.where(any_visible_NBGR[..., None], sum_NBGRK / jnp.maximum(total_NBGR, 1)[..., None], 0)
     out_NBGRK = out_NBGRK.astype(q_NBGRK.dtype)
-    # A row without a visible key gets log-sum-exp 0, so that its weights in `_backward` are exp(HIDDEN - 0) = 0.
+    # A row without a visible key gets log-sum-exp 0, so that its weights in `_backward` are exp(MASKED_LOGIT - 0) = 0.
     logsumexp_NBGR = jnp.where(any_visible_NBGR, max_NBGR + jnp.log(total_NBGR), 0)
     return out_NBGRK, (q_NBGRK, k_NBGSK, v_NBGSK, parameters, coordinates, out_NBGRK, logsumexp_NBGR)
 
@@ -173,7 +173,7 @@ def _changed(plan: _Plan, products_BGRS, parameters: dict, coordinates: tuple, p
     logits_BHCS = products_BGRS.reshape(shape[0], -1, queries.indices_BL.shape[1], shape[-1])
     if plan.mods is not None:
         logits_BHCS = _with_mods(plan, logits_BHCS, parameters, (queries, keys), pair)
-    return jnp.where(plan.mask.visible(queries, keys)[:, None], logits_BHCS, HIDDEN).reshape(shape)
+    return jnp.where(plan.mask.visible(queries, keys)[:, None], logits_BHCS, MASKED_LOGIT).reshape(shape)
 
 
 def _with_mods(plan: _Plan, logits_BHCS, parameters: dict, coordinates: tuple, pair: tuple) -> jax.Array:

@@ -1,4 +1,4 @@
-"""What attention knows besides its input: the coordinates of queries and keys, and the mask between them."""
+"""Inputs of attention besides the hidden states: the coordinates of queries and keys, and the mask between them."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -7,17 +7,18 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-HIDDEN = float(jnp.finfo(jnp.float32).min)  # the logit of a masked key; finite, because -inf - (-inf) is NaN
-HIDDEN_FROM_HEAD = -1e30  # a bias that hides a key from a head; added to a logit, so it must not overflow
+MASKED_LOGIT = float(jnp.finfo(jnp.float32).min)  # the logit of a masked key; finite, because -inf - (-inf) is NaN
+MASKING_BIAS = -1e30  # a bias that hides a key from a head; added to a logit, so it must not overflow
 
 
 class Coordinates(NamedTuple):
-    """Where the tokens are that are queries, or those that are keys. The first axis may be 1 instead of B.
+    """The index, position and segment of each token, for the queries or for the keys. Axis B may have size 1.
 
-    indices_BL: the index of each token in its row; below 0 for padding and empty slots, which no query sees.
+    indices_BL: the number of each token in its row, from 0, also in a KV cache; below 0 for padding and empty slots,
+      which no query sees.
     positions_BL: the positions for the positional encoding.
     segments_BL: attention stays within a segment; None: each row is one segment.
-    decay_BLH: the sums of log gates of forgetting attention; None in other models.
+    decay_BLH: the sum of the log gates up to each token (forgetting attention); None in other models.
     """
 
     indices_BL: jax.Array
@@ -27,7 +28,7 @@ class Coordinates(NamedTuple):
 
     @classmethod
     def of(cls, length: int, positions_BL: Any = None, segments_BL: Any = None) -> "Coordinates":
-        """Return those of rows of this length, by default with positions 0..length - 1 and one segment."""
+        """Return the coordinates of rows of this length, by default with positions 0..length - 1 and one segment."""
         indices_BL = jnp.arange(length)[None]
         return cls(indices_BL, indices_BL if positions_BL is None else positions_BL, segments_BL)
 

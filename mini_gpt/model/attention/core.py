@@ -52,9 +52,9 @@ class Core(nnx.Module):
             self.sink = nnx.Param(jnp.zeros(config.num_heads, jnp.float32))
 
     @property
-    def whole_rows(self) -> str | None:
-        """The first score mod that needs all keys of a query at once; None if there is none."""
-        return next((mod.whole_rows for mod in self.score_mods if mod.whole_rows), None)
+    def needs_all_keys(self) -> str | None:
+        """What needs all keys of a query at once, in words: that of the first such score mod, or None."""
+        return next((mod.needs_all_keys for mod in self.score_mods if mod.needs_all_keys), None)
 
     @property
     def sink_H(self) -> jax.Array | None:
@@ -66,16 +66,17 @@ class Core(nnx.Module):
     def choose(self, q_BLHK, k_BSGK, v_BSGK, context: Context, dropout_key: Any) -> Callable[..., jax.Array]:
         """Return attend(q_BLHK, k_BSGK, v_BSGK, context) -> out_BLHK: the requested or the fastest implementation.
 
-        If it does not support the call, or is for another kind of device, return another one and log why once.
+        The choice depends on the shapes and dtypes of the arrays, not on their values. If the requested implementation
+        does not support the call, or is for another kind of device, return another one and log why once.
         """
         platform = self.platform
         longest = max(q_BLHK.shape[1], k_BSGK.shape[1])
         is_long = longest >= BLOCKWISE_MIN_LENGTH.get(platform, BLOCKWISE_MIN_LENGTH_ELSEWHERE)
-        unfused = "blockwise" if is_long else "reference"
-        wanted = FUSED.get(platform, unfused) if self.implementation == "auto" else self.implementation
+        fallback = "blockwise" if is_long else "reference"
+        wanted = FUSED.get(platform, fallback) if self.implementation == "auto" else self.implementation
         dropped = dropout_key is not None and self.dropout_rate > 0
         reasons = []
-        for name in dict.fromkeys([wanted, unfused, "reference"]):
+        for name in dict.fromkeys([wanted, fallback, "reference"]):
             if name == "reference":
                 break
             reason = self._unsupported(name, (q_BLHK, v_BSGK), context, dropped)
@@ -94,15 +95,15 @@ class Core(nnx.Module):
         length, width, dtype = q_BLHK.shape[1], q_BLHK.shape[3], q_BLHK.dtype.name
         fused, all_but_reference = ("cudnn", "splash"), ("blockwise", "cudnn", "splash")
         mask, has_segments = context.mask, context.queries.segments_BL is not None
-        obstacles = [
+        unsupported_if = [  # (implementations, condition, what they do not support then)
             (fused, FUSED.get(self.platform) != name, DEVICES.get(self.platform, self.platform)),
             (fused, context.queries is not context.keys, "cross-attention"),
             (all_but_reference, dropped, "dropout of attention weights"),
-            (all_but_reference, self.whole_rows is not None, self.whole_rows),
+            (all_but_reference, self.needs_all_keys is not None, self.needs_all_keys),
             (all_but_reference, self.stick_breaking, "stick-breaking"),
             (fused, len(self.score_mods) > 0, "changes of the logits, such as alibi or a soft cap"),
             (fused, self.sink_kind != "none", "an attention sink"),
-            (fused, width != v_BSGK.shape[3], "keys that are wider than values"),
+            (fused, width != v_BSGK.shape[3], "keys and values of different widths"),
             (("cudnn",), dtype != "bfloat16", f"products in {dtype}"),
             (("cudnn",), has_segments, "isolated documents or padding"),
             (("cudnn",), mask.window is not None and not mask.causal, "two-sided windows"),
@@ -111,7 +112,7 @@ class Core(nnx.Module):
             (("splash",), length % 128, f"length {length}, only multiples of 128"),
             (("splash",), width % 64, f"heads of width {width}, only multiples of 64"),
         ]
-        for names, found, reason in obstacles:
+        for names, found, reason in unsupported_if:
             if name in names and found:
                 return reason
         return None

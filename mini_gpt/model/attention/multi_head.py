@@ -16,7 +16,8 @@ class MultiHeadAttention(nnx.Module):
     """Attention of H query heads over G key-value heads (Vaswani et al. 2017, 3.2.2; Ainslie et al. 2023).
 
     Self-attention, or cross-attention if the context has hidden states of an encoder. The positional encoding and the
-    variants of attention are modules in lists, each in the list of its `stage`:
+    variants of attention are modules in lists, each in the list of its `stage`; `parts.Shared` stands for an encoding
+    that all layers share:
     on_input: modules that change the input, or add to the context.
     on_heads: modules that change queries and keys.
     core.score_mods: modules that change the logits.
@@ -25,16 +26,17 @@ class MultiHeadAttention(nnx.Module):
     def __init__(self, config: ModelConfig, kind: LayerKind, *, cross: bool = False, rngs: nnx.Rngs):
         self.num_heads, self.num_kv_heads = config.num_heads, config.num_kv_heads
         self.mask = Mask(causal=False) if cross else Mask(config.causal, kind.window)
-        width, kv_width = config.d_model, config.num_kv_heads * config.head_width
-        self.query = variants.projection(config, width, config.attention_width, rngs=rngs)
-        self.key = variants.projection(config, width, kv_width, rngs=rngs)
-        self.value = variants.projection(config, width, kv_width, rngs=rngs)
+        kv_width = config.num_kv_heads * config.head_width
+        self.query = variants.projection(config, config.d_model, config.attention_width, rngs=rngs)
+        self.key = variants.projection(config, config.d_model, kv_width, rngs=rngs)
+        self.value = variants.projection(config, config.d_model, kv_width, rngs=rngs)
         std, biased = residual_std(config), config.attention_out_bias
-        self.out = Linear(config, config.attention_width, width, std=std, use_bias=biased, rngs=rngs)
-        before, after = variants.modules(config, rngs=rngs)
+        self.out = Linear(config, config.attention_width, config.d_model, std=std, use_bias=biased, rngs=rngs)
+        before_position, after_position = variants.modules(config, rngs=rngs)
         self.gate = variants.gate(config, rngs=rngs)
         self.output_norm = make_norm(config, rngs=rngs) if config.output_norm else None
-        modules = [*before, *positions.modules(config, kind, cross=cross, rngs=rngs), *after]
+        encoding = positions.modules(config, kind, cross=cross, rngs=rngs)
+        modules = [*before_position, *encoding, *after_position]
         self.on_input = nnx.List([module for module in modules if module.stage == "input"])
         self.on_heads = nnx.List([module for module in modules if module.stage == "heads"])
         self.core = Core(config, [module for module in modules if module.stage == "scores"])

@@ -30,12 +30,12 @@ class ScoreMod(nnx.Module):
     """Changes the logits before the mask: module(logits_BHLS, context) -> logits_BHLS, float32.
 
     Blockwise attention calls it with a block of the logits, and with the context of that block.
-    whole_rows: None, or a name for a message: then the module needs all keys of a query at once, in the order of time,
-    and attention uses the reference implementation.
+    needs_all_keys: None, or a name for a message: then the module needs all keys of a query at once, in the order of
+      the text, and attention uses the reference implementation.
     """
 
     stage = "scores"
-    whole_rows: str | None = None
+    needs_all_keys: str | None = None
 
     def __call__(self, logits_BHLS: jax.Array, context: Context) -> jax.Array:
         raise NotImplementedError
@@ -44,7 +44,7 @@ class ScoreMod(nnx.Module):
 class Shared(nnx.Module):
     """Stands in a layer for a part that the model holds and all layers share. key: in `Context.shared`."""
 
-    whole_rows = None
+    needs_all_keys = None
 
     def __init__(self, key: str, stage: str):
         self.key, self.stage = key, stage

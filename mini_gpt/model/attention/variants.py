@@ -145,7 +145,7 @@ class SoftCap(ScoreMod):
 class Selective(ScoreMod):
     """Selective attention: each head ignores what the first head of earlier queries has selected (see `rows`)."""
 
-    whole_rows = "selective attention"
+    needs_all_keys = "selective attention"
 
     def __call__(self, logits_BHLS: jax.Array, context: Context) -> jax.Array:
         return logits_BHLS - rows.selective_penalty(logits_BHLS, context.visible())[:, None]

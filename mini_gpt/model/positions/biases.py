@@ -8,7 +8,7 @@ import numpy as np
 from flax import nnx
 
 from mini_gpt.config.model import ModelConfig
-from mini_gpt.model.attention.context import HIDDEN_FROM_HEAD, Context
+from mini_gpt.model.attention.context import MASKING_BIAS, Context
 from mini_gpt.model.attention.parts import ScoreMod
 from mini_gpt.model.positions.base import Encoding
 
@@ -48,7 +48,7 @@ class HardAlibi(Bias):
 
     def bias(self, query_positions_BL: jax.Array, key_positions_BS: jax.Array) -> jax.Array:
         reach_H11 = jnp.array(self.reach, jnp.float32)[:, None, None]
-        return jnp.where(_distances(query_positions_BL, key_positions_BS) <= reach_H11, 0.0, HIDDEN_FROM_HEAD)
+        return jnp.where(_distances(query_positions_BL, key_positions_BS) <= reach_H11, 0.0, MASKING_BIAS)
 
 
 class T5(Bias):

@@ -49,7 +49,7 @@ class Cope(Encoding, ScoreMod):
     """
 
     name = "cope"
-    whole_rows = "the positions of cope"
+    needs_all_keys = "the positions of cope"
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
         del rngs

@@ -43,8 +43,8 @@ function pathOf(values, x, y) {
   return values.map((_, n) => step(n)).join("");
 }
 
-// lines: [{name, values, dash, wide}]; a value's place on the x axis is its index; null: a gap. xName, yName: with units.
-// The legend has the values at the place that is pointed at.
+// lines: [{name, values, dash, wide}]; a value's place on the x axis is its index; null: a gap. xName, yName: with
+// units. The legend has the values at the place that is pointed at.
 function LineChart({ id, name, lines, xName, yName, low, high }) {
   const box = useRef();
   const width = useWidth(box);
@@ -62,6 +62,7 @@ function LineChart({ id, name, lines, xName, yName, low, high }) {
     const from = event.currentTarget.getBoundingClientRect();
     setAt(clamped(Math.round(((event.clientX - from.left - left) / (width - left - right)) * last), 0, last));
   };
+  const numberAt = (values) => at !== null && values[at]?.toFixed(3);
   return html`<div class="plot" ref=${box}>
     ${
       width > 0 &&
@@ -103,7 +104,7 @@ function LineChart({ id, name, lines, xName, yName, low, high }) {
                 opacity=${wide ? 0.4 : 1}
                 stroke-dasharray=${dash} />
             </svg>
-            ${own}${at !== null && typeof values[at] === "number" && html` <b class="numbers">${values[at].toFixed(3)}</b>`}
+            ${own}${numberAt(values) && html` <b class="numbers">${numberAt(values)}</b>`}
           </li>`,
       )}
       <li class="soft numbers">

@@ -246,6 +246,7 @@ function Positions({ data, state, set }) {
     ],
     // Encodings without a card of their own, all of this run: what they compute.
     ...curves.map(({ name, kind, meaning, layers, heads, lines }, n) => {
+      const query = kind === "similarity" ? "" : ` The query is at position ${lines[0].values.length - 1}.`;
       const ofAllLayers = curves.filter((other) => other.name === name && other.kind === kind);
       const values = ofAllLayers.flatMap((other) => other.lines.flatMap((line) => line.values));
       const [low, high] = rangeOf(values.filter((value) => value !== null));
@@ -261,7 +262,7 @@ function Positions({ data, state, set }) {
             yName=${meaning}
             lines=${headLines(lines)} />
           <p class="soft small">
-            With the parameters of this run.${kind === "similarity" ? "" : ` The query is at position ${lines[0].values.length - 1}.`}
+            With the parameters of this run.${query}
             ${heads > lines.length ? ` The first ${lines.length} of ${heads} heads.` : ""}
           </p>
         </${Encoding}>`,

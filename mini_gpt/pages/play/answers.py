@@ -21,7 +21,7 @@ from mini_gpt.evaluation.loaded import LoadedModel
 from mini_gpt.generation import cache as caches
 from mini_gpt.insight import observing
 from mini_gpt.insight.observing import AttentionMaps
-from mini_gpt.model.attention.context import HIDDEN_FROM_HEAD
+from mini_gpt.model.attention.context import MASKING_BIAS
 from mini_gpt.model.editing import Edit
 from mini_gpt.pages.play import edited, limits
 from mini_gpt.runtime.errors import UserError, shown
@@ -31,7 +31,7 @@ Inputs = tuple[Any, ...]  # tokens, positions and segments, [1, L] each
 PADDING_SEGMENT = -1  # of no token
 SLOTS = ("main", "plain", "probe", "generated")  # of the page; each keeps its last run
 MOST_LIKELY = 64  # tokens at each place
-HIDDEN_AT_MOST = HIDDEN_FROM_HEAD / (1000 * limits.BOUNDS["temperature"][1])  # a temperature divides HIDDEN_FROM_HEAD
+HIDDEN_AT_MOST = MASKING_BIAS / (1000 * limits.BOUNDS["temperature"][1])  # a temperature divides MASKING_BIAS
 
 Request = Mapping[str, Any]
 Reply = dict[str, Any]

@@ -15,7 +15,7 @@ from mini_gpt.config.attention import RopeConfig
 from mini_gpt.config.model import ModelConfig
 from mini_gpt.evaluation.loaded import LoadedModel
 from mini_gpt.model import build
-from mini_gpt.model.attention.context import HIDDEN_FROM_HEAD, Coordinates, Mask
+from mini_gpt.model.attention.context import MASKING_BIAS, Coordinates, Mask
 from mini_gpt.model.editing import Edit, Edits
 from mini_gpt.model.parameters import with_layers
 from mini_gpt.model.positions.biases import Alibi, alibi_slopes
@@ -241,7 +241,7 @@ def static_edits(edits: JsonEdits, config: ModelConfig, length: int) -> Edits:
     hidden = None
     if edits.get("mask") == "shifted":
         later_LS = np.arange(length) > np.arange(length)[:, None] + 1
-        hidden = np.where(later_LS, HIDDEN_FROM_HEAD, 0).astype(np.float32)
+        hidden = np.where(later_LS, MASKING_BIAS, 0).astype(np.float32)
         hidden = np.broadcast_to(hidden, (config.num_layers, 1, 1, length, length))
     attention, feed_forward = (
         _factors([*edits.get("layers", []), *edits.get(name, [])], config) for name in ("attentions", "feedForwards")
