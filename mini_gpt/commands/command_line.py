@@ -147,8 +147,11 @@ def run_name(config_path: str, overrides: dict[str, str], *varied: str) -> str:
 def set_up(cache_dir: str | None = None, flags: argparse.Namespace | None = None) -> None:
     """Set up the process by `startup.set_up`, and with `flags` connect to other processes.
 
-    Call it before any use of a device. flags: those of `add_process_flags`; then only process 0 logs and prints. Raise
-    UserError if the other processes do not start in time.
+    Call it before any use of a device.
+
+    flags: those of `add_process_flags`; then only process 0 logs and prints.
+
+    Raises UserError if the other processes do not start in time.
     """
     startup.set_up(cache_dir)
     if flags is None:

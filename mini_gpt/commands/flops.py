@@ -11,10 +11,11 @@ LOOKED_UP = ("positions/learned/embedding", "encoder/positions/learned/embedding
 def flops_per_token(config: Config, parameters: Parameters) -> float:
     """Return 6N + 12·layers·heads·head width·keys: forward and backward without recomputation (PaLM, appendix B).
 
-    N excludes lookup tables: learned positions, and an embedding that is not tied to the logits. keys: the largest
-    number that a query sees, by the context or `model.attention_window`, averaged over the layers. As in the paper, all
-    queries use this number. With an encoder, a token is one of the target: each has source_length / context_length
-    tokens of the source, and cross-attention has source_length keys.
+    N excludes lookup tables: learned positions, and an embedding that is not tied to the logits.
+
+    keys: the largest number that a query sees, by the context or `model.attention_window`, averaged over the layers. As
+      in the paper, all queries use this number. With an encoder, a token is one of the target: each has source_length /
+      context_length tokens of the source, and cross-attention has source_length keys.
     """
     model, length, source = config.model, config.context_length, config.source_length
 

@@ -31,8 +31,10 @@ def load(path: str | Path, overrides: Mapping[str, Any] = types.MappingProxyType
     """Return the config of a file, with overrides applied.
 
     path: such as `configs/tiny.py`, `configs/presets.py:gpt3_175b` (calls get_config("gpt3_175b")), or a config.json.
-    overrides: {dotted name: value}; text is parsed as on the command line. Raises UserError for an unknown field, a
-    wrong type, a value out of range, or a corpus location that only a config.json names (mini_gpt/config/places.py).
+    overrides: {dotted name: value}; text is parsed as on the command line.
+
+    Raises UserError for an unknown field, a wrong type, a value out of range, or a corpus location that only a
+    config.json names (mini_gpt/config/places.py).
     """
     file, argument = find_file(str(path))
     config = _checked(_values_of_file(file, argument) | _parse_overrides(overrides))

@@ -41,7 +41,8 @@ def content_hash(texts: Iterable[str]) -> str:
 class PythonLibrary:
     """The source files of the running Python's standard library.
 
-    fingerprint: a hash of their names and bytes. content: the `content_hash` of their texts, without empty ones.
+    fingerprint: a hash of their names and bytes.
+    content: the `content_hash` of their texts, without empty ones.
     """
 
     def __init__(self, root: Path | None = None):

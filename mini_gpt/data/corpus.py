@@ -8,11 +8,12 @@ from mini_gpt.runtime.errors import UserError
 
 @dataclass(frozen=True)
 class Corpus:
-    """The texts of a corpus. parts: {split of the source: function that yields its texts}.
+    """The texts of a corpus.
 
+    parts: {split of the source: function that yields its texts}.
     paired: whether the texts are a source, its target, the next source, and so on; then num_documents counts pairs.
-    fingerprint: a hash of the text; for TFDS, a hash of the data set's name and sizes. With text files,
-    `documents` raises UserError at its end if a file has changed.
+    fingerprint: a hash of the text; for TFDS, a hash of the data set's name and sizes. With text files, `documents`
+      raises UserError at its end if a file has changed.
     """
 
     name: str

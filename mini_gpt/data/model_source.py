@@ -20,8 +20,10 @@ MADE = {*IDS, "decoder_start_token_id", "transformers_version", "_from_model_con
 class ModelSource:
     """The contents are kept for a later export as they are. Raises UserError, naming the field, if one is invalid.
 
-    ids: the fields of IDS in config.json. generation: generation_config.json; None without one. chat_template: a Jinja
-    template, a list of {"name": ..., "template": ...}, or None. license: the fields of LICENSE that its card has.
+    ids: the fields of IDS in config.json.
+    generation: generation_config.json; None without one.
+    chat_template: a Jinja template, a list of {"name": ..., "template": ...}, or None.
+    license: the fields of LICENSE that its card has.
     """
 
     ids: Mapping[str, Any] = dataclasses.field(default_factory=dict)

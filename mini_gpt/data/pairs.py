@@ -45,7 +45,9 @@ def in_rows(pairs: Iterable[Pair], limits: tuple[int, int]) -> Iterator[list[Pai
 
 
 def batch_of(rows: Sequence[Sequence[Pair]], separator: int, limits: tuple[int, int]) -> Batch:
-    """Return the batch of rows of pairs. limits: tokens of a row of sources, and of a row of targets.
+    """Return the batch of rows of pairs.
+
+    limits: tokens of a row of sources, and of a row of targets.
 
     The rows of sources are longer if a source is longer, by a multiple of SOURCE_STEP.
     """
@@ -116,7 +118,11 @@ class PairBatches:
     """The training batches of stored pairs; `self[step]` is the batch of a step, counted from 0.
 
     The pairs are shuffled once and put into rows. Each epoch uses each row once, in another order. Pairs longer than a
-    row are not used. rows: the rows of the global batch on this host; None: all. Raises UserError if no pair fits.
+    row are not used.
+
+    rows: the rows of the global batch on this host; None: all.
+
+    Raises UserError if no pair fits.
     """
 
     def __init__(self, pairs: StoredPairs, config: Config, separator: int, *, rows: Sequence[int] | None = None):

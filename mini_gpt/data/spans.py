@@ -60,7 +60,10 @@ def _sizes_of(config: TrainConfig, text: int) -> Sizes:
 
 
 def batch_of(texts_BN: np.ndarray, config: Config, vocab_size: int, seeds: list[tuple[int, int]]) -> Batch:
-    """Return the batch of texts of `sizes(config).text` tokens. vocab_size: of the tokenizer. seeds: one per row.
+    """Return the batch of texts of `sizes(config).text` tokens.
+
+    vocab_size: of the tokenizer.
+    seeds: one per row.
 
     Rows of targets start with the separator, which is the last token of the tokenizer, and are padded with it.
     """

@@ -20,7 +20,9 @@ class TaskBatches:
     """The training batches of a task; `self[step]` is the batch of a step, counted from 0.
 
     Without an encoder, each row is one problem; with one, rows hold several (see `pairs`). Raises UserError like
-    `check_fits`. rows: the rows of the global batch on this host; None: all.
+    `check_fits`.
+
+    rows: the rows of the global batch on this host; None: all.
     """
 
     rows_per_epoch = None

@@ -37,11 +37,14 @@ IMPORTED = ("separator", "vocab_size", "special", "mask", "source")  # arguments
 class SubwordTokenizer(Tokenizer):
     """A tokenizer of the tokenizers library.
 
-    Arguments other than `model` are for imported models. separator: the separator's id in `model`; this class swaps it
-    with the last id. vocab_size: ids of this class, at least the number of tokens. special: {role: token} of the other
-    special tokens, such as {"bos_token": "<s>"}; only `encode_prompt` encodes a text as one of them. The role
-    start_token is that before each target. mask: the id in `model` of the mask token, which is `vocab_size` here, above
-    the tokens of this class. source: what the model's files say about its use.
+    Arguments other than `model` are for imported models.
+
+    separator: the separator's id in `model`; this class swaps it with the last id.
+    vocab_size: ids of this class, at least the number of tokens.
+    special: {role: token} of the other special tokens, such as {"bos_token": "<s>"}; only `encode_prompt` encodes a
+      text as one of them. The role start_token is that before each target.
+    mask: the id in `model` of the mask token, which is `vocab_size` here, above the tokens of this class.
+    source: what the model's files say about its use.
 
     An imported model may add tokens around a text. A separator after a text is left out, because one follows each
     document in any case.

@@ -32,10 +32,13 @@ PLURALS = {pair[PLURAL] for pair in (*VERBS, *(noun for nouns in NOUNS.values() 
 def measure(model: LoadedModel, tokenizer: Tokenizer, stories: Sequence[Story]) -> list[dict[str, Any]]:
     """Return a row for each of KINDS. Each story is scored alone, up to the separator at its end.
 
-    words: number of words of the kind. accuracy: share of these words that are more probable than each of their
-    `wrong_words`. possible: mean probability of all words that the grammar allows at the place. nll: mean loss in nats
-    per word. grammar_nll: the same of the grammar itself, the lowest loss that can be expected of a model. Raises
-    UserError if the tokens are not words.
+    words: number of words of the kind.
+    accuracy: share of these words that are more probable than each of their `wrong_words`.
+    possible: mean probability of all words that the grammar allows at the place.
+    nll: mean loss in nats per word.
+    grammar_nll: the same of the grammar itself, the lowest loss that can be expected of a model.
+
+    Raises UserError if the tokens are not words.
     """
     require(tokenizer.kind == "words", "data.tokenizer", tokenizer.kind, "must be words, to measure the grammar")
     length = max(len(story.words) for story in stories)

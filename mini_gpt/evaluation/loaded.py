@@ -33,9 +33,11 @@ class LoadedModel:
     It is a pytree, so that a jitted function takes it as one argument. Its leaves are the parameters and the edits.
     All other fields are static.
 
-    parameters: nested dicts of arrays of `model.param_dtype`, sharded over `mesh`. definition: the model without
-    parameters. batch_tokens: tokens in a batch. layout: where segments start and positions restart. edits:
-    changes of activations in each pass.
+    parameters: nested dicts of arrays of `model.param_dtype`, sharded over `mesh`.
+    definition: the model without parameters.
+    batch_tokens: tokens in a batch.
+    layout: where segments start and positions restart.
+    edits: changes of activations in each pass.
     """
 
     parameters: dict[str, Any]
@@ -49,8 +51,10 @@ class LoadedModel:
     def __call__(self, tokens_BL: np.ndarray | jax.Array, source_BS: np.ndarray | jax.Array | None = None) -> jax.Array:
         """Return logits_BLV in float32, with the edits. Documents are kept apart if the run did so.
 
-        tokens_BL: token ids; with an encoder, what the decoder reads. source_BS: the tokens of the encoder; -1 is
-        padding. Raises UserError for an id outside the vocabulary, and the errors of `ModelConfig.check_length`.
+        tokens_BL: token ids; with an encoder, what the decoder reads.
+        source_BS: the tokens of the encoder; -1 is padding.
+
+        Raises UserError for an id outside the vocabulary, and the errors of `ModelConfig.check_length`.
         """
         arrays = [tokens_BL] if source_BS is None else [tokens_BL, source_BS]
         for name, array in zip(("tokens_BL", "source_BS"), arrays, strict=False):
@@ -72,8 +76,10 @@ class LoadedModel:
     def rows_at_a_time(self, length: int, kept: memory.Kept = "losses", count: int | None = None) -> int:
         """Return the number of rows of a batch, a positive multiple of the shards.
 
-        The batch has about `batch_tokens` tokens, or fewer if that would take too much memory. kept: what the pass
-        returns or keeps. count: the rows that there are, so that a batch has no needless padding.
+        The batch has about `batch_tokens` tokens, or fewer if that would take too much memory.
+
+        kept: what the pass returns or keeps.
+        count: the rows that there are, so that a batch has no needless padding.
         """
         shards = sharding.shards(self.mesh)
         fitting = memory.rows_in_budget(self.config.model, len(self.parameters["embedding"]), length, kept)
@@ -132,9 +138,10 @@ class LoadedModel:
     ) -> jax.Array:
         """Return the last hidden states x_BLD, in the model's dtype.
 
-        inputs_BL: token ids, int32; B is a multiple of `sharding.shards(mesh)`. text_BL: the unmasked text, which
-        has the separators of documents; by default inputs_BL. keys_B: a random key for each row, see
-        `Layout.coordinates`. source_BS: the tokens of the encoder, if there is one; -1 is padding.
+        inputs_BL: token ids, int32; B is a multiple of `sharding.shards(mesh)`.
+        text_BL: the unmasked text, which has the separators of documents; by default inputs_BL.
+        keys_B: a random key for each row, see `Layout.coordinates`.
+        source_BS: the tokens of the encoder, if there is one; -1 is padding.
         """
         inputs = self.with_layout(inputs_BL, text_BL, keys_B, source_BS)
         with sharding.use_mesh(self.mesh):
@@ -149,7 +156,8 @@ class LoadedModel:
     def nll(self, inputs_BL: jax.Array, targets_BL: jax.Array, source_BS: jax.Array | None = None) -> jax.Array:
         """Return nll_BL, the loss of each target in nats, float32, replicated over the mesh.
 
-        targets_BL: the next tokens; with the masked objective, the unmasked text. source_BS: see `hidden`.
+        targets_BL: the next tokens; with the masked objective, the unmasked text.
+        source_BS: see `hidden`.
         """
         x_BLD = self.hidden(inputs_BL, targets_BL if self.masked else None, source_BS=source_BS)
         nll_BL = token_nll(x_BLD, self.merge().output_table, targets_BL, self.mesh, self.config.model.output_soft_cap)

@@ -103,8 +103,11 @@ class Prompt(NamedTuple):
 def prompt(kind: str, index: int, length: int, text: np.ndarray, tokenizer: Tokenizer) -> Prompt:
     """Return a prompt and its answer, together of `length` tokens. kind, index and length determine the question.
 
-    A list of words may be shorter by less than a word. text: tokens of the run's own text. Raises NoQuestion if the
-    length is too short for a question, or the text is too short for the length.
+    A list of words may be shorter by less than a word.
+
+    text: tokens of the run's own text.
+
+    Raises NoQuestion if the length is too short for a question, or the text is too short for the length.
     """
     rng, encode = np.random.default_rng((KINDS.index(kind), index, length)), tokenizer.encode
     if kind in LISTS:

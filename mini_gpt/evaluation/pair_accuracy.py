@@ -21,7 +21,9 @@ SIZE_STEP = 16  # rows for longer pairs than in training are a multiple of this,
 class PairPredictions(NamedTuple):
     """What a model predicts at each token of a target, its end included: arrays of shape [tokens] in a list of pairs.
 
-    predicted: the most likely tokens, int32. confidence: their probabilities. nll: of the true tokens, in nats.
+    predicted: the most likely tokens, int32.
+    confidence: their probabilities.
+    nll: of the true tokens, in nats.
     """
 
     predicted: list[np.ndarray]

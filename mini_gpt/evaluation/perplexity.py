@@ -47,8 +47,10 @@ def score_split(
 ) -> Score:
     """Score the tokens of a split in blocks of the context length, each token once.
 
-    token_bytes: [V], UTF-8 bytes of each token. most_tokens: score about this many tokens, the same in every call;
-    None: all. Raises the errors of `check_scorable`.
+    token_bytes: [V], UTF-8 bytes of each token.
+    most_tokens: score about this many tokens, the same in every call; None: all.
+
+    Raises the errors of `check_scorable`.
 
     Only the masked tokens of whole blocks are scored with the masked objective, and the targets of whole blocks with
     span corruption; they are the same in every call. The score then has 0 bytes, because bits per byte need the loss of

@@ -17,9 +17,12 @@ NllFn = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 @dataclass(frozen=True)
 class Score:
-    """Sums over the scored tokens. nll_sum: in nats. bytes: in UTF-8.
+    """Sums over the scored tokens.
 
-    losses_T: the loss of each scored token, in nats, float32. items: {metric: results of parts of the text}.
+    nll_sum: in nats.
+    bytes: in UTF-8.
+    losses_T: the loss of each scored token, in nats, float32.
+    items: {metric: results of parts of the text}.
     """
 
     nll_sum: float

@@ -34,8 +34,10 @@ FRACTIONS = (0.25, 0.5, 0.75, 1, 1.25, 1.5, 1.75, 2)  # default lengths, divided
 
 @dataclass(frozen=True)
 class TaskScore:
-    """Sums over problems and their answers. answers: the predictions for the tokens that count: some in the question
-    (`Task.scored`), the answer, and its end. items: {metric: results of each problem}.
+    """Sums over problems and their answers.
+
+    answers: the predictions for the tokens that count: some in the question (`Task.scored`), the answer, and its end.
+    items: {metric: results of each problem}.
 
     The end is the newline after an answer, or the separator after a target. A problem is solved if its answer and the
     end are predicted correctly. The end counts in `nll_sum`, as in training, but not in `tokens` and `right`.

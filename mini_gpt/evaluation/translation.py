@@ -34,8 +34,9 @@ def written_scores(written: Sequence[str], references: Sequence[str]) -> dict[st
 def prediction_scores(model: LoadedModel, pairs: Sequence[Pair], separator: int) -> dict[str, float]:
     """Return the scores of predictions after the true tokens of the target. Ends of targets count like other tokens.
 
-    nll: mean loss in nats per token. token_accuracy: share of tokens that are the most likely ones. calibration_error:
-    see `calibration.expected_error`.
+    nll: mean loss in nats per token.
+    token_accuracy: share of tokens that are the most likely ones.
+    calibration_error: see `calibration.expected_error`.
     """
     predicted, confidence, nll = pair_accuracy.predict(model, pairs, separator)
     right = np.concatenate([tokens == [*pair.target, separator] for pair, tokens in zip(pairs, predicted, strict=True)])

@@ -18,9 +18,11 @@ MOST_ALPHA = 10  # of the length penalty; far larger ones overflow
 
 
 class Found(NamedTuple):
-    """A text that a search found. tokens: the new ones, with the end if there is one.
+    """A text that a search found.
 
-    log_probability: in nats, of these tokens. score: log_probability divided by the length penalty.
+    tokens: the new ones, with the end if there is one.
+    log_probability: in nats, of these tokens.
+    score: log_probability divided by the length penalty.
     """
 
     tokens: np.ndarray

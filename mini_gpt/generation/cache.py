@@ -81,9 +81,12 @@ def prefill(
 ) -> tuple[jax.Array, Cache]:
     """Run the model on prompts in one pass; return the next token's logits_BV, float32, and the cache.
 
-    tokens_BL: prompts padded on the right; a causal model does not see the padding. lengths_B: tokens of each prompt,
-    at least 1. capacity: the maximum length of a row, at least L; `decode` beyond it would overwrite old tokens.
-    source_BS: the tokens of the encoder; -1 is padding. Raises the errors of `check`.
+    tokens_BL: prompts padded on the right; a causal model does not see the padding.
+    lengths_B: tokens of each prompt, at least 1.
+    capacity: the maximum length of a row, at least L; `decode` beyond it would overwrite old tokens.
+    source_BS: the tokens of the encoder; -1 is padding.
+
+    Raises the errors of `check`.
     """
     check(model.config.model)
     (batch, length), config = tokens_BL.shape, model.config.model

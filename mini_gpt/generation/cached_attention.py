@@ -21,7 +21,8 @@ from mini_gpt.model.positions.contextual import Fox
 class KeyValues(NamedTuple):
     """What one attention layer keeps of a sequence. Axis X is B and G merged: with separate axes, XLA copies the cache.
 
-    decay_BSH: the decays of forgetting attention, or None. recent_BTD: the inputs of a canon layer, or None.
+    decay_BSH: the decays of forgetting attention, or None.
+    recent_BTD: the inputs of a canon layer, or None.
     """
 
     keys_XSK: jax.Array

@@ -42,8 +42,11 @@ def stream(
     """Yield sampled tokens_BN, int32: first one token per row, then up to CHUNK at a time, `length` in all.
 
     Prompts may differ in length. A row's tokens depend only on the seed, its prompt and its index. With
-    `model.random_positions`, they also depend on the length of the longest row. sources: the encoder's tokens for each
-    prompt. Raises the errors of `prompts.prepare`.
+    `model.random_positions`, they also depend on the length of the longest row.
+
+    sources: the encoder's tokens for each prompt.
+
+    Raises the errors of `prompts.prepare`.
     """
     model, padded, capacity = prepare(model, prompts, sources, length)
     if length == 0:

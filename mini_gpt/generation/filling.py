@@ -14,10 +14,12 @@ MASK = "[MASK]"
 
 
 class Filling(NamedTuple):
-    """A text with its masks filled in. tokens_L: the text, with the most likely token for each mask.
+    """A text with its masks filled in.
 
-    indices_N: the index of each of the N masks in tokens_L. best_NK: the K most likely tokens of each mask, the most
-    likely first; of equally likely ones, the lower id first. probabilities_NK: their probabilities, float32.
+    tokens_L: the text, with the most likely token for each mask.
+    indices_N: the index of each of the N masks in tokens_L.
+    best_NK: the K most likely tokens of each mask, the most likely first; of equally likely ones, the lower id first.
+    probabilities_NK: their probabilities, float32.
     """
 
     tokens_L: np.ndarray
@@ -43,10 +45,11 @@ def encode(tokenizer: Tokenizer, text: str) -> np.ndarray:
 def fill(model: LoadedModel, tokens_L: np.ndarray, top: int = 5) -> Filling:
     """Predict all masks of a text at once: no prediction knows the token of another mask.
 
-    tokens_L: token ids; `model.vocab_size` is the mask. The text is one document. top: the number of tokens for each
-    mask, K. Probabilities are over the tokenizer's tokens, without the mask token. Raises UserError if the model was
-    not trained with the masked objective, `top` or a token id is out of range, or logits are not finite. Raises the
-    errors of `ModelConfig.check_length`.
+    tokens_L: token ids; `model.vocab_size` is the mask. The text is one document.
+    top: the number of tokens for each mask, K. Probabilities are over the tokenizer's tokens, without the mask token.
+
+    Raises UserError if the model was not trained with the masked objective, `top` or a token id is out of range, or
+    logits are not finite. Raises the errors of `ModelConfig.check_length`.
     """
     objective, position_ids = model.config.train.objective, model.config.data.position_ids
     require(model.masked, "train.objective", objective, "must be masked, to fill in masks")

@@ -20,11 +20,14 @@ Penalty = Annotated[float, Range(PENALTIES, lambda penalty: 1 / MOST_PENALTY <= 
 class Sampling:
     """Options of sampling; the default samples from the full softmax.
 
-    temperature: divides the logits; 0: greedy. top_k: keep the k most likely tokens; 0: all (Fan et al. 2018). top_p:
-    keep the most likely tokens until their total probability is at least this (Holtzman et al. 2020). Of equally likely
-    tokens, both keep that with the lower id first, as greedy decoding does. min_p: keep tokens with at least this share
-    of the greatest probability (Nguyen et al. 2024). repetition_penalty: divides positive logits of tokens in the text
-    and multiplies negative ones (Keskar et al. 2019, 4.1). The order is penalty, temperature, top_k, top_p, min_p.
+    temperature: divides the logits; 0: greedy.
+    top_k: keep the k most likely tokens; 0: all (Fan et al. 2018).
+    top_p: keep the most likely tokens until their total probability is at least this (Holtzman et al. 2020). Of equally
+      likely tokens, both keep that with the lower id first, as greedy decoding does.
+    min_p: keep tokens with at least this share of the greatest probability (Nguyen et al. 2024).
+    repetition_penalty: divides positive logits of tokens in the text and multiplies negative ones (Keskar et al. 2019,
+      4.1). The order is penalty, temperature, top_k, top_p, min_p.
+
     Raises UserError for a value of another type or out of range.
     """
 
@@ -49,7 +52,11 @@ def noise(keys_B: jax.Array, indices_B: jax.Array, vocab_size: int) -> jax.Array
 
 
 def draw(logits_BV: jax.Array, seen_BV: jax.Array | None, noise_BV: jax.Array, sampling: Sampling) -> jax.Array:
-    """Return sampled tokens_B, int32. seen_BV: true for tokens in the text; None: no penalty. noise_BV: see `noise`."""
+    """Return sampled tokens_B, int32.
+
+    seen_BV: true for tokens in the text; None: no penalty.
+    noise_BV: see `noise`.
+    """
     if seen_BV is not None:
         penalty = sampling.repetition_penalty
         penalized_BV = jnp.where(logits_BV > 0, logits_BV / penalty, logits_BV * penalty)

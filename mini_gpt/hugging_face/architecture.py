@@ -52,14 +52,21 @@ LAYER = ("attention_norm", QKV, "attention/out", "mlp_norm", "mlp/up", "mlp/down
 class Architecture:
     """The fields of config.json and the tensors of one architecture. Most dicts map Transformers' names to mini_gpt's.
 
-    needs: values of fields of `ModelConfig` that differ from NEEDED. pipeline, auto_class: for the model card.
-    context: the field of the context length, and its default. sizes: the fields for SIZES; the last may be missing.
-    aliases: {other name of a field in Transformers: its name here}. epsilon: the field of the norms' epsilon, and
-    its default; None without one. fixed: {field: its only supported value}. if_missing: Transformers' defaults that
-    differ from `fixed`. exported: other fields that an export writes. activations: an export writes the first name
-    that matches. prefix: start of all tensor names except the output layer's; missing in files without that layer.
-    buffers: pattern of tensors to skip. layer: the module for each entry of `parameters`; it may join several
-    modules of mini_gpt. final_norm: None without one. table_copies: tensors that may repeat the first of `tables`.
+    needs: values of fields of `ModelConfig` that differ from NEEDED.
+    pipeline, auto_class: for the model card.
+    context: the field of the context length, and its default.
+    sizes: the fields for SIZES; the last may be missing.
+    aliases: {other name of a field in Transformers: its name here}.
+    epsilon: the field of the norms' epsilon, and its default; None without one.
+    fixed: {field: its only supported value}.
+    if_missing: Transformers' defaults that differ from `fixed`.
+    exported: other fields that an export writes.
+    activations: an export writes the first name that matches.
+    prefix: start of all tensor names except the output layer's; missing in files without that layer.
+    buffers: pattern of tensors to skip.
+    layer: the module for each entry of `parameters`; it may join several modules of mini_gpt.
+    final_norm: None without one.
+    table_copies: tensors that may repeat the first of `tables`.
     """
 
     model_type: str  # in config.json

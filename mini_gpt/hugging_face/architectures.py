@@ -33,7 +33,8 @@ ARCHITECTURES = {each.model_type: each for each in ALL}
 def choose(model: ModelConfig, ids: Ids = NO_IDS, model_type: str | None = None) -> Architecture:
     """Return the architecture that can express a model. Raises UserError, naming the fields, if there is none.
 
-    ids: the token ids in config.json. model_type: of the architecture; None: the first that fits.
+    ids: the token ids in config.json.
+    model_type: of the architecture; None: the first that fits.
     """
     candidates = [ARCHITECTURES[model_type]] if model_type else _by_fields(model)
     found = [(each.with_ids(ids), _problems(each.with_ids(ids), model)) for each in candidates]

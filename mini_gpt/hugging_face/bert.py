@@ -17,8 +17,10 @@ POSITIONS, TYPES, BIAS = "file/positions", "file/types", "output/bias"
 class Bert(Architecture):
     """BERT (Devlin et al. 2019): post-LN, learned positions, and a prediction head.
 
-    All tokens have type 0, so that an import adds the embedding of type 0 to each position. skipped: rows of the table
-    of positions before that of the first token. types: rows of the table of types.
+    All tokens have type 0, so that an import adds the embedding of type 0 to each position.
+
+    skipped: rows of the table of positions before that of the first token.
+    types: rows of the table of types.
     """
 
     model_type, title, class_name, position = "bert", "BERT", "BertForMaskedLM", "learned"

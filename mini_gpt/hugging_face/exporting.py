@@ -80,8 +80,10 @@ def write_model(
     """Write config.json and model.safetensors; return the Transformers architecture.
 
     order: for each exported token id, the model's id. Larger ids stay the same; None: all ids do.
-    ids: the token ids in config.json. Raises UserError if the architecture can't express the model, a weight is too
-    large for the dtype, or the length can't be chosen.
+    ids: the token ids in config.json.
+
+    Raises UserError if the architecture can't express the model, a weight is too large for the dtype, or the length
+    can't be chosen.
     """
     architecture = architectures.choose(model.config.model, ids, options.model_type)
     length = _length(model, architecture, options.length)

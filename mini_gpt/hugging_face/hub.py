@@ -28,9 +28,11 @@ class Source:
 def find(given: str, revision: str | None) -> Source:
     """Return a local directory, or else download the files of a model of the Hub that an import reads.
 
-    given: a path, or a name such as openai-community/gpt2. revision: a commit, tag or branch; None: the newest commit.
-    A commit is recorded in each case, so that the import can be repeated. HF_ENDPOINT and HF_HOME are read as by
-    huggingface_hub. Raises UserError if there is no such directory, model or revision, or no network.
+    given: a path, or a name such as openai-community/gpt2.
+    revision: a commit, tag or branch; None: the newest commit. A commit is recorded in each case, so that the import
+      can be repeated. HF_ENDPOINT and HF_HOME are read as by huggingface_hub.
+
+    Raises UserError if there is no such directory, model or revision, or no network.
     """
     if Path(given).exists():
         require(Path(given).is_dir(), "--input", given, "must be the directory of the model's files")

@@ -55,8 +55,11 @@ def import_run(
     """Import a model as a run at step 0, and return the config. A failed import leaves no files.
 
     Model and tokenizer come from `source`. Other fields come from the config file and the overrides. The weights are
-    read and written one array at a time. The checkpoint has no optimizer state. origin: the model's name and commit on
-    the Hub, for the record. Raises UserError if the run exists, a file can't be read, or a setting is not supported.
+    read and written one array at a time. The checkpoint has no optimizer state.
+
+    origin: the model's name and commit on the Hub, for the record.
+
+    Raises UserError if the run exists, a file can't be read, or a setting is not supported.
     """
     described = settings.read(source / CONFIG)
     architecture, vocab_size, fields = settings.read_all(described, functools.partial(_architecture, source))

@@ -23,7 +23,8 @@ UNKNOWN = "unknown"  # an identifier of the Hub
 def text(run: Run, architecture: Architecture, dtype: str, length: int | None) -> str:
     """Return the model card of a run that is exported as `architecture`.
 
-    dtype: of the weights. length: the most tokens of a text there; None: the context length.
+    dtype: of the weights.
+    length: the most tokens of a text there; None: the context length.
     """
     facts = _facts(run, architecture, dtype, length)
     rows = "\n".join(f"| {name} | {_table_cell(fact)} |" for name, fact in facts.items())

@@ -134,8 +134,10 @@ def _described_rope(rope: RopeConfig, width: int, base_field: str) -> dict[str, 
 def _rope_fields(settings: Settings, base: float, limit: tuple[str, int], fraction: float) -> dict[str, Any]:
     """Return the fields of mini_gpt's config, from rope_scaling or from rope_parameters (Transformers 5).
 
-    base, fraction: those of the model, which rope_parameters may replace. limit: the field of the context length, and
-    its default. Raises UserError for an unsupported setting.
+    base, fraction: those of the model, which rope_parameters may replace.
+    limit: the field of the context length, and its default.
+
+    Raises UserError for an unsupported setting.
     """
     old = settings.section("rope_scaling")
     found = old if old.values else settings.section("rope_parameters")  # as Transformers 5 does

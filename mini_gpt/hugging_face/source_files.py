@@ -21,8 +21,8 @@ BYTES = 4  # of a character, at most
 def read(directory: Path, config: Mapping[str, Any], of_tokenizer: Mapping[str, Any]) -> ModelSource:
     """Return what the files of a directory say. Raises UserError if one is too large or not valid.
 
-    config: the values of config.json. of_tokenizer: those of tokenizer_config.json, in which older versions of
-    Transformers write the chat template.
+    config: the values of config.json.
+    of_tokenizer: those of tokenizer_config.json, in which older versions of Transformers write the chat template.
     """
     ids = {name: config[name] for name in IDS if name in config}
     generation, template = _read(directory, GENERATION, MOST_SETTINGS), _read(directory, TEMPLATE, LONGEST_TEMPLATE)

@@ -26,7 +26,11 @@ MOST_SPARSE = 100  # most bytes of a file per byte on the disk; file systems com
 
 @dataclasses.dataclass(frozen=True)
 class Stored:
-    """A tensor in a file. label: its directory and name, for messages. start: the offset of its first byte."""
+    """A tensor in a file.
+
+    label: its directory and name, for messages.
+    start: the offset of its first byte.
+    """
 
     label: str
     path: Path

@@ -12,8 +12,9 @@ Shape = tuple[int, ...]
 class Tensor:
     """A tensor's name, and the paths of the parameters that it joins along their last axis.
 
-    transposed: the matrix is stored [out, in], as in torch.nn.Linear; parameters are [in, out]. heads: number of heads
-    by which the parts are interleaved, as queries, keys and values in GPT-NeoX; None: the parts are concatenated.
+    transposed: the matrix is stored [out, in], as in torch.nn.Linear; parameters are [in, out].
+    heads: number of heads by which the parts are interleaved, as queries, keys and values in GPT-NeoX; None: the parts
+      are concatenated.
     optional: files may lack it; it repeats an earlier tensor of the same path.
     """
 

@@ -41,8 +41,8 @@ def write(
 ) -> dict[str, Any]:
     """Write the tokenizer's files. Return the token ids of config.json by field; eos_token_id may be a list of ids.
 
-    masked: the model has a mask token, whose id is above those of the tokenizer. sentinels: the number of tokens above
-    them that mark spans; <extra_id_0> is the last, as in T5.
+    masked: the model has a mask token, whose id is above those of the tokenizer.
+    sentinels: the number of tokens above them that mark spans; <extra_id_0> is the last, as in T5.
     """
     model, end = _library_tokenizer(tokenizer)
     name = model.id_to_token(end)
@@ -127,9 +127,12 @@ def read(
     """Read the tokenizer of a model with `vocab_size` ids.
 
     end: eos_token_id of config.json. If it is a list, its first id counts. If it is None, the id is read from
-    tokenizer_config.json: that of eos_token, else that of sep_token. start: decoder_start_token_id; None: `end`.
-    masked: one of the ids is that of a mask token, which is not one of the returned tokenizer. config: the values of
-    config.json, of which some are kept for an export. Raises UserError if a file is invalid or not supported.
+      tokenizer_config.json: that of eos_token, else that of sep_token.
+    start: decoder_start_token_id; None: `end`.
+    masked: one of the ids is that of a mask token, which is not one of the returned tokenizer.
+    config: the values of config.json, of which some are kept for an export.
+
+    Raises UserError if a file is invalid or not supported.
     """
     path = find_file(directory, FILE)
     model = _parsed(path)

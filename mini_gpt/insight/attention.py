@@ -45,9 +45,11 @@ def each_layer(
 ) -> list[Any]:
     """Return `reduce(layer, *arguments)` of each layer in NumPy, without keeping the activations.
 
-    The batch and the arguments are sharded by rows. reduce: a module-level function that jit can layer. text_BL: the
-    text before tokens were masked, to find document boundaries; by default tokens_BL. rows_B: a seed for the random
-    positions of each row; by default the row's first token.
+    The batch and the arguments are sharded by rows.
+
+    reduce: a module-level function that jit can layer.
+    text_BL: the text before tokens were masked, to find document boundaries; by default tokens_BL.
+    rows_B: a seed for the random positions of each row; by default the row's first token.
     """
     token_ids.check(tokens_BL, len(model.parameters["embedding"]), "tokens_BL")
     text_BL, rows_B = tokens_BL if text_BL is None else text_BL, tokens_BL[:, 0] if rows_B is None else rows_B
@@ -58,9 +60,11 @@ def each_layer(
 def maps_by_kind(model: LoadedModel, tokens_BL: np.ndarray, source_BS: np.ndarray) -> dict[str, list[AttentionMaps]]:
     """Return {kind: the attention maps of each layer} of a model with an encoder, in NumPy. Kinds: KINDS.
 
-    encoder: [B, H, S, S], source by source. decoder: [B, H, L, L], target by target. cross: [B, H, L, S], target by
-    source. tokens_BL: the decoder's input. source_BS: -1 is padding, which no other token sees; its own rows mean
-    nothing.
+    encoder: [B, H, S, S], source by source.
+    decoder: [B, H, L, L], target by target.
+    cross: [B, H, L, S], target by source.
+    tokens_BL: the decoder's input.
+    source_BS: -1 is padding, which no other token sees; its own rows mean nothing.
     """
     padded_BL, padded_BS = (sharding.pad_rows(array, model.mesh) for array in (tokens_BL, source_BS))
     found = each_layer_by_kind(model, padded_BL, padded_BS, dict.fromkeys(KINDS, _maps))

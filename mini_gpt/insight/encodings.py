@@ -23,10 +23,11 @@ HIDDEN = -1e4  # a key with a smaller bias has weight 0
 
 
 class Curves(NamedTuple):
-    """What an encoding computes in some layers. values_HS: by distance, for each head, or one row for all heads.
+    """What an encoding computes in some layers.
 
-    kind: bias, rotation or similarity. meaning: of the values. NaN: the key is hidden from the head, or there are no
-    positions so far apart.
+    values_HS: by distance, for each head, or one row for all heads.
+    kind: bias, rotation or similarity.
+    meaning: of the values. NaN: the key is hidden from the head, or there are no positions so far apart.
     """
 
     name: str
@@ -70,8 +71,9 @@ def vectors(encoding: InputEncoding, width: int, positions_L: Any) -> np.ndarray
 def curves(layers: list[list[Any]], config: ModelConfig, distances_S: np.ndarray) -> list[Curves]:
     """Return the curves of all encodings that have no figure of their own. Layers with equal curves share them.
 
-    layers: as `of_layers` returns them. distances_S: tokens from the key to the query, below 0 for keys to the right.
-    The query of a bias or a rotation is at the largest distance.
+    layers: as `of_layers` returns them.
+    distances_S: tokens from the key to the query, below 0 for keys to the right. The query of a bias or a rotation is
+      at the largest distance.
     """
     found: dict[tuple[str, str, bytes], Curves] = {}
     for layer, encodings in enumerate(layers):

@@ -18,9 +18,10 @@ Alignment = Sequence[Link]  # in tokens of a text with a token per character
 class Example(NamedTuple):
     """One source with its target, in int32 tokens without padding.
 
-    source: the encoder's tokens: a separator, then the source; with span corruption, no separator. inputs: those of the
-    decoder: a separator, then the target. written: the tokens that the decoder must write at these places: the target
-    and its end. alignment: the true one of source and target, or () if it is not known.
+    source: the encoder's tokens: a separator, then the source; with span corruption, no separator.
+    inputs: those of the decoder: a separator, then the target.
+    written: the tokens that the decoder must write at these places: the target and its end.
+    alignment: the true one of source and target, or () if it is not known.
     """
 
     source: np.ndarray

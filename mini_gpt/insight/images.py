@@ -70,7 +70,8 @@ def _framed(
 ) -> np.ndarray:
     """Put labels at the left and at the top, and a colour bar below.
 
-    rows, columns: {middle in pixels: label}. bar: its colours, and {place from 0 to 1: tick}.
+    rows, columns: {middle in pixels: label}.
+    bar: its colours, and {place from 0 to 1: tick}.
     """
     height, width = pixels.shape[:2]
     colours_X3, ticks = bar

@@ -32,8 +32,10 @@ class Panel(NamedTuple):
 
 
 class _Row(NamedTuple):
-    """Maps side by side. weights_NLS: one for each of `titles`. queries, keys: the texts of the tokens.
+    """Maps side by side.
 
+    weights_NLS: one for each of `titles`.
+    queries, keys: the texts of the tokens.
     seen_NLS: False for masked pairs.
     """
 

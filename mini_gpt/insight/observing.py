@@ -31,9 +31,11 @@ class AttentionMaps(NamedTuple):
 class Layer(NamedTuple):
     """The activations of a block, after their edits: the residual stream before and after it, and what changed it.
 
-    attention: the maps of self-attention. units_BLF: the feed-forward's activations. heads_BLHK: the heads' outputs, as
-    they are concatenated. attention_BLD, feed_forward_BLD: what the sublayers add. cross_attention: the maps of
-    cross-attention, or None.
+    attention: the maps of self-attention.
+    units_BLF: the feed-forward's activations.
+    heads_BLHK: the heads' outputs, as they are concatenated.
+    attention_BLD, feed_forward_BLD: what the sublayers add.
+    cross_attention: the maps of cross-attention, or None.
     """
 
     attention: AttentionMaps
@@ -50,7 +52,8 @@ def observed(model: Any, call: Callable[[Any], jax.Array]) -> tuple[jax.Array, l
     """Return call(model) and the activations of its layers: of the decoder, and of the encoder if there is one.
 
     model: a module such as `LoadedModel.edited` returns; it is changed: its blocks become a list, and attention uses
-    the reference implementation, which has all weights. call: runs `model.hidden` or `model.encode`.
+      the reference implementation, which has all weights.
+    call: runs `model.hidden` or `model.encode`.
     """
     stacks = [model, *([model.encoder] if hasattr(model, "encoder") else [])]
     for stack in stacks:

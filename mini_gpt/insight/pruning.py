@@ -48,8 +48,10 @@ Order = list[tuple[int, int]]  # all (layer, head), in the order of removal; lay
 def importance(model: LoadedModel, texts: Iterable[tuple[int, Batch]]) -> np.ndarray:
     """Return importance_NH in nats per token, float64: the mean over texts of |∂loss/∂mask| at a mask of ones.
 
-    Michel et al. (2019), eq. 2. texts: at least one (count, batch). The first `count` rows are used; each is one text.
-    Axis N: `editing.attention_layers`, here and in the other functions.
+    Michel et al. (2019), eq. 2.
+
+    texts: at least one (count, batch). The first `count` rows are used; each is one text. Axis N:
+      `editing.attention_layers`, here and in the other functions.
     """
     layers, heads = _shape(model)
     total_NH, rows = np.zeros((layers, heads)), 0
@@ -65,8 +67,9 @@ def importance(model: LoadedModel, texts: Iterable[tuple[int, Batch]]) -> np.nda
 def ablation(model: LoadedModel, texts: Iterable[tuple[int, Batch]], means_NHK: np.ndarray | None = None) -> np.ndarray:
     """Return increase_NH in nats per token, float64: the loss without one head, minus the loss with all heads.
 
-    texts: as in `importance`. The loss is the mean over texts. means_NHK: the outputs that replace those of a removed
-    head, such as `mean_outputs` (mean ablation, Wang et al. 2023); None: zeros.
+    texts: as in `importance`. The loss is the mean over texts.
+    means_NHK: the outputs that replace those of a removed head, such as `mean_outputs` (mean ablation, Wang et al.
+      2023); None: zeros.
     """
     layers, heads = _shape(model)
     without_XNH = 1 - np.eye(layers * heads, dtype=np.float32).reshape(-1, layers, heads)

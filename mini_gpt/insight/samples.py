@@ -46,7 +46,8 @@ def of_text(
 ) -> Iterator[tuple[int, Batch]]:
     """Yield (count, batch) of windows that are spread over a stream, with the targets of the model's objective.
 
-    most: about this many tokens, in at least one window. kept: see `LoadedModel.rows_at_a_time`.
+    most: about this many tokens, in at least one window.
+    kept: see `LoadedModel.rows_at_a_time`.
     """
     config, length = model.config, model.config.context_length
     for number, piece in enumerate(perplexity.stretches(tokens, most, length)):

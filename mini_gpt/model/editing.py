@@ -43,11 +43,12 @@ class Edit(NamedTuple):
 class Edits(NamedTuple):
     """The edits of a pass; None where an activation stays as it is. Axes B and L may have size 1.
 
-    heads: the heads' outputs [N, B, L, H, K], as they are concatenated. attention, feed_forward: what a sublayer adds
-    to the residual stream [N, B, L, D]. stream: the stream at the input of a block [N, B, L, D]. logits: of attention,
-    before the mask [N, B, H, L, S]; attention then uses the reference implementation, and a KV cache is refused.
-    Axis N of heads, attention and logits: `attention_layers`. Axis N of the others: the blocks of the encoder, then
-    those of the decoder.
+    heads: the heads' outputs [N, B, L, H, K], as they are concatenated.
+    attention, feed_forward: what a sublayer adds to the residual stream [N, B, L, D].
+    stream: the stream at the input of a block [N, B, L, D].
+    logits: of attention, before the mask [N, B, H, L, S]; attention then uses the reference implementation, and a KV
+      cache is refused. Axis N of heads, attention and logits: `attention_layers`. Axis N of the others: the blocks of
+      the encoder, then those of the decoder.
     """
 
     heads: Edit | None = None

@@ -145,7 +145,8 @@ class EncoderDecoder(MiniGPT):
     ) -> tuple[jax.Array, Coordinates]:
         """Return the encoder's last hidden states x_BSD, float32, and the coordinates of the source's tokens.
 
-        source_BS: -1 is padding, which no other token sees. positions_BS, segments_BS: as in `MiniGPT.hidden`.
+        source_BS: -1 is padding, which no other token sees.
+        positions_BS, segments_BS: as in `MiniGPT.hidden`.
         """
         segments_BS = jnp.zeros_like(source_BS) if segments_BS is None else segments_BS
         segments_BS = jnp.where(source_BS < 0, PADDING_SEGMENT, segments_BS)

@@ -24,8 +24,9 @@ def nll(logits_BLV: jax.Array, targets_BL: jax.Array) -> jax.Array:
 
 
 class LossOptions(NamedTuple):
-    """The options of the loss. smoothing: the targets' distribution is (1 - smoothing) one-hot + smoothing uniform.
+    """The options of the loss.
 
+    smoothing: the targets' distribution is (1 - smoothing) one-hot + smoothing uniform.
     soft_cap: that of `logits`.
     """
 

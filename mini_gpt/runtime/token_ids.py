@@ -12,7 +12,9 @@ def check(tokens: Sequence[int] | np.ndarray | jax.Array, vocab_size: int, name:
     """Raise UserError if the tokens are not whole numbers in 0..vocab_size - 1.
 
     Arrays that JAX traces have no values yet: they are not checked.
-    name: of the tokens, for the message. padding: -1 is allowed too.
+
+    name: of the tokens, for the message.
+    padding: -1 is allowed too.
     """
     if isinstance(tokens, jax.core.Tracer) or not getattr(tokens, "is_fully_addressable", True):
         return

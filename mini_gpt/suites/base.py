@@ -31,10 +31,13 @@ Row = dict[str, Any]
 class SuiteOptions:
     """Options of a suite; None means the default of the suite.
 
-    split: train, validation or test. lengths, strides: comma-separated, such as "64,2x". text: the input text of heads,
-    figures, explorer, lens, patching and play; for a model with an encoder, SOURCE=TARGET. tokens: the most of heads
-    and lens, in a pass of pruning, or targets of the sliding windows of extrapolation. other: the second text of
-    patching and play. beside: another run directory, which play shows beside the first.
+    split: train, validation or test.
+    lengths, strides: comma-separated, such as "64,2x".
+    text: the input text of heads, figures, explorer, lens, patching and play; for a model with an encoder,
+      SOURCE=TARGET.
+    tokens: the most of heads and lens, in a pass of pruning, or targets of the sliding windows of extrapolation.
+    other: the second text of patching and play.
+    beside: another run directory, which play shows beside the first.
     """
 
     split: str = "validation"

@@ -30,7 +30,8 @@ from mini_gpt.training.step import make_train_step
 class Assembly(NamedTuple):
     """The parts of a run before any array is allocated.
 
-    abstract_state, abstract_batch: shapes and shardings. train_step: jitted, see `make_train_step`.
+    abstract_state, abstract_batch: shapes and shardings.
+    train_step: jitted, see `make_train_step`.
     """
 
     config: Config

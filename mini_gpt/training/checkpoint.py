@@ -153,9 +153,11 @@ class Checkpoints:
     def restore_last(self, abstract: TrainState, *, scheduled: bool = False) -> tuple[int, TrainState, Record] | None:
         """Return (step, state, record) of the last undamaged checkpoint, or None; move damaged checkpoints away.
 
-        abstract: ShapeDtypeStructs with shardings. scheduled: True for a rewind. Then an unscheduled checkpoint is
-        returned only if a checkpoint of the run is or was damaged. Raises UserError, and moves nothing, if some are
-        damaged and no other can be returned.
+        abstract: ShapeDtypeStructs with shardings.
+        scheduled: True for a rewind. Then an unscheduled checkpoint is returned only if a checkpoint of the run is or
+          was damaged.
+
+        Raises UserError, and moves nothing, if some are damaged and no other can be returned.
         """
         damaged: dict[int, Damaged] = {}
         records = dict[int, Record]()

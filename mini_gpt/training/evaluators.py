@@ -24,8 +24,9 @@ SAMPLING = Sampling(temperature=0.8, top_k=40)
 class ProbeRow(NamedTuple):
     """A fixed row of validation data, on which each evaluation observes the model.
 
-    tokens_BL: int32, B is 1, at most context_length tokens. is_query_BL: False for padding. source_BS: the tokens of
-    the encoder, if the model has one.
+    tokens_BL: int32, B is 1, at most context_length tokens.
+    is_query_BL: False for padding.
+    source_BS: the tokens of the encoder, if the model has one.
     """
 
     tokens_BL: np.ndarray
@@ -40,8 +41,10 @@ Probe = Callable[[LoadedModel, ProbeRow], tuple[dict[str, float], dict[str, np.n
 class Evaluator(ABC):
     """Evaluates a model on validation data, during training and at its end.
 
-    probe_row: the row to observe. prompt: a prompt for sample.py, or a source. has_sample: whether evaluations write a
-    sample. suite_flag: the flag that eval.py needs to score a run.
+    probe_row: the row to observe.
+    prompt: a prompt for sample.py, or a source.
+    has_sample: whether evaluations write a sample.
+    suite_flag: the flag that eval.py needs to score a run.
     """
 
     suite_flag = ""

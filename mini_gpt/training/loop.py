@@ -186,7 +186,8 @@ class Due(NamedTuple):
 class NonFiniteStep(Exception):
     """A step with a non-finite loss or gradient, which changed no parameter.
 
-    state: the state before the step, or a later one if `train.nonfinite` is skip. count: non-finite steps so far.
+    state: the state before the step, or a later one if `train.nonfinite` is skip.
+    count: non-finite steps so far.
     """
 
     def __init__(self, step: int, metrics: Metrics, state: TrainState, count: int):

@@ -17,8 +17,10 @@ Prepare = Callable[[Arrays, jax.Array], tuple[Any, ...]]  # (batch, key) -> the 
 def make_prepare(config: Config, layout: Layout = PLAIN) -> Prepare | None:
     """Return prepare(batch, key), or None if rows have one segment, positions 0, 1, 2, …, and no source.
 
-    layout: where segments start and positions restart. key: of random positions and offsets. Raises UserError if
-    `train.random_offsets` does not fit the model.
+    layout: where segments start and positions restart.
+    key: of random positions and offsets.
+
+    Raises UserError if `train.random_offsets` does not fit the model.
     """
     _check_offsets(config)
     model, most = config.model, config.train.random_offsets

@@ -8,8 +8,10 @@ import math
 class Record:
     """The record of a checkpoint.
 
-    validation_loss: in nats per token, None if it was not measured. eval_tokens: the number of validation tokens of
-    this loss, None if it was not measured. data_offset: batches skipped by rewinds. bad_steps: non-finite steps so far.
+    validation_loss: in nats per token, None if it was not measured.
+    eval_tokens: the number of validation tokens of this loss, None if it was not measured.
+    data_offset: batches skipped by rewinds.
+    bad_steps: non-finite steps so far.
     scheduled: False for a checkpoint that was saved only because the run stopped early.
     """
 

@@ -70,8 +70,10 @@ class SavedRun:
 class Run(SavedRun):
     """A loaded run. Raises UserError for an invalid directory, checkpoint or override.
 
-    trained: the config that the run was trained with. config: the same with the overrides. model: with the parameters
-    of the checkpoint. step: the step of the checkpoint.
+    trained: the config that the run was trained with.
+    config: the same with the overrides.
+    model: with the parameters of the checkpoint.
+    step: the step of the checkpoint.
     """
 
     def __init__(self, workdir: str | Path, *, checkpoint: str = "last", overrides: Mapping[str, str] | None = None):

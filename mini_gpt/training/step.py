@@ -36,7 +36,8 @@ def make_train_step(
 ) -> jax.stages.Wrapped:
     """Return the jitted step (state, batch) -> (state, metrics). The old state is donated.
 
-    prepare: from `make_prepare`. seed: of dropout and random positions.
+    prepare: from `make_prepare`.
+    seed: of dropout and random positions.
 
     A non-finite step changes no parameter. The host reads the metrics one step late, when the next step may have run.
     So with train.nonfinite=stop or rewind, the step sets `halted`, and all later steps leave the state as it is.

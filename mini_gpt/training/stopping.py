@@ -11,7 +11,11 @@ from mini_gpt.runtime import processes
 
 
 class StopRequest:
-    """A request to stop. received: the signal to this process. signal: set at the same step in all processes."""
+    """A request to stop.
+
+    received: the signal to this process.
+    signal: set at the same step in all processes.
+    """
 
     def __init__(self):
         self.received: int | None = None

@@ -120,7 +120,9 @@ def held(workdir: Path, config: Config, corpus: Corpus, claim: Callable[[], None
 def claim(
     workdir: Path, config: Config, corpus: Corpus, tokenizer: Tokenizer, origin: Mapping[str, Any] | None = None
 ) -> None:
-    """Write the files of a new run. origin: the run and the step of its initial weights; None if they are random.
+    """Write the files of a new run.
+
+    origin: the run and the step of its initial weights; None if they are random.
 
     Raises UserError if the directory has such a file with other contents. A killed process may leave equal files.
     """
@@ -151,8 +153,8 @@ def identity(workdir: Path) -> str | None:
 def imported_from(workdir: Path) -> dict[str, Any] | None:
     """Return the model that a run was imported from, {"directory", "architecture", ...}; None if it was not imported.
 
-    context_length: of the model, which may be longer than the run's. model, commit: its name on the Hugging Face Hub,
-    and the commit of its files. A record may lack these three.
+    context_length: of the model, which may be longer than the run's.
+    model, commit: its name on the Hugging Face Hub, and the commit of its files. A record may lack these three.
     """
     if not (workdir / IMPORTED_FROM).exists():
         return None

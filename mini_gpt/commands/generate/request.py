@@ -22,7 +22,9 @@ log = logging.getLogger("mini_gpt.sample")
 class Request(NamedTuple):
     """Rows of texts to generate at the same time.
 
-    texts: what the user typed, for each row. shown: printed before the new text. sources: tokens of the encoder.
+    texts: what the user typed, for each row.
+    shown: printed before the new text.
+    sources: tokens of the encoder.
     """
 
     texts: Sequence[str]

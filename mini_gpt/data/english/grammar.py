@@ -31,8 +31,8 @@ class Word(NamedTuple):
     """A word of a story, or a punctuation mark.
 
     role: determiner, adjective, subject, object, verb, predicate, preposition, relative, question, punctuation or end;
-    pronouns are subjects or objects, and the noun after a preposition is an object. options: the words that the grammar
-    allows here, with their probabilities.
+      pronouns are subjects or objects, and the noun after a preposition is an object.
+    options: the words that the grammar allows here, with their probabilities.
     """
 
     text: str
@@ -46,8 +46,12 @@ class Word(NamedTuple):
 
 
 class Link(NamedTuple):
-    """A relation of two words. kind: subject or object (of a verb), antecedent (of a pronoun), determiner (of a noun),
-    or answer (the noun of an answer and the earlier noun). word, other: indices of words."""
+    """A relation of two words.
+
+    kind: subject or object (of a verb), antecedent (of a pronoun), determiner (of a noun), or answer (the noun of an
+      answer and the earlier noun).
+    word, other: indices of words.
+    """
 
     kind: str
     word: int
@@ -80,7 +84,11 @@ class TextEnds(Exception):
 
 
 class _Entity(NamedTuple):
-    """Whom or what a noun phrase is about. place: the index of its noun. pronoun: he, she, it or they."""
+    """Whom or what a noun phrase is about.
+
+    place: the index of its noun.
+    pronoun: he, she, it or they.
+    """
 
     noun: tuple[str, str]
     kind: str

@@ -20,12 +20,17 @@ Rng = np.random.Generator
 
 @dataclass(frozen=True)
 class Task:
-    """A kind of problem. draw: (rng, length) -> (question, answer). size: length -> maximum number of characters.
+    """A kind of problem.
 
-    unit: of the length. shortest, longest: range of allowed lengths. alphabet: the characters of all problems.
-    scored: question -> indices of its characters that count like those of the answer. sizes: length -> maximum number
-    of characters of the question, and of the answer with its end; by default that of the whole problem. align:
-    (question, answer) -> the parts with the same meaning; None if they are not known.
+    draw: (rng, length) -> (question, answer).
+    size: length -> maximum number of characters.
+    unit: of the length.
+    shortest, longest: range of allowed lengths.
+    alphabet: the characters of all problems.
+    scored: question -> indices of its characters that count like those of the answer.
+    sizes: length -> maximum number of characters of the question, and of the answer with its end; by default that of
+      the whole problem.
+    align: (question, answer) -> the parts with the same meaning; None if they are not known.
     """
 
     draw: Callable[[Rng, int], Problem]

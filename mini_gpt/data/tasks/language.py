@@ -133,8 +133,9 @@ LONGEST_NUMBER = len(f"en {10**DIGITS - 1}"), max(len(words(777_777)) for words 
 
 
 def _list_of(draw: Callable[[Rng], Problem], longest: tuple[int, int], unit: str, align: Align | None = None) -> Task:
-    """Return a task with lists of items. longest: the maximum number of characters of an item and its answer.
+    """Return a task with lists of items.
 
+    longest: the maximum number of characters of an item and its answer.
     align: of an item.
     """
 

@@ -4,7 +4,12 @@ from typing import NamedTuple
 
 
 class Published(NamedTuple):
-    """A published result. lengths: of the problems. value: a share, 0..1. runs: those that count, of all."""
+    """A published result.
+
+    lengths: of the problems.
+    value: a share, 0..1.
+    runs: those that count, of all.
+    """
 
     source: str
     model: str

@@ -28,8 +28,9 @@ def diagnose(
 ) -> list[CheckResult]:
     """Return the results of all checks that apply to the model.
 
-    train_tokens: the training text. history: rows of metrics.jsonl, or []; its validation losses must be measured on
-    the split of `tokens`. step: the step of the model.
+    train_tokens: the training text.
+    history: rows of metrics.jsonl, or []; its validation losses must be measured on the split of `tokens`.
+    step: the step of the model.
     """
     windows_BM = probe.windows(tokens, model.config.context_length + 1)
     counts_V = 1 + perplexity.token_counts(train_tokens, model.vocab_size)

@@ -27,10 +27,12 @@ GAP = 0.5  # training loss / validation loss
 class Losses:
     """Losses in nats per token. A value is None if it is unknown.
 
-    loss, train: the model's own, on a sample of the split and of the training text. recorded: the validation loss that
-    training recorded at the nearest step. rise: from the lowest recorded one to the last, both up to the model's step.
-    same_step: whether `recorded` is of this step. recorded_train: mean of the last training losses. unigram, bigram:
-    the losses of two simpler models on the sample of the split.
+    loss, train: the model's own, on a sample of the split and of the training text.
+    recorded: the validation loss that training recorded at the nearest step.
+    rise: from the lowest recorded one to the last, both up to the model's step.
+    same_step: whether `recorded` is of this step.
+    recorded_train: mean of the last training losses.
+    unigram, bigram: the losses of two simpler models on the sample of the split.
     """
 
     loss: float

@@ -18,7 +18,11 @@ LEAK = 1e-3  # change of hidden states / their largest value; with the right mas
 
 
 def check(model: LoadedModel, inputs_BL: np.ndarray, source_BS: np.ndarray) -> list[CheckResult]:
-    """Check all masks. inputs_BL: of the decoder. source_BS: negative numbers are padding."""
+    """Check all masks.
+
+    inputs_BL: of the decoder.
+    source_BS: negative numbers are padding.
+    """
     shards = sharding.shards(model.mesh)
     rows = -(-min(ROWS, len(inputs_BL)) // shards) * shards
     inputs_BL, source_BS = (np.resize(x[:ROWS], (rows, x.shape[1])) for x in (inputs_BL, source_BS))

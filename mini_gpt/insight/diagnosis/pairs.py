@@ -18,7 +18,8 @@ def diagnose(
 ) -> list[CheckResult]:
     """Return the results of all checks that apply to a model with an encoder.
 
-    shown, train_examples: of the split and of training. history, step: see `checks.diagnose`.
+    shown, train_examples: of the split and of training.
+    history, step: see `checks.diagnose`.
     """
     few = shown[: probe.WINDOWS]
     log_SV, layers = targets(model, few)

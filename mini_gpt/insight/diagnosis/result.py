@@ -40,7 +40,8 @@ CAUSES = {
 class CheckResult:
     """The result of one check.
 
-    found: whether the value is past its limit. says: what was measured, in sentences.
+    found: whether the value is past its limit.
+    says: what was measured, in sentences.
     """
 
     check: str

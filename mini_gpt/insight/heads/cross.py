@@ -13,12 +13,15 @@ from mini_gpt.insight.heads.templates import Templates, Vocabulary
 def templates(
     pairs: Sequence[Example], tokens_BL: np.ndarray, source_BS: np.ndarray, vocabulary: Vocabulary
 ) -> Templates:
-    """Return {kind: mask_BLS}. tokens_BL, source_BS: the inputs and sources of the pairs, padded.
+    """Return {kind: mask_BLS}.
 
-    source separator: the token before the source, which span corruption lacks. diagonal: the source token at the same
-    share of its text as the query, and its two neighbours. token read, token to write: source tokens equal to the
-    query's input, or to the token that follows it in the target. aligned: the source tokens that the alignment gives to
-    the token to write; a pair without alignment has none.
+    tokens_BL, source_BS: the inputs and sources of the pairs, padded.
+
+    source separator: the token before the source, which span corruption lacks.
+
+    diagonal: the source token at the same share of its text as the query, and its two neighbours. token read, token to
+      write: source tokens equal to the query's input, or to the token that follows it in the target.
+    aligned: the source tokens that the alignment gives to the token to write; a pair without alignment has none.
     """
     shape, indices_S = (len(pairs), tokens_BL.shape[1], source_BS.shape[1]), np.arange(source_BS.shape[1])
     # The places of the first and of the last token of each source; an Example's inputs start with a separator.

@@ -26,8 +26,8 @@ log = logging.getLogger(__name__)
 class Inputs(NamedTuple):
     """Rows of tokens to measure attention on.
 
-    is_query_BL: False for tokens to ignore as queries, such as padding. relations: a function from row numbers to the
-    templates of the text's grammar.
+    is_query_BL: False for tokens to ignore as queries, such as padding.
+    relations: a function from row numbers to the templates of the text's grammar.
     """
 
     tokens_BL: np.ndarray

@@ -40,11 +40,15 @@ def head_report(
     """Return a row for each head, layer by layer.
 
     kinds: for each kind of key its score (mean weight on such keys), chance, strength (0 by chance, at most 1) and
-    number of queries. offset: key - query of the kind "fixed offset". entropy: of the weights, divided by the log of
-    the number of visible keys. distance: mean distance to keys, in tokens. A kind is clear with at least FEWEST queries
-    and a strength of at least CLEAR, or CLEAR_BY_CONTENT. label: the strongest clear kind; kinds in LAST rank after all
-    others. Without a clear kind, it is "global" if attention is nearly uniform, otherwise "mixed". also: the other
-    clear kinds. pair: the largest weight on another token, with its text.
+      number of queries.
+    offset: key - query of the kind "fixed offset".
+    entropy: of the weights, divided by the log of the number of visible keys.
+    distance: mean distance to keys, in tokens. A kind is clear with at least FEWEST queries and a strength of at least
+      CLEAR, or CLEAR_BY_CONTENT.
+    label: the strongest clear kind; kinds in LAST rank after all others. Without a clear kind, it is "global" if
+      attention is nearly uniform, otherwise "mixed".
+    also: the other clear kinds.
+    pair: the largest weight on another token, with its text.
 
     Rare tokens are those that are rare in `train_tokens`. Induction is measured on repeated random tokens that are not
     rare, in rows of the context length; all other kinds on `inputs`. No token is masked, even under the masked

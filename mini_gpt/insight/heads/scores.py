@@ -133,8 +133,10 @@ def _counted(
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
     """Return visible_BLS, weights_BHLS, eligible_BTL and counted_BTLS.
 
-    visible: keys of the queries that see at least two. weights: 0 for other keys. eligible: whether a query sees keys
-    of the kind and other keys. counted: keys of the kind for these queries, float32.
+    visible: keys of the queries that see at least two.
+    weights: 0 for other keys.
+    eligible: whether a query sees keys of the kind and other keys.
+    counted: keys of the kind for these queries, float32.
     """
     visible_BLS = maps.visible_BLS & is_query_BL[..., None]
     visible_BLS &= (visible_BLS.sum(-1) > 1)[..., None]

@@ -29,7 +29,9 @@ class Vocabulary(NamedTuple):
 
 
 def of_tokens(tokens_BL: np.ndarray, opens_BL: np.ndarray, vocabulary: Vocabulary, *, causal: bool) -> Templates:
-    """Return the templates that need no parser. opens_BL: True at the first token of each segment.
+    """Return the templates that need no parser.
+
+    opens_BL: True at the first token of each segment.
 
     Kinds that depend on tokens exclude the query's own position and the first token of a segment, an attention sink.
     A word is a run of letters, over any number of tokens.

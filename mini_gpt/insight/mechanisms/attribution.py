@@ -23,8 +23,11 @@ from mini_gpt.runtime.errors import UserError, require
 class Attribution(NamedTuple):
     """Shares of a logit, or of a difference of two, after the last token; float32, in nats. Their sum is `total`.
 
-    embedding: of the token and its position. heads_NH: of each head. attention_N: of the biases of attention.
-    feed_forward_N: of each feed-forward. constant: of the biases of the last norm and of the logits.
+    embedding: of the token and its position.
+    heads_NH: of each head.
+    attention_N: of the biases of attention.
+    feed_forward_N: of each feed-forward.
+    constant: of the biases of the last norm and of the logits.
     """
 
     embedding: Any
@@ -36,7 +39,9 @@ class Attribution(NamedTuple):
 
 
 def attribute(model: LoadedModel, tokens_L: np.ndarray, answer: int, other: int | None = None) -> Attribution:
-    """Return the shares of logit(answer) - logit(other), in NumPy. other: None: the mean logit of all tokens.
+    """Return the shares of logit(answer) - logit(other), in NumPy.
+
+    other: None: the mean logit of all tokens.
 
     The logits are those before a soft cap. The model has no encoder. Raises UserError if the last hidden state is not a
     sum of the sublayers' outputs, also by edits of the stream or of attention's outputs.

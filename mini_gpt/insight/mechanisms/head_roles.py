@@ -22,9 +22,11 @@ Pair = tuple[int, int]
 class Role(NamedTuple):
     """What one head does by its weights.
 
-    copying: see `Head.copying`. attends: the pairs (query's token, key's token) with the largest logits relative to the
-    mean of the query's row, which the softmax ignores; None if the QK circuit is no product of weights. writes: the
-    pairs (attended token, token whose logit is raised) with the largest changes relative to the mean of the row.
+    copying: see `Head.copying`.
+    attends: the pairs (query's token, key's token) with the largest logits relative to the mean of the query's row,
+      which the softmax ignores; None if the QK circuit is no product of weights.
+    writes: the pairs (attended token, token whose logit is raised) with the largest changes relative to the mean of the
+      row.
     """
 
     layer: int

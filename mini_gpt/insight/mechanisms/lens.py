@@ -23,7 +23,8 @@ from mini_gpt.runtime import progress, sharding
 class Depths(NamedTuple):
     """What is predicted at each depth. Axis P: the depths. Axis T: the most likely tokens, the first is the likeliest.
 
-    nll_PBL: the loss of the target, in nats. divergence_PBL: KL(last depth ‖ this depth), in nats. Float32.
+    nll_PBL: the loss of the target, in nats.
+    divergence_PBL: KL(last depth ‖ this depth), in nats. Float32.
     """
 
     nll_PBL: Any
@@ -33,7 +34,10 @@ class Depths(NamedTuple):
 
 
 def read(model: LoadedModel, batch: Batch, most: int = 1) -> Depths:
-    """Return the predictions at all depths, in NumPy. batch: inputs and targets. most: the number of likely tokens.
+    """Return the predictions at all depths, in NumPy.
+
+    batch: inputs and targets.
+    most: the number of likely tokens.
 
     The model has no encoder.
     """
@@ -67,9 +71,11 @@ def _read(model: LoadedModel, inputs_BL: jax.Array, targets_BL: jax.Array, *, mo
 def by_depth(model: LoadedModel, texts: Iterable[tuple[int, Batch]]) -> list[dict[str, Any]]:
     """Return a row for each depth: means over the targets of `texts`, in float64.
 
-    nll: nats per token. accuracy: share of targets that are the likeliest token. agreement: share of targets at which
-    the likeliest token is that of the last depth. divergence: as in `Depths`. texts: (count, batch); the first `count`
-    rows are used.
+    nll: nats per token.
+    accuracy: share of targets that are the likeliest token.
+    agreement: share of targets at which the likeliest token is that of the last depth.
+    divergence: as in `Depths`.
+    texts: (count, batch); the first `count` rows are used.
     """
     sums_PX, total = np.zeros((model.config.model.num_layers + 1, 4)), 0.0
     for count, batch in texts:

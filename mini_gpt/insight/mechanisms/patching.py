@@ -56,8 +56,10 @@ class Patch(NamedTuple):
 class Effects(NamedTuple):
     """(score with the patch - corrupted) / (clean - corrupted): 0 if a patch changes nothing, 1 if it restores all.
 
-    by_place: {site: effects_NL}. heads_NH: of a head at all places. heads_NHL: at one place; None if there would be
-    more than MOST_PATCHES. clean, corrupted: the scores without a patch. float64.
+    by_place: {site: effects_NL}.
+    heads_NH: of a head at all places.
+    heads_NHL: at one place; None if there would be more than MOST_PATCHES.
+    clean, corrupted: the scores without a patch. float64.
     """
 
     clean: float
@@ -166,7 +168,8 @@ def patching_figure(effects: Effects, direct_NX: np.ndarray | None, labels: list
     """Return a figure: effects by layer and place for each site, and by layer and head. Layer 0 is at the top.
 
     direct_NX: what each head adds to the answer's logit on the clean text, and in the last column the feed-forward;
-    None: not shown. labels: of the places.
+      None: not shown.
+    labels: of the places.
     """
     (layers, length), heads = effects.by_place["stream"].shape, effects.heads_NH.shape[1]
     width, height = max(3.5, 1.2 + 0.3 * length), max(2.4, 1.3 + 0.32 * layers)

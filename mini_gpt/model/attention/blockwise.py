@@ -27,7 +27,8 @@ SHORT = {256: 64, 512: 128}  # {longest sequence: its block}; for these, the loo
 class _Plan(NamedTuple):
     """The static part of a call.
 
-    pairs: (i, j) such that a query of block i may see a key of block j. unroll: pairs in a turn of the loop.
+    pairs: (i, j) such that a query of block i may see a key of block j.
+    unroll: pairs in a turn of the loop.
     mods: the definition of (score mods, shared encodings), or None if there are no score mods.
     """
 

@@ -38,7 +38,7 @@ class Mask(NamedTuple):
 
     causal: a query sees the keys of its segment up to its own index; else it sees all keys of its segment.
     window: of these, it sees only keys whose index differs by less than `window`: itself and the window - 1 keys before
-    it (Jiang et al. 2023); if not causal, also the window - 1 keys after it.
+      it (Jiang et al. 2023); if not causal, also the window - 1 keys after it.
     """
 
     causal: bool
@@ -76,7 +76,8 @@ class Mask(NamedTuple):
 class Context(NamedTuple):
     """The inputs of attention besides the hidden states.
 
-    mask: set by each layer. shared: {name: a positional encoding whose parameters all layers share}.
+    mask: set by each layer.
+    shared: {name: a positional encoding whose parameters all layers share}.
     source_BSD: in cross-attention, the hidden states of the encoder, from which keys and values are computed.
     q_BLHK: the queries, for score mods that need them.
     """

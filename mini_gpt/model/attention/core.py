@@ -34,10 +34,12 @@ class Core(nnx.Module):
     """Weights from queries and keys, and the weighted sums of the values.
 
     weights = softmax(mods(scale · qkᵀ)), with zero for masked keys.
+
     score_mods: modules that change the logits before the mask, called in order as mod(logits_BHLS, context).
     implementation: a name in IMPLEMENTATIONS, or auto.
     sink_kind: "none", "zero" or "trained": a sink is a logit of each head that takes part in the softmax and has no
-    value (Agarwal et al. 2025); zero is "softmax off by one". stick_breaking: replaces the softmax.
+      value (Agarwal et al. 2025); zero is "softmax off by one".
+    stick_breaking: replaces the softmax.
     """
 
     def __init__(self, config: ModelConfig, score_mods: Sequence[Any] = ()):

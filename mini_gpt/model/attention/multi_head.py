@@ -17,8 +17,8 @@ class MultiHeadAttention(nnx.Module):
 
     Self-attention, or cross-attention if the context has hidden states of an encoder. The positional encoding and the
     variants of attention are modules in lists, each in the list of its `stage`; `parts.Shared` stands for an encoding
-    that all layers share:
-    on_input: modules that change the input, or add to the context.
+    that all layers share: on_input: modules that change the input, or add to the context.
+
     on_heads: modules that change queries and keys.
     core.score_mods: modules that change the logits.
     """

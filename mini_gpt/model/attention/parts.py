@@ -30,6 +30,7 @@ class ScoreMod(nnx.Module):
     """Changes the logits before the mask: module(logits_BHLS, context) -> logits_BHLS, float32.
 
     Blockwise attention calls it with a block of the logits, and with the context of that block.
+
     needs_all_keys: None, or a name for a message: then the module needs all keys of a query at once, in the order of
       the text, and attention uses the reference implementation.
     """

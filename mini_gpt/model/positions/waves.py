@@ -16,16 +16,18 @@ def geometric_frequencies(base: float, width: int) -> np.ndarray:
 
 
 def rope_frequencies(rope: RopeConfig, width: int) -> np.ndarray:
-    """Return each pair's radians per token, float64. width: rotated dimensions. In these formulas s is `rope.factor`.
+    """Return each pair's radians per token, float64.
 
-    linear: all are divided by s (position interpolation, Chen et al. 2023). ntk: the base becomes
-    base · s^(width/(width-2)), so that the slowest pair is divided by s and the fastest is unchanged (NTK-aware; Peng
-    et al. 2023, 3.1). yarn: pairs with more than `beta_fast` turns in the original context are unchanged. Pairs with
-    fewer than `beta_slow` turns are divided by s. In between, the two frequencies are averaged with weights linear in
-    the turns (Peng et al. 2023, 3.2, with bounds β and α). yarn_by_index: the weights are linear in the pair's index,
-    between the bounds rounded to whole pairs (released code of YaRN, and Transformers). llama3: as yarn, by default
-    between 1 and 4 turns (released code of Llama 3.1).
-
+    width: rotated dimensions. In these formulas s is `rope.factor`.
+    linear: all are divided by s (position interpolation, Chen et al. 2023).
+    ntk: the base becomes base · s^(width/(width-2)), so that the slowest pair is divided by s and the fastest is
+      unchanged (NTK-aware; Peng et al. 2023, 3.1).
+    yarn: pairs with more than `beta_fast` turns in the original context are unchanged. Pairs with fewer than
+      `beta_slow` turns are divided by s. In between, the two frequencies are averaged with weights linear in the turns
+      (Peng et al. 2023, 3.2, with bounds β and α).
+    yarn_by_index: the weights are linear in the pair's index, between the bounds rounded to whole pairs (released code
+      of YaRN, and Transformers).
+    llama3: as yarn, by default between 1 and 4 turns (released code of Llama 3.1).
     dynamic: unchanged here; see `dynamic_frequencies`. With `rope.turning` below 1, the slowest pairs get frequency 0
     (p-RoPE, Barbero et al. 2025).
     """
@@ -57,8 +59,9 @@ def _scaled(rope: RopeConfig, width: int) -> np.ndarray:
 def dynamic_frequencies(frequencies_P: Any, factor: Any, context: int, lengths_B: jax.Array) -> jax.Array:
     """Return frequencies_BP for rows of these lengths, float32 (dynamic NTK, code of Transformers).
 
-    frequencies_P: without scaling. factor: a number or a scalar array. Above the original context L, the base becomes
-    base · (factor·n/L - (factor - 1))^(width/(width-2)), with the length n.
+    frequencies_P: without scaling.
+    factor: a number or a scalar array. Above the original context L, the base becomes base · (factor·n/L - (factor -
+      1))^(width/(width-2)), with the length n.
     """
     ratio_B, pairs = lengths_B / context, len(frequencies_P)
     stretch_B = jnp.where(ratio_B > 1, factor * ratio_B - (factor - 1), 1)

@@ -29,8 +29,8 @@ def packed(model: LoadedModel, tokens: np.ndarray) -> dict[str, Any]:
     """Return what the page holds of the attention to a text, from a pass that keeps no maps.
 
     planes: for each head and query, the gaps between the places of the kept keys (low and high bytes), their levels,
-    the levels of the blocks' means, and the first and the last visible key. error: the largest difference between a
-    kept weight and the one that the page computes.
+      the levels of the blocks' means, and the first and the last visible key.
+    error: the largest difference between a kept weight and the one that the page computes.
     """
     rows = model.rows_at_a_time(len(tokens), "maps", 1)
     layers = attention.each_layer(model, np.resize(tokens, (rows, len(tokens))), _largest)

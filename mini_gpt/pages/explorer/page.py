@@ -185,8 +185,8 @@ def packed(
 ) -> dict[str, Any]:
     """Return each row's largest logit, and the square roots of (largest logit - logit), quantised and compressed.
 
-    share: of MOST_BYTES that the logits may take. error: the largest difference between the model's weights and those
-    that the page computes.
+    share: of MOST_BYTES that the logits may take.
+    error: the largest difference between the model's weights and those that the page computes.
     """
     top_NHL1 = np.where(seen_NHLS, logits_NHLS, -np.inf).max(axis=-1, keepdims=True)
     top_NHL1 = np.where(np.isfinite(top_NHL1), top_NHL1, 0)

@@ -38,11 +38,13 @@ def most_tokens(runs: Sequence[Shown]) -> int:
 def play(
     runs: Sequence[Shown], tokenizer: Tokenizer, text: str, *, title: str, other: str = "", served: bool = False
 ) -> str:
-    """Return the HTML of the playground of one or two runs with the same tokenizer. text: the one to start with.
+    """Return the HTML of the playground of one or two runs with the same tokenizer.
 
-    other: a text from which heads can take their outputs. served: the models are on a server, see server.py; else they
-    are in the page, which can open no connection. Raises UserError for a model or a tokenizer that the page does not
-    support, and for non-finite weights.
+    text: the one to start with.
+    other: a text from which heads can take their outputs.
+    served: the models are on a server, see server.py; else they are in the page, which can open no connection.
+
+    Raises UserError for a model or a tokenizer that the page does not support, and for non-finite weights.
     """
     models = [_described(run, served) for run in runs]
     data: dict[str, Any] = {"title": title, "models": models, "text": text, "other": other}
