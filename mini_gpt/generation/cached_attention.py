@@ -90,14 +90,14 @@ class CachedCore:
         """Write the new token's key and value to its slot, in place, and attend to all slots."""
         as_rows = lambda x_B1GK: x_B1GK.reshape(-1, 1, x_B1GK.shape[-1])
         pairs = zip(self.kept[:2], (k_B1GK, v_B1GK), strict=True)
-        keys, values = (write(old, as_rows(x), self.token.written) for old, x in pairs)
+        keys_XSK, values_XSK = (write(old, as_rows(x), self.token.written) for old, x in pairs)
         decay = self.kept.decay_BSH
         decay = None if decay is None else write(decay, context.keys.decay_BLH, self.token.written)
-        self.kept = self.kept._replace(keys_XSK=keys, values_XSK=values, decay_BSH=decay)
+        self.kept = self.kept._replace(keys_XSK=keys_XSK, values_XSK=values_XSK, decay_BSH=decay)
         queries = self.token.coordinates._replace(decay_BLH=context.queries.decay_BLH)
-        keys = self.token.slots[self.kept.keys_XSK.shape[1]]._replace(decay_BLH=self.kept.decay_BSH)
+        keys = self.token.slots[keys_XSK.shape[1]]._replace(decay_BLH=self.kept.decay_BSH)
         context = context._replace(queries=queries, keys=keys)
-        return reference.attend(self.core, q_B1HK, self.kept.keys_XSK, self.kept.values_XSK, context)
+        return reference.attend(self.core, q_B1HK, keys_XSK, values_XSK, context)
 
 
 class CachedSource:
