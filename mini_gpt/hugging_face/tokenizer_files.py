@@ -124,15 +124,13 @@ def read(
     masked: bool = False,
     config: Mapping[str, Any] = MappingProxyType({}),
 ) -> Tokenizer:
-    """Read the tokenizer of a model with `vocab_size` ids.
+    """Read the tokenizer of a model with `vocab_size` ids. Raises UserError if a file is invalid or not supported.
 
     end: eos_token_id of config.json. If it is a list, its first id counts. If it is None, the id is read from
       tokenizer_config.json: that of eos_token, else that of sep_token.
     start: decoder_start_token_id; None: `end`.
     masked: one of the ids is that of a mask token, which is not one of the returned tokenizer.
     config: the values of config.json, of which some are kept for an export.
-
-    Raises UserError if a file is invalid or not supported.
     """
     path = find_file(directory, FILE)
     model = _parsed(path)

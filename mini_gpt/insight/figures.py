@@ -73,7 +73,7 @@ def _curves_figure(found: list[Curves], distances_S: np.ndarray) -> Figure:
     columns = min(len(found), 4)
     rows = -(-len(found) // columns)
     name, kind, meaning, *_ = found[0]
-    size, title = (1.5 + 4.6 * columns, 4.3 * rows), f"{name}: {meaning}"
+    size, title = (1.5 + 5.6 * columns, 4.3 * rows), f"{name}: {meaning}"
     figure, grid = new_figure(size, rows, columns, title=title, sharex=True, sharey=True, squeeze=False)
     xlabel = "distance (tokens)" if kind == "similarity" else "distance to the left (tokens)"
     for axes in grid.flat[len(found) :]:
@@ -86,6 +86,8 @@ def _curves_figure(found: list[Curves], distances_S: np.ndarray) -> Figure:
             axes.plot(distances_S, values_S, label=label, linestyle="-" if head < COLOURS else "--", **style)
         layers = f"layer{'s' if len(of_layers.layers) > 1 else ''} {', '.join(map(str, of_layers.layers))}"
         finish(axes, xlabel=xlabel, ylabel=meaning, title=layers)
+        ncols = -(-len(of_layers.values_HS) // 16)  # at most 16 heads fit below each other
+        axes.legend(frameon=False, fontsize=9, loc="center left", bbox_to_anchor=(1, 0.5), ncols=ncols)
     return figure
 
 
