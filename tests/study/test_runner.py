@@ -60,6 +60,22 @@ def test_each_run_is_done_once_and_the_report_has_their_statistics(monkeypatch, 
     assert fake == ["model.d_ff=64,seed=6", "model.d_ff=96,seed=6"]
 
 
+@pytest.mark.parametrize("seeds, smallest, level", [(2, 0.5, "WARNING"), (6, 0.03125, "INFO")])
+def test_run_says_first_what_its_seeds_can_show(monkeypatch, flags, fake, caplog, seeds, smallest, level):
+    assert sweep(monkeypatch, flags, "64,96", f"--seeds={seeds}", "--contrast=64<96") is None
+    messages = [record.getMessage() for record in caplog.records]
+    (place,) = [index for index, message in enumerate(messages) if "smallest possible p" in message]
+    assert f"p of one comparison is {smallest:.3g}; at least 6 seeds are needed" in messages[place]
+    assert caplog.records[place].levelname == level
+    assert (f"with {seeds} seeds, no difference can be shown" in messages[place]) == (level == "WARNING")
+    assert all("complete, 0:" not in message for message in messages[:place])
+    # It is not said again if there is nothing to train, nor without contrasts.
+    caplog.clear()
+    assert sweep(monkeypatch, flags, "64,96", f"--seeds={seeds}", "--contrast=64<96") is None
+    assert sweep(monkeypatch, flags, "64,96", f"--seeds={seeds + 1}") is None
+    assert "smallest possible p" not in caplog.text and "No contrasts" not in caplog.text
+
+
 def test_failed_runs_cost_no_other_and_are_named(monkeypatch, flags, fake, tmp_path, caplog):
     assert sweep(monkeypatch, flags, f"{FAILS},64,{DIES}") == (
         "error: 2 of 3 runs failed; the same command tries them again"
