@@ -34,7 +34,8 @@ seeds are needed before any difference can be shown. A verdict is about other se
 ignores the choice of items.
 
 *Shown* and *opposite shown*: p ≤ {level:g}. *Equivalent*: the difference is within the smallest effect that matters
-(two one-sided tests in the same adjustment, p ≤ {level:g}). *Undecided*: neither. *No verdict*: for the reason given.
+(two one-sided tests in the same adjustment, p ≤ {level:g}). *Undecided*: neither; the row says why if its interval
+excludes 0. *No verdict*: for the reason given.
 If the differences are normal, some verdict is false in at most {level:g} of studies.
 
 *Improvement*: the share of all pairs of runs, one of each condition and of any seeds, in which the claim holds."""
