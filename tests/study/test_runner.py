@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -24,11 +25,21 @@ from tests.study.fake_worker import DIES, FAILS, WAITS
 
 
 def test_each_run_is_done_once_and_the_report_has_their_statistics(monkeypatch, flags, fake, tmp_path, capsys):
+    monkeypatch.delenv("VIRTUAL_ENV", raising=False)
+    programs = f"{os.path.relpath(Path(sys.executable).parent)}/"
     more = ["--seeds=3", "--contrast=64<96", "--contrast=96>64@bits_per_byte"]
     assert sweep(monkeypatch, flags, "64,96", *more) is None
     names = [f"d_ff={width},seed={seed}" for seed in (3, 4, 5) for width in (64, 96)]
     assert fake == names
     folder, printed = tmp_path / "sweep", capsys.readouterr().out
+    text, tables = (folder / "report.md").read_text(), (folder / "perplexity.md").read_text()
+    assert printed.splitlines() == [
+        "6 of 6 runs are complete, 0 failed",
+        "Verdicts: 2 undecided",
+        "With 3 seeds, no difference can be shown; at least 7 are needed",
+        f"Report: {folder}/report.html (tables: report.md)",
+        f"Curves: {programs}tensorboard --logdir={folder}",
+    ]
     results = {name: json.loads((folder / name / "eval" / "perplexity.json").read_text()) for name in names}
     with (folder / "perplexity.csv").open() as file:
         rows = {row["condition"]: row for row in csv.DictReader(file)}
@@ -39,7 +50,7 @@ def test_each_run_is_done_once_and_the_report_has_their_statistics(monkeypatch, 
         assert float(row["nll_mean"]) == pytest.approx(standard.mean(nll))
         assert float(row["nll_standard_deviation"]) == pytest.approx(standard.stdev(nll))
         assert [float(row[f"nll_{end}"]) for end in ("lowest", "highest")] == [min(nll), max(nll)]
-        assert f"| d_ff={width} | 3 | {standard.mean(nll):.4f} ± {standard.stdev(nll):.4f} |" in printed
+        assert f"| d_ff={width} | 3 | {standard.mean(nll):.4f} ± {standard.stdev(nll):.4f} |" in tables
     with (folder / "comparisons.csv").open() as file:
         compared = list(csv.DictReader(file))
     assert [row["claim"] for row in compared] == ["lower", "higher"]
@@ -47,7 +58,6 @@ def test_each_run_is_done_once_and_the_report_has_their_statistics(monkeypatch, 
     assert float(compared[0]["difference"]) == pytest.approx(standard.mean(pairs))
     assert float(compared[0]["p"]) == 0.25 and float(compared[0]["p_holm"]) == 0.5
     assert {row["verdict"] for row in compared} == {"undecided"}
-    text = (folder / "report.md").read_text()
     assert "6 of 6 runs are complete" in text and "Exploratory: no plan was frozen" in text
     for name in ("perplexity.png", "differences-nll.png", "training.png"):
         assert (folder / name).read_bytes().startswith(b"\x89PNG"), name
@@ -76,13 +86,14 @@ def test_run_says_first_what_its_seeds_can_show(monkeypatch, flags, fake, caplog
     assert "smallest possible p" not in caplog.text and "No contrasts" not in caplog.text
 
 
-def test_failed_runs_cost_no_other_and_are_named(monkeypatch, flags, fake, tmp_path, caplog):
+def test_failed_runs_cost_no_other_and_are_named(monkeypatch, flags, fake, tmp_path, caplog, capsys):
     assert sweep(monkeypatch, flags, f"{FAILS},64,{DIES}") == (
         "error: 2 of 3 runs failed; the same command tries them again"
     )
     assert re.search(r"\bd_ff=48,seed=3: model\.d_ff: found 48; use another \(see \S+seed=3\.log\)", caplog.text)
     assert "d_ff=50,seed=3: killed by signal 9 (Killed); was the memory full?" in caplog.text
     folder = tmp_path / "sweep"
+    assert capsys.readouterr().out.startswith("1 of 3 runs are complete, 2 failed\nVerdicts: none, since there are no")
     assert "| d_ff=64 | 1 | 1.6" in (folder / "perplexity.md").read_text()
     assert (
         "| d\\_ff=48,seed=3 | at step 2 of 4 | model.d\\_ff: found 48; use another |"
