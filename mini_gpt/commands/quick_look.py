@@ -4,6 +4,7 @@ import argparse
 import dataclasses
 import itertools
 import re
+from collections.abc import Mapping, Sequence
 
 from mini_gpt import suites
 from mini_gpt.commands import command_line
@@ -14,6 +15,8 @@ from mini_gpt.suites.base import SuiteOptions
 
 FLAGS = ("vary", "contrast", "seeds", "suite", "split", "lengths", "strides")  # besides --config
 CONTRAST = re.compile(r"(?P<first>.+?)(?P<claim>[<>])(?P<second>[^@]+)(@(?P<where>.+))?")
+VALUES = re.compile(r",(?![^(\[]*[)\]])")  # the commas between values
+WORD = re.compile(r"(?!(?i:true|false)$|None$)[A-Za-z]\w*", re.ASCII)  # a value that needs no field beside it
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -45,8 +48,9 @@ def plan(flags: argparse.Namespace, overrides: dict[str, str]) -> Plan:
     require(count >= 1, "--seeds", count, "must be at least 1")
     options = SuiteOptions(flags.split or "validation", flags.lengths, flags.strides)
     suites.check([suite], options)
+    names = short_names(vary)
     combinations = itertools.product(*([(name, value) for value in vary[name]] for name in vary))
-    conditions = {",".join(f"{name}={value}" for name, value in combined): dict(combined) for combined in combinations}
+    conditions = {",".join(map(names.__getitem__, combined)): dict(combined) for combined in combinations}
     seed = loading.load(flags.config, overrides | next(iter(conditions.values()))).seed
     name, seeds = command_line.run_name(flags.config, overrides, *vary), range(seed, seed + count)
     shared = {field: value for field, value in overrides.items() if field != "seed"}
@@ -54,6 +58,19 @@ def plan(flags: argparse.Namespace, overrides: dict[str, str]) -> Plan:
     Plan(name, study)  # raises UserError for invalid conditions or suites, before the contrasts are read
     contrasts = [_contrast(text, study, suite) for text in flags.contrast]
     return Plan(name, dataclasses.replace(study, contrasts=contrasts))
+
+
+def short_names(vary: Mapping[str, Sequence[str]]) -> dict[tuple[str, str], str]:
+    """Return {(field, value): its part of a condition's name}: rope for a word, num_layers=4 for another value.
+
+    If two fields have the same last part or the same word, all names have the full fields.
+    """
+    both = [(name, value) for name, values in vary.items() for value in values]
+    last = {name: name.rpartition(".")[2] for name in vary}
+    short = {(name, value): value if WORD.fullmatch(value) else f"{last[name]}={value}" for name, value in both}
+    if len(set(short.values())) == len(short) and len(set(last.values())) == len(last):
+        return short
+    return {(name, value): f"{name}={value}" for name, value in both}
 
 
 def _contrast(text: str, study: Study, suite: str) -> Contrast:
@@ -70,11 +87,13 @@ def _contrast(text: str, study: Study, suite: str) -> Contrast:
 
 
 def _condition(text: str, study: Study) -> str:
-    """Return the name of the condition with these values, such as model.position=rope for rope."""
-    by_values = {",".join(map(str, fields.values())): name for name, fields in study.conditions.items()}
-    if text not in study.conditions and text not in by_values:
-        raise UserError(f"--contrast: found {text!r}; must be one of {', '.join(by_values)}")
-    return by_values.get(text, text)
+    """Return the name of a condition that is given by its name, its values, or all FIELD=VALUE."""
+    known = {name: name for name in study.conditions}
+    for name, fields in study.conditions.items():
+        known[",".join(fields.values())] = known[",".join(f"{field}={value}" for field, value in fields.items())] = name
+    if text not in known:
+        raise UserError(f"--contrast: found {text!r}; must be one of {', '.join(study.conditions)}")
+    return known[text]
 
 
 def parse_vary(text: str) -> tuple[str, list[str]]:
@@ -83,7 +102,7 @@ def parse_vary(text: str) -> tuple[str, list[str]]:
     loading.check_field(name)
     if name == "seed":
         raise UserError("--vary: found seed; give the number of seeds with --seeds")
-    values = [value.strip() for value in re.split(r",(?![^(\[]*[)\]])", listed)]
+    values = [value.strip() for value in VALUES.split(listed)]
     different = "" not in values and len(set(values)) == len(values)
     require(different, "--vary", text, "must be FIELD=VALUE,VALUE,… with different values")
     return name, values

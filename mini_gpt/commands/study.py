@@ -15,6 +15,7 @@ import logging
 import re
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from mini_gpt.commands import command_line, quick_look
@@ -118,23 +119,27 @@ def _run(plan: Plan, workdir: Path, flags: argparse.Namespace) -> None:
     ledger.save(workdir, plan)
     mine = plan.runs[shard]
     jobs = [Job(run, found.missing(run), workdir / run.name) for run in mine if found.missing(run)]
+    if jobs and plan.comparisons:
+        level = logging.WARNING if estimate.too_few_seeds(plan) else logging.INFO
+        log.log(level, "\n".join(estimate.can_show(plan)))
     log.info(f"{len(mine) - len(jobs)} of {len(mine)} runs are complete; {len(slots)} at a time")
     try:
         runner.Runner(found, jobs, slots).run(Display(len(mine), len(slots)))
     finally:
         if flags.shard is None:
-            _report(plan, workdir, flags)
+            _report(plan, workdir, flags, jobs)
     runner.check_all_complete(jobs, len(mine))
 
 
-def _report(plan: Plan, workdir: Path, flags: argparse.Namespace) -> None:
+def _report(plan: Plan, workdir: Path, flags: argparse.Namespace, jobs: Sequence[Job] = ()) -> None:
     ledger.check_same_study(workdir, plan)
     found = Report(Results(plan, workdir))
     try:
-        written = found.write()
-    finally:
-        print(found.printed())  # also if a file can't be written
-    print("Written to", *written, sep="\n")
+        found.write()
+    except BaseException:
+        print(found.printed())  # a file can't be written, such as on a full disk
+        raise
+    print(found.summary(sum(job.state == "failed" for job in jobs)))
 
 
 def _slurm(plan: Plan, workdir: Path, flags: argparse.Namespace) -> None:

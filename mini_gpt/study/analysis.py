@@ -30,7 +30,8 @@ class Outcome(NamedTuple):
 
     differences_S: first - second, of each seed in `seeds`. p, equivalent_p: adjusted for all comparisons; p_alone: not
     adjusted. probability: share of pairs of runs in which `first` is better, as claimed. num_items: items in the
-    bootstrap; 0: the interval has only the variation over seeds. reason: why there is no verdict, else "".
+    bootstrap; 0: the interval has only the variation over seeds. reason: why there is no verdict, or why it is
+    undecided with an interval that excludes 0; else "".
     """
 
     comparison: Comparison
@@ -61,8 +62,22 @@ def outcomes(pairs: Mapping[Comparison, Pairs], level: float, planned: int) -> l
         if not one.reason:
             assert one.difference is not None
             verdict = statistics.verdict(one.difference, one.comparison.claim, p, equivalent_p, level)
-        found.append(one._replace(p=p, equivalent_p=equivalent_p, verdict=verdict))
+        one = one._replace(p=p, equivalent_p=equivalent_p, verdict=verdict)
+        found.append(one._replace(reason=_why_undecided(one, level, len(alone))) if verdict == "undecided" else one)
     return found
+
+
+def _why_undecided(one: Outcome, level: float, comparisons: int) -> str:
+    """Return why p is above the level although the interval excludes 0, or "" if it has 0."""
+    assert one.interval is not None
+    if one.interval[0] <= 0 <= one.interval[1]:
+        return ""
+    if one.p_alone <= level:
+        adjusted = f"becomes {one.p:.3g} after the adjustment for {comparisons} comparisons"
+        return f"the interval excludes 0, but p = {one.p_alone:.3g} {adjusted}, above {level:g}"
+    seeds, smallest = len(one.seeds), statistics.smallest_p(len(one.seeds))
+    limit = f"; {seeds} seeds can give no smaller p than {smallest:.3g}" if smallest > level else ""
+    return f"the interval excludes 0, but p = {one.p_alone:.3g} of the sign-flip test is above {level:g}{limit}"
 
 
 def _alone(comparison: Comparison, pairs: Pairs, level: float, planned: int) -> Outcome:

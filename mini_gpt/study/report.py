@@ -3,13 +3,15 @@
 import base64
 import html
 import re
+import shlex
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import markdown as markdown_library
 
 from mini_gpt import suites
-from mini_gpt.study import analysis, figures, ledger, statistics, tables
+from mini_gpt.study import analysis, estimate, figures, ledger, statistics, tables
 from mini_gpt.study.analysis import Outcome
 from mini_gpt.study.definition import PlannedRun
 from mini_gpt.study.progress import Job, last_error
@@ -18,7 +20,9 @@ from mini_gpt.suites import SUITES
 from mini_gpt.suites import results as result_files
 from mini_gpt.suites.base import Row
 from mini_gpt.suites.results import Contents
+from mini_gpt.training import conclusion
 
+VERDICTS = ("shown", "opposite shown", "equivalent", "undecided", "no verdict")
 MOST_LISTED = 20  # names of runs
 TRAINING_PARTS = 25  # points of a training curve
 PAGE = Path(__file__).with_name("report.html")
@@ -34,7 +38,8 @@ seeds are needed before any difference can be shown. A verdict is about other se
 ignores the choice of items.
 
 *Shown* and *opposite shown*: p ≤ {level:g}. *Equivalent*: the difference is within the smallest effect that matters
-(two one-sided tests in the same adjustment, p ≤ {level:g}). *Undecided*: neither. *No verdict*: for the reason given.
+(two one-sided tests in the same adjustment, p ≤ {level:g}). *Undecided*: neither; the row says why if its interval
+excludes 0. *No verdict*: for the reason given.
 If the differences are normal, some verdict is false in at most {level:g} of studies.
 
 *Improvement*: the share of all pairs of runs, one of each condition and of any seeds, in which the claim holds."""
@@ -53,8 +58,23 @@ class Report:
             if (rows := results.rows(name))
         }
 
+    def summary(self, failed: int) -> str:
+        """Return the end of the command: what is complete and shown, and where to read more. failed: number of runs."""
+        complete, total, seeds = len(self.results.complete_runs), len(self.plan.runs), len(self.study.seeds)
+        missing, counts = total - complete - failed, Counter(one.verdict for one in self.outcomes)
+        found = ", ".join(f"{counts[verdict]} {verdict}" for verdict in VERDICTS if counts[verdict])
+        lines = [
+            f"{complete} of {total} runs are complete, {failed} failed" + (f", {missing} missing" if missing else ""),
+            f"Verdicts: {found}" if found else "Verdicts: none, since there are no contrasts",
+        ]
+        if estimate.too_few_seeds(self.plan):
+            needed = statistics.seeds_needed(len(self.plan.comparisons), self.study.level)
+            lines.append(f"With {seeds} seeds, no difference can be shown; at least {needed} are needed")
+        board = f"{conclusion.program_prefix()}tensorboard --logdir={shlex.quote(str(self.workdir))}"
+        return "\n".join([*lines, f"Report: {self.workdir / 'report.html'} (tables: report.md)", f"Curves: {board}"])
+
     def printed(self) -> str:
-        """Return the tables for the terminal: the metrics of each suite, then the verdicts."""
+        """Return the tables as text: the metrics of each suite, then the verdicts."""
         parts = [tables.markdown(table, SUITES[name].values) for name, table in self.tables.items()]
         return "\n".join([*parts, *([self._verdicts(), ""] if self.outcomes else [])])
 

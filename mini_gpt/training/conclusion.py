@@ -14,12 +14,18 @@ from mini_gpt.training.evaluators import Evaluator
 SUMMARY_TOKENS = 200  # of the sample
 
 
+def program_prefix() -> str:
+    """Return what a command needs before python or tensorboard, for the shell to find it.
+
+    It is "" in an activated virtual environment, else the directory of this Python.
+    """
+    return "" if os.environ.get("VIRTUAL_ENV") else shlex.quote(os.path.relpath(Path(sys.executable).parent)) + "/"
+
+
 def conclude(workdir: Path, evaluator: Evaluator, model: LoadedModel, step: int) -> None:
     """Score the whole validation split, print a summary with next commands, and write the result as eval.py does."""
     conclusion, result = evaluator.conclusion(model)
-    # The shell finds python and tensorboard only in an activated virtual environment.
-    activated = os.environ.get("VIRTUAL_ENV")
-    programs = "" if activated else shlex.quote(os.path.relpath(Path(sys.executable).parent)) + "/"
+    programs = program_prefix()
     directory = shlex.quote(str(workdir))
     named = f"{workdir.name}:{workdir / monitor.TENSORBOARD}"  # otherwise TensorBoard calls the run "tensorboard"
     board = f"dir={directory}" if set(",:") & set(str(workdir)) else f"dir_spec={shlex.quote(named)}"

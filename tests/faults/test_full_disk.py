@@ -115,7 +115,7 @@ def test_a_measured_result_is_printed_if_the_disk_is_full(trained, disk, monkeyp
 
 @pytest.mark.slow
 def test_the_tables_of_a_sweep_are_printed_if_the_disk_is_full(trained, corpus_files, disk, monkeypatch, capsys):
-    run = shutil.copytree(trained(train__steps=4), disk / "sweep" / "model.position=rope,seed=0")
+    run = shutil.copytree(trained(train__steps=4), disk / "sweep" / "rope,seed=0")
     assert type_in(monkeypatch, "eval.py", f"--workdir={run}") is None
     nll = json.loads((run / "eval" / "perplexity.json").read_text())["nll"]
     fields = SMALL | {"data.path": corpus_files, "train.steps": 4}
@@ -126,7 +126,7 @@ def test_the_tables_of_a_sweep_are_printed_if_the_disk_is_full(trained, corpus_f
     said = type_in(monkeypatch, *study)
     assert re.match(rf"error: {disk}/sweep\S*: .*No space left on device", said), said
     printed = capsys.readouterr().out
-    assert f"| model.position=rope | 1 | {nll:.4f} |" in printed and "Written to" not in printed
+    assert f"| rope | 1 | {nll:.4f} |" in printed and "Written to" not in printed
     assert not list(disk.rglob("*.draft"))
     (disk / "filler").unlink()
     assert type_in(monkeypatch, *study) is None

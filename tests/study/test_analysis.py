@@ -97,6 +97,7 @@ def test_an_incomplete_comparison_does_not_help_the_others():
 
 SAME = "all seeds have the same difference: their variation is not known"
 FLOOR = "both conditions are within 0.05 of 0, the limit of exact_match, in {} of 7 seeds"
+ABOVE = "the interval excludes 0, but p = {} of the sign-flip test is above 0.05"
 
 
 @pytest.mark.parametrize(
@@ -108,7 +109,7 @@ FLOOR = "both conditions are within 0.05 of 0, the limit of exact_match, in {} o
         ("exact_match", [0.0] * 6 + [0.06], [0.0] * 7, "no verdict", FLOOR.format(6)),
         ("exact_match", [1.0, 0.99] * 3 + [1.0], [1.0] * 7, "no verdict", FLOOR.format(7).replace("of 0,", "of 1,")),
         ("exact_match", [0.0] * 4 + [1.0] * 3, [0.0] * 7, "no verdict", FLOOR.format(4)),
-        ("exact_match", [0.0] * 3 + [1.0] * 4, [0.0] * 7, "undecided", ""),
+        ("exact_match", [0.0] * 3 + [1.0] * 4, [0.0] * 7, "undecided", ABOVE.format("0.125")),
         ("exact_match", [0.9, 0.8, 0.9, 1.0, 0.9, 0.8, 0.9], [0.0] * 7, "opposite shown", ""),
         ("exact_match", [0.5, 0.501] * 3 + [0.5], [0.5, 0.5, 0.501] * 2 + [0.5], "equivalent", ""),
         ("own", [0.0, 0.002] * 3 + [0.0], [0.002, 0.0, 0.0] * 2 + [0.0], "equivalent", ""),  # its limits are not known
@@ -120,6 +121,28 @@ def test_seeds_that_cannot_differ_give_no_verdict(metric, first, second, verdict
     assert (found.verdict, found.reason) == (verdict, reason)
     assert found.verdict != "no verdict" or (found.p, found.equivalent_p) == (1, 1)
     assert (found.interval is None) == (reason == SAME)
+
+
+@pytest.mark.parametrize(
+    "differences, comparisons, reason",
+    [
+        ([-1.0, -1.1, -0.9, -1.0], 1, f"{ABOVE.format('0.125')}; 4 seeds can give no smaller p than 0.125"),
+        ([-1.0, -1.1, -0.9, -1.0], 2, f"{ABOVE.format('0.125')}; 4 seeds can give no smaller p than 0.125"),
+        (
+            [-1.0, -1.1, -0.9] * 2,
+            2,
+            "the interval excludes 0, but p = 0.0312 becomes 0.0625 after the adjustment for 2 comparisons, above 0.05",
+        ),
+        ([-1.0, 1.1, 0.9] * 2, 1, ""),  # the interval has 0
+    ],
+)
+def test_an_undecided_row_says_why_its_interval_excludes_0(differences, comparisons, reason):
+    which = [Comparison(first, "lower", "z", "perplexity", "nll", "", 8, 0) for first in "ab"[:comparisons]]
+    second = [10.0] * len(differences)
+    first = [b + difference for b, difference in zip(second, differences, strict=True)]
+    found = analysis.outcomes(dict.fromkeys(which, pairs(first, second)), 0.05, len(differences))
+    assert [(one.verdict, one.reason) for one in found] == [("undecided", reason)] * comparisons
+    assert all((one.interval[0] > 0 or one.interval[1] < 0) == bool(reason) for one in found)
 
 
 def test_many_seeds_show_a_difference_beside_a_ceiling():

@@ -165,7 +165,11 @@ def test_a_plan_that_changed_after_results_needs_consent(monkeypatch, fake, over
     assert "was changed after 2 runs were measured (overrides, train.steps of wide" in run("run")
     path.write_text(FILE.format(seeds=2, overrides=overrides))
     assert len(fake) == 2
+    capsys.readouterr()
     assert run("report") is None
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[:2] == ["2 of 4 runs are complete, 0 failed, 2 missing", "Verdicts: 1 no verdict"]
+    assert len(printed) == 5
     assert "Exploratory: the plan was frozen" in (workdir / "report.md").read_text()
     assert run("run", "--changed") is None and len(fake) == 4
     assert [entry["event"] for entry in ledger.entries(workdir)] == ["frozen", "run", "changed"]

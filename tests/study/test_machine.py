@@ -123,7 +123,7 @@ def test_the_newest_run_is_stopped_if_memory_is_short(monkeypatch, flags, fake, 
     left = [2**40]
     monkeypatch.setattr(machine, "memory_left", lambda: left[0])
     monkeypatch.setattr(machine, "slots", lambda _: [machine.Slot(None, {"N": "1"}), machine.Slot(None, {"N": "2"})])
-    first, second = (tmp_path / "sweep" / f"model.d_ff={WAITS},seed={seed}" for seed in (3, 4))
+    first, second = (tmp_path / "sweep" / f"d_ff={WAITS},seed={seed}" for seed in (3, 4))
 
     def shorten():
         while not (second / "metrics.jsonl").exists():
@@ -139,5 +139,5 @@ def test_the_newest_run_is_stopped_if_memory_is_short(monkeypatch, flags, fake, 
     thread.start()
     assert sweep(monkeypatch, flags, WAITS, "--seeds=2") is None
     thread.join()
-    assert f"memory is short: model.d_ff={WAITS},seed=4 is stopped" in caplog.text
+    assert f"memory is short: d_ff={WAITS},seed=4 is stopped" in caplog.text
     assert fake == [first.name, second.name, second.name] and not (first / "stopped").exists()

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -24,30 +25,39 @@ from tests.study.fake_worker import DIES, FAILS, WAITS
 
 
 def test_each_run_is_done_once_and_the_report_has_their_statistics(monkeypatch, flags, fake, tmp_path, capsys):
+    monkeypatch.delenv("VIRTUAL_ENV", raising=False)
+    programs = f"{os.path.relpath(Path(sys.executable).parent)}/"
     more = ["--seeds=3", "--contrast=64<96", "--contrast=96>64@bits_per_byte"]
     assert sweep(monkeypatch, flags, "64,96", *more) is None
-    names = [f"model.d_ff={width},seed={seed}" for seed in (3, 4, 5) for width in (64, 96)]
+    names = [f"d_ff={width},seed={seed}" for seed in (3, 4, 5) for width in (64, 96)]
     assert fake == names
     folder, printed = tmp_path / "sweep", capsys.readouterr().out
+    text, tables = (folder / "report.md").read_text(), (folder / "perplexity.md").read_text()
+    assert printed.splitlines() == [
+        "6 of 6 runs are complete, 0 failed",
+        "Verdicts: 2 undecided",
+        "With 3 seeds, no difference can be shown; at least 7 are needed",
+        f"Report: {folder}/report.html (tables: report.md)",
+        f"Curves: {programs}tensorboard --logdir={folder}",
+    ]
     results = {name: json.loads((folder / name / "eval" / "perplexity.json").read_text()) for name in names}
     with (folder / "perplexity.csv").open() as file:
         rows = {row["condition"]: row for row in csv.DictReader(file)}
     for width in ("64", "96"):
-        nll = [results[f"model.d_ff={width},seed={seed}"]["nll"] for seed in (3, 4, 5)]
-        row = rows[f"model.d_ff={width}"]
+        nll = [results[f"d_ff={width},seed={seed}"]["nll"] for seed in (3, 4, 5)]
+        row = rows[f"d_ff={width}"]
         assert (row["model.d_ff"], row["seeds"], row["reason"]) == (width, "3", "")
         assert float(row["nll_mean"]) == pytest.approx(standard.mean(nll))
         assert float(row["nll_standard_deviation"]) == pytest.approx(standard.stdev(nll))
         assert [float(row[f"nll_{end}"]) for end in ("lowest", "highest")] == [min(nll), max(nll)]
-        assert f"| model.d_ff={width} | 3 | {standard.mean(nll):.4f} ± {standard.stdev(nll):.4f} |" in printed
+        assert f"| d_ff={width} | 3 | {standard.mean(nll):.4f} ± {standard.stdev(nll):.4f} |" in tables
     with (folder / "comparisons.csv").open() as file:
         compared = list(csv.DictReader(file))
     assert [row["claim"] for row in compared] == ["lower", "higher"]
-    pairs = [results[f"model.d_ff=64,seed={s}"]["nll"] - results[f"model.d_ff=96,seed={s}"]["nll"] for s in (3, 4, 5)]
+    pairs = [results[f"d_ff=64,seed={s}"]["nll"] - results[f"d_ff=96,seed={s}"]["nll"] for s in (3, 4, 5)]
     assert float(compared[0]["difference"]) == pytest.approx(standard.mean(pairs))
     assert float(compared[0]["p"]) == 0.25 and float(compared[0]["p_holm"]) == 0.5
     assert {row["verdict"] for row in compared} == {"undecided"}
-    text = (folder / "report.md").read_text()
     assert "6 of 6 runs are complete" in text and "Exploratory: no plan was frozen" in text
     for name in ("perplexity.png", "differences-nll.png", "training.png"):
         assert (folder / name).read_bytes().startswith(b"\x89PNG"), name
@@ -57,30 +67,47 @@ def test_each_run_is_done_once_and_the_report_has_their_statistics(monkeypatch, 
     assert sweep(monkeypatch, flags, "64,96", *more) is None
     assert fake == [] and (folder / "report.md").read_text().startswith(text.partition("## How it was made")[0])
     assert sweep(monkeypatch, flags, "64,96", "--seeds=4") is None
-    assert fake == ["model.d_ff=64,seed=6", "model.d_ff=96,seed=6"]
+    assert fake == ["d_ff=64,seed=6", "d_ff=96,seed=6"]
 
 
-def test_failed_runs_cost_no_other_and_are_named(monkeypatch, flags, fake, tmp_path, caplog):
+@pytest.mark.parametrize("seeds, smallest, level", [(2, 0.5, "WARNING"), (6, 0.03125, "INFO")])
+def test_run_says_first_what_its_seeds_can_show(monkeypatch, flags, fake, caplog, seeds, smallest, level):
+    assert sweep(monkeypatch, flags, "64,96", f"--seeds={seeds}", "--contrast=64<96") is None
+    messages = [record.getMessage() for record in caplog.records]
+    (place,) = [index for index, message in enumerate(messages) if "smallest possible p" in message]
+    assert f"p of one comparison is {smallest:.3g}; at least 6 seeds are needed" in messages[place]
+    assert caplog.records[place].levelname == level
+    assert (f"with {seeds} seeds, no difference can be shown" in messages[place]) == (level == "WARNING")
+    assert all("complete, 0:" not in message for message in messages[:place])
+    # It is not said again if there is nothing to train, nor without contrasts.
+    caplog.clear()
+    assert sweep(monkeypatch, flags, "64,96", f"--seeds={seeds}", "--contrast=64<96") is None
+    assert sweep(monkeypatch, flags, "64,96", f"--seeds={seeds + 1}") is None
+    assert "smallest possible p" not in caplog.text and "No contrasts" not in caplog.text
+
+
+def test_failed_runs_cost_no_other_and_are_named(monkeypatch, flags, fake, tmp_path, caplog, capsys):
     assert sweep(monkeypatch, flags, f"{FAILS},64,{DIES}") == (
         "error: 2 of 3 runs failed; the same command tries them again"
     )
-    assert re.search(r"model\.d_ff=48,seed=3: model\.d_ff: found 48; use another \(see \S+seed=3\.log\)", caplog.text)
-    assert "model.d_ff=50,seed=3: killed by signal 9 (Killed); was the memory full?" in caplog.text
+    assert re.search(r"\bd_ff=48,seed=3: model\.d_ff: found 48; use another \(see \S+seed=3\.log\)", caplog.text)
+    assert "d_ff=50,seed=3: killed by signal 9 (Killed); was the memory full?" in caplog.text
     folder = tmp_path / "sweep"
-    assert "| model.d_ff=64 | 1 | 1.6" in (folder / "perplexity.md").read_text()
+    assert capsys.readouterr().out.startswith("1 of 3 runs are complete, 2 failed\nVerdicts: none, since there are no")
+    assert "| d_ff=64 | 1 | 1.6" in (folder / "perplexity.md").read_text()
     assert (
-        "| model.d\\_ff=48,seed=3 | at step 2 of 4 | model.d\\_ff: found 48; use another |"
+        "| d\\_ff=48,seed=3 | at step 2 of 4 | model.d\\_ff: found 48; use another |"
         in (folder / "report.md").read_text()
     )
     fake.clear()
     assert sweep(monkeypatch, flags, f"{FAILS},64,{DIES}").startswith("error: 2 of 3 runs failed")
-    assert fake == ["model.d_ff=48,seed=3", "model.d_ff=50,seed=3"]
+    assert fake == ["d_ff=48,seed=3", "d_ff=50,seed=3"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_stops_all_runs_and_the_same_command_goes_on(monkeypatch, flags, fake, tmp_path, number, caplog):
     arguments = ["mini_gpt.sweep", *flags, f"--vary=model.d_ff={WAITS},64"]
-    waiting = tmp_path / "sweep" / f"model.d_ff={WAITS},seed=3" / "metrics.jsonl"
+    waiting = tmp_path / "sweep" / f"d_ff={WAITS},seed=3" / "metrics.jsonl"
 
     def stop():
         while not waiting.exists():
@@ -101,11 +128,11 @@ def test_a_signal_stops_all_runs_and_the_same_command_goes_on(monkeypatch, flags
     ).exists()
     fake.clear()
     assert type_in(monkeypatch, *arguments) is None
-    assert f"model.d_ff={WAITS},seed=3" in fake
+    assert f"d_ff={WAITS},seed=3" in fake
 
 
 def test_an_error_of_the_study_itself_stops_and_saves_all_runs(monkeypatch, flags, fake, tmp_path):
-    waiting = tmp_path / "sweep" / f"model.d_ff={WAITS},seed=3"
+    waiting = tmp_path / "sweep" / f"d_ff={WAITS},seed=3"
 
     def show(*_):
         if (waiting / "metrics.jsonl").exists():
@@ -124,18 +151,18 @@ def test_runs_can_be_hung_up_under_nohup(monkeypatch, flags, fake, tmp_path):
         assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
     finally:
         signal.signal(signal.SIGHUP, previous)
-    result = json.loads((tmp_path / "sweep" / "model.d_ff=64,seed=3" / "eval" / "perplexity.json").read_text())
+    result = json.loads((tmp_path / "sweep" / "d_ff=64,seed=3" / "eval" / "perplexity.json").read_text())
     assert result["hang_up"]
 
 
 def test_a_run_of_another_process_is_left_alone(monkeypatch, flags, fake, tmp_path):
-    log = tmp_path / "sweep" / "logs" / "model.d_ff=64,seed=3.log"
+    log = tmp_path / "sweep" / "logs" / "d_ff=64,seed=3.log"
     log.parent.mkdir(parents=True)
     with log.open("a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         said = sweep(monkeypatch, flags, "64,96")
-    assert said.startswith("error: 1 of 2 runs are trained by another process (model.d_ff=64,seed=3); run the same")
-    assert fake == ["model.d_ff=96,seed=3"]
+    assert said.startswith("error: 1 of 2 runs are trained by another process (d_ff=64,seed=3); run the same")
+    assert fake == ["d_ff=96,seed=3"]
     assert sweep(monkeypatch, flags, "64,96") is None
 
 
@@ -177,7 +204,7 @@ def test_a_killed_study_goes_on_with_the_same_bits(tmp_path, corpus_files):
     whole = start("whole")
     assert whole.wait(300) == 0, whole.stderr.read()
     killed = start("killed")
-    metrics = tmp_path / "killed" / "model.position=rope,seed=0" / "metrics.jsonl"
+    metrics = tmp_path / "killed" / "rope,seed=0" / "metrics.jsonl"
     deadline = time.monotonic() + 120
     while not metrics.exists() or '"step": 50' not in metrics.read_text():
         assert time.monotonic() < deadline
@@ -185,7 +212,7 @@ def test_a_killed_study_goes_on_with_the_same_bits(tmp_path, corpus_files):
     killed.kill()
     killed.wait()
     deadline = time.monotonic() + 60
-    log = tmp_path / "killed" / "logs" / "model.position=rope,seed=0.log"
+    log = tmp_path / "killed" / "logs" / "rope,seed=0.log"
     while "stopped and saved at step" not in log.read_text():
         assert time.monotonic() < deadline, log.read_text()
         time.sleep(0.1)
@@ -193,7 +220,7 @@ def test_a_killed_study_goes_on_with_the_same_bits(tmp_path, corpus_files):
     assert again.wait(300) == 0, again.stderr.read()
     for position in ("rope", "alibi"):
         one, other = (
-            json.loads((tmp_path / name / f"model.position={position},seed=0" / "eval" / "perplexity.json").read_text())
+            json.loads((tmp_path / name / f"{position},seed=0" / "eval" / "perplexity.json").read_text())
             for name in ("whole", "killed")
         )
         assert one == other
@@ -206,7 +233,7 @@ def test_a_result_that_cannot_be_read_is_a_failure(monkeypatch, flags, fake, tmp
     def start(module, content, slot, **streams):
         process = written(module, content, slot, **streams)
         process.wait()
-        (tmp_path / "sweep" / "model.d_ff=64,seed=3" / "eval" / "perplexity.json").write_text("{")
+        (tmp_path / "sweep" / "d_ff=64,seed=3" / "eval" / "perplexity.json").write_text("{")
         return process
 
     monkeypatch.setattr(runner.processes, "start", start)

@@ -34,9 +34,9 @@ EXTRAPOLATION = ["--suite=extrapolation", "--lengths=1x,2x", "--strides=0.5x"]
 def test_a_sweep_trains_missing_runs_and_tabulates_them(monkeypatch, flags, real, tmp_path, capsys, caplog):
     vary = "--vary=model.position=learned,rope"
     assert type_in(monkeypatch, *flags, vary, "--seeds=2", *EXTRAPOLATION) is None
-    assert re.search(r"\[4 of 4 complete\] model\.position=\w+,seed=4: complete, 0:", caplog.text)
+    assert re.search(r"\[4 of 4 complete\] (learned|rope),seed=4: complete, 0:", caplog.text)
     assert "blocks/*" not in caplog.text
-    expected = [f"model.position={name},seed={seed}" for seed in (3, 4) for name in ("learned", "rope")]
+    expected = [f"{name},seed={seed}" for seed in (3, 4) for name in ("learned", "rope")]
     assert real == expected
     folder = tmp_path / "sweep"
     results = {name: json.loads((folder / name / "eval" / "extrapolation.json").read_text()) for name in expected}
@@ -49,7 +49,7 @@ def test_a_sweep_trains_missing_runs_and_tabulates_them(monkeypatch, flags, real
         mine = [
             found
             for seed in (3, 4)
-            for found in results[f"model.position={position},seed={seed}"]["rows"]
+            for found in results[f"{position},seed={seed}"]["rows"]
             if found["length"] == length and measured.startswith(found["protocol"])
         ]
         assert len(mine) == 2
@@ -64,10 +64,11 @@ def test_a_sweep_trains_missing_runs_and_tabulates_them(monkeypatch, flags, real
             assert [float(row[f"{value}_{end}"]) for end in ("lowest", "highest")] == sorted(found)
     text = (folder / "extrapolation.md").read_text()
     title, _, table_text = text.partition("\n\n")
-    assert title == "extrapolation of the validation split" and table_text in capsys.readouterr().out
-    nll = [results[f"model.position=rope,seed={seed}"]["rows"][0]["nll"] for seed in (3, 4)]
+    assert title == "extrapolation of the validation split" and "**nll**, blocks" in table_text
+    assert len(capsys.readouterr().out.splitlines()) == 4
+    nll = [results[f"rope,seed={seed}"]["rows"][0]["nll"] for seed in (3, 4)]
     shown = f"{statistics.mean(nll):.4f} ± {statistics.stdev(nll):.4f}"
-    learned, rope = r"\| model\.position=learned .* undefined \|", rf"\| model\.position=rope \| 2 \| {shown} \|"
+    learned, rope = r"\| learned .* undefined \|", rf"\| rope \| 2 \| {shown} \|"
     assert re.search(rf"\*\*nll\*\*, blocks\n\n.*\n.*\n{learned}\n{rope}", text)
     assert (folder / "extrapolation.png").read_bytes().startswith(b"\x89PNG")
 
@@ -76,7 +77,7 @@ def test_a_sweep_trains_missing_runs_and_tabulates_them(monkeypatch, flags, real
     assert type_in(monkeypatch, *flags, vary, "--seeds=2", *EXTRAPOLATION) is None
     assert real == [] and (folder / "extrapolation.md").read_text() == text
     assert type_in(monkeypatch, *flags, vary, "--seeds=3", *EXTRAPOLATION) is None
-    assert real == ["model.position=learned,seed=5", "model.position=rope,seed=5"]
+    assert real == ["learned,seed=5", "rope,seed=5"]
     real.clear()
     before = {name: (folder / name / "checkpoints" / "4").stat().st_mtime_ns for name in expected}
     assert type_in(monkeypatch, *flags, vary, "--suite=extrapolation", "--lengths=1x", "--strides=0.5x") is None
@@ -90,18 +91,18 @@ def test_a_setting_without_effect_is_named_once(monkeypatch, flags, fake, caplog
     assert type_in(monkeypatch, *rest, "--vary=optimizer.warmup_steps=1,9", "--seeds=2") is None
     (one,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert one.startswith("optimizer.warmup_steps: found 9, above train.steps=4; the learning rate reaches 0.0004444")
-    assert one.endswith(" (conditions: optimizer.warmup_steps=9)") and len(fake) == 4
+    assert one.endswith(" (conditions: warmup_steps=9)") and len(fake) == 4
 
 
 def test_a_damaged_result_is_measured_again(monkeypatch, flags, fake, tmp_path, caplog):
     arguments = [*flags, "--vary=model.d_ff=64,96"]
     assert type_in(monkeypatch, *arguments) is None
     table = (tmp_path / "sweep" / "perplexity.md").read_text()
-    assert "| model.d_ff=64 | 1 |" in table and "±" not in table.split("± is")[0], "one seed has no spread"
-    (tmp_path / "sweep" / "model.d_ff=64,seed=3" / "eval" / "perplexity.json").write_text("{")
+    assert "| d_ff=64 | 1 |" in table and "±" not in table.split("± is")[0], "one seed has no spread"
+    (tmp_path / "sweep" / "d_ff=64,seed=3" / "eval" / "perplexity.json").write_text("{")
     fake.clear()
     assert type_in(monkeypatch, *arguments) is None
-    assert fake == ["model.d_ff=64,seed=3"] and "perplexity.json is damaged" in caplog.text
+    assert fake == ["d_ff=64,seed=3"] and "perplexity.json is damaged" in caplog.text
     assert (tmp_path / "sweep" / "perplexity.md").read_text() == table
 
 
@@ -113,8 +114,8 @@ def test_the_directory_of_another_sweep_is_refused(monkeypatch, flags, fake, tmp
     assert re.match(rf"error: --workdir: {tmp_path}/sweep holds the study default,\S+; name a new directory for ", said)
     (tmp_path / "sweep" / "study.json").unlink()
     said = type_in(monkeypatch, *other)
-    assert "model.d_ff=64,seed=3 holds another run (context_length was 32, is 16" in said
-    assert fake == ["model.d_ff=64,seed=3"]
+    assert "d_ff=64,seed=3 holds another run (context_length was 32, is 16" in said
+    assert fake == ["d_ff=64,seed=3"]
 
 
 @pytest.mark.parametrize(
@@ -145,7 +146,7 @@ def test_the_directory_of_another_sweep_is_refused(monkeypatch, flags, fake, tmp
         (["--vary=model.position=rope", "--lengths=1x"], r"error: --lengths is not supported by --suite=perplexity"),
         (
             ["--vary=model.dropout=0.1,0.10"],
-            r"error: conditions: model\.dropout=0\.1 and model\.dropout=0\.10 have the same config",
+            r"error: conditions: dropout=0\.1 and dropout=0\.10 have the same config",
         ),
         (
             ["--vary=model.d_ff=64,96", "--contrast=64<96", "--suite=figures"],
@@ -168,8 +169,8 @@ def test_results_of_another_text_are_refused(monkeypatch, flags, fake, small, tm
     assert type_in(monkeypatch, *arguments) is None
     (tmp_path / "text" / "0.txt").write_text("another text " * 12)
     said = type_in(monkeypatch, *arguments)
-    assert said.startswith("error: data.corpus: found ") and "model.d_ff=64,seed=3 was trained on" in said
-    assert "the text has changed; restore it" in said and fake == ["model.d_ff=64,seed=3"]
+    assert said.startswith("error: data.corpus: found ") and "d_ff=64,seed=3 was trained on" in said
+    assert "the text has changed; restore it" in said and fake == ["d_ff=64,seed=3"]
 
 
 def test_a_split_that_is_too_short_is_refused_before_training(monkeypatch, flags, started, tmp_path):
@@ -208,27 +209,23 @@ def test_undefined_values_and_failed_runs_leave_a_table(monkeypatch, flags, real
         (row,) = csv.DictReader(file)
     assert row["seeds"] == "2" and float(row["nll_mean"]) > 0 and row["bits_per_byte_mean"] == ""
     text = (tmp_path / "sweep" / "perplexity.md").read_text()
-    assert (
-        "**nll**" in text
-        and "| model.position=none | 0 | undefined |" in text
-        and "these runs have no bits_per_byte" in text
-    )
+    assert "**nll**" in text and "| none | 0 | undefined |" in text and "these runs have no bits_per_byte" in text
     broken = [*flags, f"--workdir={tmp_path}/broken", "--vary=optimizer.learning_rate=1e-3,1e30", "--seeds=2"]
     assert type_in(monkeypatch, *broken).startswith("error: 2 of 4 runs failed")
     assert "learning_rate=1e30,seed=3: " in caplog.text and "found loss nan, gradient norm nan" in caplog.text
-    assert "| optimizer.learning_rate=1e-3 | 2 |" in (tmp_path / "broken" / "perplexity.md").read_text()
+    assert "| learning_rate=1e-3 | 2 |" in (tmp_path / "broken" / "perplexity.md").read_text()
 
 
 def test_a_config_may_be_valid_only_with_the_varied_values(monkeypatch, flags, fake):
     arguments = ["--config.model.num_heads=3", "--config.model.position=alibi", "--config.model.d_ff=64"]
     arguments += ["--vary=model.d_model=33,48"]
     assert type_in(monkeypatch, *without(flags, "model.num_heads", "model.d_model"), *arguments) is None
-    assert fake == ["model.d_model=33,seed=3", "model.d_model=48,seed=3"]
+    assert fake == ["d_model=33,seed=3", "d_model=48,seed=3"]
 
 
 def test_the_first_seed_may_have_any_form_of_a_number(monkeypatch, flags, fake):
     assert type_in(monkeypatch, *without(flags, "seed"), "--config.seed=0x1_0", "--vary=model.d_ff=64") is None
-    assert fake == ["model.d_ff=64,seed=16"]
+    assert fake == ["d_ff=64,seed=16"]
 
 
 def test_values_may_hold_commas_in_brackets():
@@ -236,6 +233,40 @@ def test_values_may_hold_commas_in_brackets():
     assert (name, values) == ("model.position", ["rope", "('rope', 'none')", "[rope,t5]", "alibi"])
     with pytest.raises(UserError):
         quick_look.parse_vary("nothing=1")
+
+
+@pytest.mark.parametrize(
+    "varied, names",
+    [
+        (["model.position=rope,alibi,none,t5"], "rope alibi none t5"),
+        (["train.steps=15,30"], "steps=15 steps=30"),
+        (["model.use_bias=True,false"], "use_bias=True use_bias=false"),
+        (["model.random_positions=None,2048"], "random_positions=None random_positions=2048"),
+        (["model.position=t5,('rope','none')"], "t5 position=('rope','none')"),
+        (["model.position=rope", "model.num_layers=4"], "rope num_layers=4"),
+        (["train.batch_size=8", "eval.batch_size=16"], "train.batch_size=8 eval.batch_size=16"),
+        (
+            ["model.position=rope,none", "rope.scaling=none"],
+            "model.position=rope model.position=none rope.scaling=none",
+        ),
+    ],
+)
+def test_values_have_short_names_that_differ(varied, names):
+    vary = {text.partition("=")[0]: quick_look.VALUES.split(text.partition("=")[2]) for text in varied}
+    assert " ".join(quick_look.short_names(vary).values()) == names
+
+
+def test_contrasts_take_short_and_full_names(monkeypatch):
+    seen = []
+    monkeypatch.setitem(study.ACTIONS, "run", lambda plan, workdir, flags: seen.append(plan))
+    line = ["--config=configs/positions.py", "--vary=model.position=none,rope", "--vary=model.num_layers=4"]
+    full = "model.position={},model.num_layers=4"
+    for first, second in [("none,num_layers=4", "rope,num_layers=4"), ("none,4", "rope,4")]:
+        assert type_in(monkeypatch, *line, f"--contrast={first}<{second}") is None
+    assert type_in(monkeypatch, *line, f"--contrast={full.format('none')}<{full.format('rope')}") is None
+    names = ["none,num_layers=4", "rope,num_layers=4"]
+    assert [[run.name for run in plan.runs] for plan in seen] == [[f"{name},seed=0" for name in names]] * 3
+    assert [str(plan.comparisons[0]) for plan in seen] == [" lower than ".join(names)] * 3
 
 
 def test_the_default_directory_is_named_after_the_flags(monkeypatch):
@@ -266,5 +297,6 @@ def test_a_sweep_over_tasks_from_the_shell(tmp_path):
     alone = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_backend_optimization_level=0"}  # one device
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, env=alone)
     assert done.returncode == 0, done.stderr
-    assert "[2 of 2 complete] model.position=" in done.stderr and "**exact_match**" in done.stdout
-    assert "| model.position=none | 1 | 0." in (tmp_path / "sweep" / "tasks.md").read_text()
+    assert re.search(r"\[2 of 2 complete\] (none|alibi),seed=0", done.stderr)
+    assert f"Report: {tmp_path}/sweep/report.html" in done.stdout
+    assert "| none | 1 | 0." in (tmp_path / "sweep" / "tasks.md").read_text()
