@@ -51,7 +51,8 @@ class _Parser(argparse.ArgumentParser):
         return super().parse_known_args(args, namespace)
 
     def error(self, message: str) -> NoReturn:
-        raise UserError(f"{message}; see --help")
+        cut = f"{message[: errors.LONGEST_SHOWN]}…" if len(message) > 2 * errors.LONGEST_SHOWN else message
+        raise UserError(f"{cut}; see --help")
 
 
 def parser(description: str, prog: str | None = None) -> argparse.ArgumentParser:
@@ -98,6 +99,8 @@ def directory(text: str) -> Path:
         if unicodedata.category(character) in ("Cc", "Cs", "Zl", "Zp"):  # control, not UTF-8, line ends
             raise UserError(f"{text!r}: found {character!r} in the path of a directory; name one without it")
     path = files.expanded(text)
+    if path.exists() and not path.is_dir():
+        raise UserError(f"{text!r}: found a file; must be a directory: name another")
     longest = os.pathconf("/", "PC_PATH_MAX") - RESERVED_PATH
     if (found := len(os.fsencode(path.absolute()))) > longest:
         raise UserError(f"found a path that has {found} bytes; must have at most {longest}")

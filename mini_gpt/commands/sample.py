@@ -25,6 +25,7 @@ from mini_gpt.runtime.errors import UserError, require
 from mini_gpt.training.run import Run
 
 MOST_TOKENS, MOST_BEAMS = 10**6, 2**10  # of --length, and of --beams
+MOST_BYTES = 2**24  # of --prompt_file and --source_file
 NOT_WITH_FILL = (
     *("length", "temperature", "top_k", "top_p", "min_p", "repetition_penalty"),
     *("stop", "samples", "seed", "beams", "length_penalty", "chat"),
@@ -156,7 +157,11 @@ def _rows(flags: argparse.Namespace) -> Iterator[list[str]]:
 
 def _read(flag: str, path: Path) -> str:
     try:
-        return path.read_bytes().decode()  # read_text would change line ends
+        with path.open("rb") as file:  # a pipe is allowed, such as <(command)
+            content = file.read(MOST_BYTES + 1)  # a device such as /dev/zero has no end
+        if len(content) > MOST_BYTES:
+            raise UserError(f"{flag}: found {path} with more than {MOST_BYTES:,} bytes; give a shorter file")
+        return content.decode()  # read_text would change line ends
     except UnicodeDecodeError as error:
         raise UserError(f"{flag}: {path} is not UTF-8: {error.reason} at byte {error.start}") from error
     except OSError as error:

@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mini_gpt.commands import command_line, quick_look
+from mini_gpt.runtime import files
 from mini_gpt.runtime.errors import UserError, require
 from mini_gpt.study import definition, estimate, ledger, machine, runner, slurm
 from mini_gpt.study.definition import Plan
@@ -112,7 +113,7 @@ def _run(plan: Plan, workdir: Path, flags: argparse.Namespace) -> None:
         )
     ledger.check_corpora(workdir, plan, definition.fingerprints(plan))
     machine.call_in(slots[0], definition.check_new_runs, plan, workdir)
-    workdir.mkdir(parents=True, exist_ok=True)
+    files.make_directory(workdir)
     command = f"python -m mini_gpt.{'study' if flags.action else 'sweep'} {shlex.join(sys.argv[1:])}"
     done = len(found.complete_runs)
     ledger.append(workdir, "changed" if changed else "run", plan, done, command=command, fields=changed)

@@ -36,6 +36,9 @@ class DataConfig(Section, prefix="data."):
     cache_dir: str | None = field(None, "None: mini_gpt under $XDG_CACHE_HOME or ~/.cache")
 
     def check(self) -> None:
+        for name in ("path", "target_path", "cache_dir"):
+            if "\0" in (getattr(self, name) or ""):
+                self.refuse(name, "must be a path without NUL characters")
         shares = self.split_fractions
         if min(shares) < 0 or abs(sum(shares) - 1) >= 1e-6:
             self.refuse("split_fractions", "must be non-negative and sum to 1")

@@ -160,9 +160,13 @@ def _values_of_file(file: Path, argument: str) -> dict[str, Any]:
         return values | dict.fromkeys(_computed(values))
     if file.suffix != ".py":
         raise UserError(f"--config: found {file}; must be a Python file, such as configs/tiny.py, or a config.json")
-    return call(
-        file, lambda module: flatten((module.get_config(argument) if argument else module.get_config()).to_dict())
-    )
+
+    def values_of(module: Any) -> dict[str, Any]:
+        config = module.get_config(argument) if argument else module.get_config()
+        require(hasattr(config, "to_dict"), f"{file}: get_config()", config, "must return a config, as default.py does")
+        return flatten(config.to_dict())
+
+    return call(file, values_of)
 
 
 def call(file: Path, use: Callable[[Any], T]) -> T:

@@ -12,14 +12,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from mini_gpt.runtime.errors import UserError
+from mini_gpt.runtime.errors import UserError, memory_error
 
 # Packages that add a platform to JAX; JAX gives no warning if such a package finds no device.
 PLUGINS = {"jax_cuda12_plugin": "GPU", "jax_cuda13_plugin": "GPU", "jax_rocm7_plugin": "GPU", "libtpu": "TPU"}
 FIRST_WITH_BFLOAT16 = (8, 0)  # the compute capability of NVIDIA's Ampere GPUs
 CPU_INFO = Path("/proc/cpuinfo")  # on Linux; on other systems the CPU's features are unknown
 CPU_FLAGS_OF_BFLOAT16 = {"avx512_bf16", "amx_bf16"}
-FULL_MEMORY = "RESOURCE_EXHAUSTED|out of memory|can't start new thread|cannot allocate memory"
 log = logging.getLogger(__name__)
 
 
@@ -93,10 +92,9 @@ def clear_memory_errors() -> Iterator[None]:
     try:
         yield
     except (MemoryError, RuntimeError, OSError) as error:
-        text = str(error) or "MemoryError"
-        if not isinstance(error, MemoryError) and not re.search(FULL_MEMORY, text, re.IGNORECASE):
+        found = memory_error(error)
+        if found is None:
             raise
-        found = text.splitlines()[0][:200]
         raise UserError(
             f"out of memory ({found}); raise train.accumulation_steps or mesh.fsdp, or lower train.batch_size, "
             "context_length, model.num_layers or model.d_model (a run that has started may change only mesh and eval)"

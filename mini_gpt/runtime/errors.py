@@ -3,12 +3,14 @@
 import difflib
 import io
 import os
+import re
 import sys
 import traceback
 from collections.abc import Callable, Iterable
 from typing import Any
 
 LONGEST_SHOWN = 200  # characters
+FULL_MEMORY = "RESOURCE_EXHAUSTED|out of memory|can't start new thread|cannot allocate memory"
 waits_for_others = False  # True in a job of several processes: a normal exit would wait for the other processes
 
 
@@ -37,6 +39,13 @@ def suggestion(name: str, known: Iterable[str], otherwise: str = "") -> str:
     return f"; did you mean {near[0]}?" if near else otherwise
 
 
+def memory_error(error: BaseException) -> str | None:
+    """Return the first line of any library's out-of-memory error; None for other errors."""
+    text = str(error) or type(error).__name__
+    is_full = isinstance(error, MemoryError) or re.search(FULL_MEMORY, text, re.IGNORECASE)
+    return text.splitlines()[0][:LONGEST_SHOWN] if is_full else None
+
+
 def printable(text: str) -> str:
     """Escape control characters, which a terminal would interpret; keep newlines."""
     return "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in text)
@@ -63,9 +72,15 @@ def _run(main: Callable[[], None]) -> None:
         sys.stdout.flush()
     except BrokenPipeError:
         sys.exit(1)  # the reader of the pipe has closed it
-    except (UserError, OSError) as error:
-        message = str(error)
-        if isinstance(error, OSError):
+    except (UserError, OSError, MemoryError, RuntimeError) as error:
+        message, full = str(error), None if isinstance(error, UserError) else memory_error(error)
+        if full is not None:
+            message = (
+                f"out of memory ({full}); free memory, raise its limit (ulimit -v), or give a smaller model or text"
+            )
+        elif isinstance(error, RuntimeError):
+            raise
+        elif isinstance(error, OSError):
             message = f"{error.filename}: {error.strerror}" if error.filename else error.strerror or message
         sys.exit(printable(f"error: {message}").replace("\n", "\\n"))
     except UnicodeEncodeError as error:

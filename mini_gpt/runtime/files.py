@@ -66,6 +66,15 @@ def directory_written_whole(target: Path) -> Iterator[Path]:
                 raise
 
 
+def make_directory(directory: Path) -> None:
+    """Make a directory and its parents, unless it exists. Raises UserError if that is not possible."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        remedy = "name a directory in a place where you may write"
+        raise UserError(f"{directory}: can't be made a directory ({error.strerror}); {remedy}") from error
+
+
 def check_new(directory: Path) -> None:
     """Raise Exists if a directory to be written exists."""
     if os.path.lexists(directory):
@@ -119,6 +128,11 @@ def plain_name(text: str) -> str:
         return text
     digest = hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:8]
     return f"{plain[:SHORTENED]}-{digest}"
+
+
+def is_file_name(text: str) -> bool:
+    """Return whether a text can be the name of a file in a directory: printable, not too long, without a slash."""
+    return text.isprintable() and text not in ("", ".", "..") and "/" not in text and len(text) <= LONGEST_NAME
 
 
 def write_bytes(path: Path, content: bytes) -> None:
@@ -207,7 +221,13 @@ def read_json(path: Path) -> Any:
     Raises UserError like `open_regular`, ValueError for invalid JSON or UTF-8, RecursionError for too deep nesting.
     """
     with open_regular(path, most=MOST_BYTES) as file:
-        return json.loads(file.read(MOST_BYTES).decode("utf-8-sig"))  # a byte-order mark is left out
+        content = file.read(MOST_BYTES).decode("utf-8-sig")  # a byte-order mark is left out
+    try:
+        return json.loads(content)
+    except ValueError as error:
+        if isinstance(error, json.JSONDecodeError):
+            raise
+        raise ValueError("it has a whole number of more than 4,300 digits") from None
 
 
 def check_contents(directory: Path) -> None:

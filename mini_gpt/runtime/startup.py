@@ -5,6 +5,8 @@ import functools
 import logging
 import re
 import sys
+import traceback
+from pathlib import Path
 
 import jax
 from tqdm import tqdm
@@ -23,7 +25,7 @@ def set_up(cache_dir: str | None = None) -> None:
     handler.addFilter(_is_shown)
     logging.basicConfig(format="%(message)s", level=logging.WARNING, handlers=[handler], force=True)
     logging.getLogger("mini_gpt").setLevel(logging.INFO)
-    sys.unraisablehook = lambda raised: None if str(raised.exc_value) == LOOP_CLOSED else sys.__unraisablehook__(raised)
+    sys.unraisablehook = lambda raised: None if _is_repeated(raised.exc_value) else sys.__unraisablehook__(raised)
     jax.config.update("jax_compilation_cache_dir", str(files.cache_directory(cache_dir) / "compiled"))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
     _keep_freed_memory()
@@ -51,7 +53,13 @@ def _is_shown(record: logging.LogRecord) -> bool:
         _warn_once(reason)
     is_lost_path = record.name == "asyncio" and re.search(LOST_PATH, str(error)) is not None
     is_raised_later = reason is not None or is_lost_path or (error is not None and "orbax" in record.pathname)
-    return not (is_raised_later or str(error or message) == LOOP_CLOSED)
+    return not (is_raised_later or message == LOOP_CLOSED or _is_repeated(error))
+
+
+def _is_repeated(error: BaseException | None) -> bool:
+    """Return whether an error that no code waits for repeats another: Orbax raises the first of its tasks' errors."""
+    frames = traceback.extract_tb(error.__traceback__ if error else None)
+    return str(error) == LOOP_CLOSED or any("orbax" in Path(frame.filename).parts for frame in frames)
 
 
 @functools.cache

@@ -19,6 +19,7 @@ from mini_gpt.evaluation import extrapolation
 from mini_gpt.runtime import files
 from mini_gpt.runtime.errors import UserError, require, shown, suggestion
 from mini_gpt.study import statistics
+from mini_gpt.study.field_types import check as check_types
 from mini_gpt.suites import SUITES
 from mini_gpt.suites import check as check_suites
 from mini_gpt.suites.base import SuiteOptions
@@ -150,6 +151,7 @@ class Plan:
             remedy = f"give fewer, or a larger level: at {study.level:g}, no number of seeds can show a difference"
             raise UserError(f"contrasts: found {len(self.comparisons)} comparisons; {remedy}")
         if study.fit is not None:
+            check_types("fit", study.fit, Fit)
             bounded = (study.fit.at_most, study.fit.at_least) != (None, None)
             require(bounded, "fit", study.fit.metric, "needs at_most or at_least")
             for name, bound in (("at_most", study.fit.at_most), ("at_least", study.fit.at_least)):
@@ -205,6 +207,7 @@ class Plan:
             raise UserError(f"{error} (condition {condition})" if len(study.conditions) > 1 else str(error)) from None
 
     def _comparisons(self, contrast: Contrast) -> list[Comparison]:
+        check_types("contrasts", contrast, Contrast)
         for condition in (contrast.first, contrast.second):
             _check_known("contrasts", condition, self.study.conditions, "condition")
         require(contrast.first != contrast.second, "contrasts", contrast.first, "must compare different conditions")
@@ -299,6 +302,7 @@ def _check_new(config: Config, suites: Mapping[str, SuiteOptions], open_corpus: 
 
 
 def _check_fields(study: Study) -> None:
+    check_types("study", study, Study, leave_out=["seeds"])
     require(bool(study.conditions), "conditions", dict(study.conditions), "must have at least one")
     # Some file systems ignore the case of names.
     directories = {name: files.plain_name(name).casefold() for name in study.conditions}
@@ -307,6 +311,7 @@ def _check_fields(study: Study) -> None:
         # Matplotlib reads $ as mathematics, and leaves names with _ out of legends.
         is_named = isinstance(name, str) and name.strip() == name != "" and "$" not in name and name[0] != "_"
         require(is_named, "conditions", name, "must not be empty, contain $, start with _, or have spaces at its ends")
+        require(isinstance(fields, Mapping), f"conditions: {name}", fields, "must be a mapping of config fields")
         for own in fields:
             taken = own in study.overrides or own == study.seed_field
             require(not taken, f"conditions: {name}", own, "is given for all conditions as well; give it once")
@@ -323,6 +328,7 @@ def _check_fields(study: Study) -> None:
     require(is_valid, "expected_deviation", deviation, "must be finite and above 0")
     require(bool(study.suites), "suites", dict(study.suites), "must have at least one")
     for suite, options in study.suites.items():
+        check_types(f"suites: {suite}", options, SuiteOptions)
         check_suites([suite], options)
         compared = ", ".join(name for name in SUITES if SUITES[name].values)
         require(bool(SUITES[suite].values), "suites", suite, f"has nothing to compare; must be one of {compared}")

@@ -75,7 +75,7 @@ def entries(workdir: Path) -> list[Entry]:
 
 def append(workdir: Path, event: str, plan: Plan, results: int, **more: Any) -> None:
     """Append an entry. results: the number of complete runs at this time."""
-    workdir.mkdir(parents=True, exist_ok=True)
+    files.make_directory(workdir)
     entry = {
         "event": event,
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -111,7 +111,7 @@ def changes(workdir: Path, plan: Plan) -> list[str]:
 
 def save(workdir: Path, plan: Plan) -> None:
     """Write the plan to `study.json`."""
-    workdir.mkdir(parents=True, exist_ok=True)
+    files.make_directory(workdir)
     files.write_json(workdir / STUDY, plan.to_dict())
 
 

@@ -7,7 +7,7 @@ import numpy as np
 from mini_gpt.data import tokenizers
 from mini_gpt.pages.play import page
 from mini_gpt.pages.play.page import Shown
-from mini_gpt.runtime.errors import UserError
+from mini_gpt.runtime.errors import UserError, require
 from mini_gpt.suites import base
 from mini_gpt.suites.base import Suite, SuiteOptions
 from mini_gpt.suites.results import Contents
@@ -37,7 +37,13 @@ def text_of(run: Run, options: SuiteOptions, runs: list[Shown]) -> str:
 
     It has at most half as many tokens as a learned table of positions, so that there is room to type.
     """
-    return options.text if options.text is not None else _opening(run, options, runs)
+    if options.text is None:
+        return _opening(run, options, runs)
+    most = page.most_tokens(runs)
+    found = len(run.tokenizer.encode(options.text))
+    require(found > 0, "--text", options.text, "must have at least one character")
+    require(found <= most, "--text", f"{found} tokens", f"the playground has at most {most}: give a shorter text")
+    return options.text
 
 
 def title_of(runs: list[Shown]) -> str:

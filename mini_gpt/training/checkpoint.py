@@ -11,7 +11,6 @@ import errno
 import functools
 import logging
 import math
-import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,8 +22,8 @@ import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 
 from mini_gpt.model.parameters import Parameters
-from mini_gpt.runtime import devices, files, processes
-from mini_gpt.runtime.errors import UserError, require
+from mini_gpt.runtime import files, processes
+from mini_gpt.runtime.errors import UserError, memory_error, require
 from mini_gpt.training import workdir as workdirs
 from mini_gpt.training.checksums import checksums
 from mini_gpt.training.orbax_files import (
@@ -63,7 +62,7 @@ def _unreadable_is_damaged() -> Iterator[None]:
         raise
     except Exception as error:
         number, text = getattr(error, "errno", None), str(error).strip()
-        if number in NOT_DAMAGE_NUMBERS or re.search(f"{devices.FULL_MEMORY}|PERMISSION_DENIED", text, re.IGNORECASE):
+        if number in NOT_DAMAGE_NUMBERS or memory_error(error) or "PERMISSION_DENIED" in text:
             raise
         raise Damaged((text or type(error).__name__).splitlines()[0][:200]) from error
 

@@ -83,7 +83,7 @@ def locked(workdir: Path, *, new: bool) -> Iterator[None]:
 
     new: the caller found no run there. Raises UserError if another run is training there, or has started meanwhile.
     """
-    workdir.mkdir(parents=True, exist_ok=True)
+    files.make_directory(workdir)
     with files.open_to_append(workdir / LOCK) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

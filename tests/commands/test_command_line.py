@@ -151,6 +151,8 @@ BAD_TRAIN = [
     (["--confg.seed=1"], r"error: --confg\.seed=1: no such flag"),
     (["--config.seed"], r"error: override: found 'seed'; must be FIELD=VALUE"),
     (["--config.train.batch_size=3", "--config.mesh.data=2"], r"error: train\.batch_size: found 3"),
+    (["--workdir=/proc/x"], r"error: /proc/x: can't be made a directory \(.*\); name a directory in a place where you"),
+    ([f"--workdir={__file__}"], r"error: '\S+\.py': found a file; must be a directory: name another"),
     (["--config.data.path=nothing/*"], r"error: data\.path: 'nothing/\*' matches no file"),
     (["--config.context_length=50000"], r"error: data\.corpus: the train split has .* needs at least 50001"),
     (["--config.data.split_fractions=(1,0,0)"], r"error: data\.split_fractions: .* the validation split is empty"),
@@ -167,6 +169,11 @@ def test_bad_training_flags_end_in_one_line_and_write_nothing(monkeypatch, flags
 BAD_FLAGS = [
     ("sample.py", ["--workdir=runs/none", "--promt=a"], "error: --promt=a: no such flag; did you mean --prompt?"),
     ("eval.py", ["--txt=a"], "error: --txt=a: no such flag; did you mean --text?"),
+    (
+        "eval.py",
+        ["--workdir=runs/none", f"--tokens={'9' * 6000}"],
+        f"error: argument --tokens: invalid int value: '{'9' * 161}…; see --help",
+    ),
     ("eval.py", [], "error: the following arguments are required: --workdir; see --help"),
     ("eval.py", ["--workdir=runs/none", "--tokens=a"], "error: argument --tokens: invalid int value: 'a'; see --help"),
 ]

@@ -185,6 +185,7 @@ BAD = [
         {"data.corpus": "task:copy", "data.tokenizer": "characters", "data.position_ids": "abacus"},
         r"data\.position_ids: found 'abacus'; needs model\.position=learned",
     ),
+    ({"data.cache_dir": "~\0/x"}, r"data\.cache_dir: found '~\\x00/x'; must be a path without NUL characters"),
     ({"data.corpus": "text"}, r"data\.path: found None; data\.corpus=text needs a glob"),
     ({"optimizer.learning_rate": "1e999"}, r"optimizer\.learning_rate: found inf; must be a number"),
     ({"model.position": ("rope",) * 3, "model.scan_layers": True}, r"num_layers: found 4; .* must be divisible by 3"),
@@ -231,7 +232,8 @@ def test_values_without_a_repr_are_refused_in_one_line(name, value):
         ("config.model.num_layers = 'three'", r"^model\.num_layers: found 'three'; must be a whole number"),
         ("config.model.heads: = 3", r"my\.py: SyntaxError"),
         ("return 1 / 0", r"my\.py: ZeroDivisionError: division by zero"),
-        ("return None", r"my\.py: AttributeError: .*to_dict"),
+        ("return None", r"my\.py: get_config\(\): found None; must return a config"),
+        ("return 3", r"my\.py: get_config\(\): found 3; must return a config, as default\.py does"),
     ],
 )
 def test_mistakes_in_a_config_file_are_refused_in_one_line(tmp_path, line, message):

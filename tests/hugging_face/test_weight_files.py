@@ -153,6 +153,8 @@ def test_a_truncated_weight_file_is_refused(kept, tmp_path):
         ("[]", r"index.json: not an index of files \(TypeError"),
         ('{"weight_map": {"a": "../a"}}', r"index.json: found '../a'; must be a file in the same directory"),
         ('{"weight_map": {"a": ".."}}', r"index.json: found '..'; must be a file in the same directory"),
+        (r'{"weight_map": {"a": "a\u0000"}}', r"index.json: found 'a\\x00'; must be a file in the same directory"),
+        (r'{"weight_map": {"a": "\ud800"}}', r"index.json: found '\\ud800'; must be a file in the same directory"),
         ('{"weight_map": {"a": "a"}}', r"out/a: not found; model.safetensors.index.json names it"),
     ],
 )

@@ -101,3 +101,15 @@ def test_a_run_beside_another_needs_its_tokenizer(trained, tmp_path):
         suites.evaluate(Run(first), "play", SuiteOptions(beside=str(other)))
     with pytest.raises(UserError, match="--beside is not supported by --suite=explorer; use it with play"):
         suites.check(["explorer"], SuiteOptions(beside=str(other)))
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [("", "--text: found ''; must have at least one character"), ("a" * 100_000, "--text: found '100000 tokens'; the")],
+    ids=["empty", "long"],
+)
+def test_an_empty_or_very_long_text_is_refused(trained, text, message):
+    run = trained(train__steps=4)
+    with pytest.raises(UserError, match=message):
+        suites.evaluate(Run(run), "play", SuiteOptions(text=text))
+    assert not (run / "eval").exists()

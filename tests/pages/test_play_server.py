@@ -10,7 +10,6 @@ import time
 
 import numpy as np
 import pytest
-import uvicorn
 from selenium.webdriver.common.by import By
 from selenium.webdriver.support.ui import WebDriverWait
 
@@ -40,7 +39,7 @@ def served(tmp_path_factory):
     runs = [Shown("run", 3, model)]
     html = page.play(runs, tokenizer, "def f(x):", title="a served run", served=True)
     app = server.Server(html, Answers([model], page.most_tokens(runs)), port).app
-    running = uvicorn.Server(uvicorn.Config(app, log_level="warning"))
+    running = server.of_app(app)
     thread = threading.Thread(target=running.run, kwargs={"sockets": [connection]})
     thread.start()
     while not running.started:
@@ -223,6 +222,22 @@ def test_open_requests_are_counted_and_end(served, monkeypatch):
     assert all(connection.recv(100).startswith(b"HTTP/1.1 408") for connection in connections)
     for connection in connections:
         connection.close()
+    assert send(served[0], RUN)[0] == 200
+
+
+def test_unfinished_headers_end_in_time(served, monkeypatch):
+    monkeypatch.setattr(server, "HEADER_SECONDS", 0.5)
+    with socket.create_connection(("127.0.0.1", served[0]), timeout=0.2) as connection:
+        began, ended = time.monotonic(), False
+        while not ended and time.monotonic() - began < 5:
+            try:
+                connection.sendall(b"POST /ask HTTP/1.1\r\n" if time.monotonic() - began < 0.1 else b"a: b\r\n")
+                ended = connection.recv(100) == b""
+            except TimeoutError:
+                continue
+            except ConnectionError:
+                ended = True
+        assert ended
     assert send(served[0], RUN)[0] == 200
 
 

@@ -67,6 +67,15 @@ def test_input_that_is_not_utf8_becomes_surrogates(tmp_path, locale):
     assert (tmp_path / "file").read_text() == r"'a\udcff'"
 
 
+@pytest.mark.parametrize("error", ["MemoryError()", 'RuntimeError("can\'t start new thread")'])
+def test_a_full_memory_is_one_line(error):
+    script = f"from mini_gpt.runtime import errors\ndef main():\n    raise {error}\nerrors.run(main)"
+    environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=30)
+    assert done.returncode == 1 and len(done.stderr.splitlines()) == 1, done.stderr
+    assert done.stderr.startswith("error: out of memory (") and "ulimit -v" in done.stderr
+
+
 LOGS = """
 import pathlib, sys, threading
 from mini_gpt.runtime import errors

@@ -106,6 +106,16 @@ CONTRAST = Contrast("wide", "lower", "narrow", lengths="2x", **BLOCKS)
         ({"expected_deviation": 0.0}, r"expected_deviation: found 0\.0; must be finite and above 0"),
         ({"expected_deviation": float("inf")}, r"expected_deviation: found inf; must be finite and above 0"),
         ({"suites": {}}, r"suites: found \{\}; must have at least one"),
+        ({"suites": {"perplexity": {}}}, r"suites: perplexity: found \{\}; must be a SuiteOptions\(\.\.\.\)"),
+        (
+            {"suites": {"extrapolation": SuiteOptions(lengths=5)}},
+            r"suites: extrapolation: lengths: found 5; must be str",
+        ),
+        ({"suites": ["perplexity"]}, r"study: suites: found \['perplexity'\]; must be a mapping, such as \{"),
+        ({"conditions": {"a": 3}}, r"conditions: a: found 3; must be a mapping of config fields"),
+        ({"contrasts": ["a < b"]}, r"contrasts: found 'a < b'; must be a Contrast\(\.\.\.\)"),
+        ({"fit": "nll"}, r"study: fit: found 'nll'; must be Fit or None"),
+        ({"level": "0.05"}, r"study: level: found '0\.05'; must be float or int"),
         ({"suites": {"perplexty": SuiteOptions()}}, r"--suite: found 'perplexty'; .* did you mean perplexity"),
         (
             {"suites": {"figures": SuiteOptions()}},

@@ -13,19 +13,23 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
+import h11
 import numpy as np
+import uvicorn
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from mini_gpt.pages.play.answers import Answers, Reply
 from mini_gpt.runtime.errors import UserError
 
 ADDRESS = "127.0.0.1"  # of this machine only
 MOST_BYTES = 2**20  # of a request
+HEADER_SECONDS = 5.0  # in which the headers of a request must arrive
 BODY_SECONDS = 10.0  # in which the body of a request must arrive
 MOST_WAITING = 8  # requests at the same time
 MOST_IN_A_SECOND = 40  # requests
@@ -121,6 +125,40 @@ class Server:
             return PlainTextResponse(_refused("The server is busy. Type more slowly."), 429, headers=HEADERS)
         self.recent.append(now)
         return None
+
+
+class _Connection(H11Protocol):
+    """A connection that is closed if it waits too long for the headers of a request: uvicorn has no such limit."""
+
+    late: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._watch()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._forget()
+        super().connection_lost(exc)
+
+    def _watch(self) -> None:
+        if self.conn.their_state is not h11.IDLE:
+            self._forget()
+        elif self.late is None:  # parts of headers do not give more time
+            self.late = self.loop.call_later(HEADER_SECONDS, self.transport.close)
+
+    def _forget(self) -> None:
+        if self.late is not None:
+            self.late.cancel()
+            self.late = None
+
+
+def of_app(app: ASGIApp) -> uvicorn.Server:
+    """Return the HTTP server of an application."""
+    return uvicorn.Server(uvicorn.Config(app, http=_Connection, log_level="warning"))
 
 
 def _written(replies: Iterator[Reply]) -> Iterator[str]:

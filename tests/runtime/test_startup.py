@@ -1,0 +1,56 @@
+"""The log of a command leaves out errors of Orbax's tasks that repeat an error of the command."""
+
+import os
+import subprocess
+import sys
+
+from tests.conftest import REPOSITORY
+
+TASKS = """
+import asyncio, gc
+from mini_gpt.runtime import errors, startup
+
+OF_TASKS = '''
+class Wait:
+    def __await__(self):
+        yield
+
+async def read():
+    try:
+        await Wait()
+    except BaseException as error:
+        raise Exception("a damaged array\\\\n" * 60) from error
+    raise ValueError("a damaged array")
+'''
+found = {}
+exec(compile(OF_TASKS, "/packages/PACKAGE/serialization.py", "exec"), found)
+
+def main():
+    startup.set_up()
+    left = found["read"]()  # its exception is ignored when it is closed
+    left.send(None)
+    del left
+
+    async def lost():
+        asyncio.gather(found["read"]())  # nothing retrieves its exception
+        await asyncio.sleep(0.01)
+
+    asyncio.run(lost())
+    gc.collect()
+    raise errors.UserError("damaged")
+
+errors.run(main)
+"""
+
+
+def said(package, tmp_path):
+    environment = os.environ | {"PYTHONPATH": str(REPOSITORY), "XDG_CACHE_HOME": str(tmp_path)}
+    script = TASKS.replace("PACKAGE", package)
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=60)
+    return done.stderr
+
+
+def test_errors_of_tasks_of_orbax_are_not_repeated(tmp_path):
+    assert said("orbax", tmp_path) == "error: damaged\n"
+    others = said("another", tmp_path)
+    assert "Exception ignored in" in others and "exception was never retrieved" in others
