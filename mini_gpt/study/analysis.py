@@ -28,10 +28,11 @@ Pairs = Mapping[int, tuple[Row, Row]]  # {seed: rows of the first and of the sec
 class Outcome(NamedTuple):
     """A comparison and what its complete runs show.
 
-    differences_S: first - second, of each seed in `seeds`. p, equivalent_p: adjusted for all comparisons; p_alone: not
-    adjusted. probability: share of pairs of runs in which `first` is better, as claimed. num_items: items in the
-    bootstrap; 0: the interval has only the variation over seeds. reason: why there is no verdict, or why it is
-    undecided with an interval that excludes 0; else "".
+    differences_S: first - second, of each seed in `seeds`.
+    p, equivalent_p: adjusted for all comparisons; p_alone: not adjusted.
+    probability: share of pairs of runs in which `first` is better, as claimed.
+    num_items: items in the bootstrap; 0: the interval has only the variation over seeds.
+    reason: why there is no verdict, or why it is undecided with an interval that excludes 0; else "".
     """
 
     comparison: Comparison
@@ -112,8 +113,9 @@ def _alone(comparison: Comparison, pairs: Pairs, level: float, planned: int) -> 
 def _at_a_limit(comparison: Comparison, first: Sequence[float], second: Sequence[float], differs: bool) -> str:
     """Return a reason if both conditions are at the floor or the ceiling of the metric in most seeds, or "".
 
-    A seed is there if both values are within the smallest effect of the limit. differs: whether p is small; then
-    the seeds that are not there show a difference.
+    A seed is there if both values are within the smallest effect of the limit.
+
+    differs: whether p is small; then the seeds that are not there show a difference.
     """
     for limit in LIMITS.get(comparison.metric, ()):
         distances_S = np.max(np.abs(np.subtract([first, second], limit)), axis=0)

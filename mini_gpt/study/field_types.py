@@ -14,7 +14,8 @@ NAMES = {collections.abc.Mapping: "a mapping, such as {...}", collections.abc.Se
 def check(field: str, value: Any, kind: type, leave_out: Sequence[str] = ()) -> None:
     """Raise UserError unless `value` is of a dataclass, and its fields have their types.
 
-    field: its name in messages. leave_out: fields with checks of their own.
+    field: its name in messages.
+    leave_out: fields with checks of their own.
     """
     require(isinstance(value, kind), field, value, f"must be a {kind.__name__}(...)")
     for part in dataclasses.fields(value):

@@ -25,7 +25,9 @@ ASK = "import jax; from mini_gpt.runtime import devices; print(devices.platform(
 class Slot(NamedTuple):
     """The cores and accelerators of one run at a time.
 
-    cores: None if they are not limited. environment: added to the run's. accelerators: their number, 0 on CPUs.
+    cores: None if they are not limited.
+    environment: added to the run's.
+    accelerators: their number, 0 on CPUs.
     """
 
     cores: list[int] | None

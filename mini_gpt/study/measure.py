@@ -29,8 +29,10 @@ WARMUP_STEPS, MEASURED_STEPS, MEASURED_PASSES = 3, 12, 3
 class Cost(NamedTuple):
     """The cost of one run.
 
-    start_seconds: until the first step. step_seconds: median. evaluation_seconds: of all evaluations, at the speed of
-    the trained length. bytes: of the checkpoints that are kept, and of one more.
+    start_seconds: until the first step.
+    step_seconds: median.
+    evaluation_seconds: of all evaluations, at the speed of the trained length.
+    bytes: of the checkpoints that are kept, and of one more.
     """
 
     start_seconds: float

@@ -20,7 +20,9 @@ ROOT = Path(__file__).parents[2]
 def start(module: str, content: Mapping[str, Any], slot: Slot, **streams: Any) -> subprocess.Popen:
     """Start `python -m module` in a process group of its own, on the cores and with the environment of a slot.
 
-    The process gets `content` and the id of this process ("parent"). streams: stdout and stderr, as of Popen.
+    The process gets `content` and the id of this process ("parent").
+
+    streams: stdout and stderr, as of Popen.
     """
     paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     environment = {**os.environ, **slot.environment, "PYTHONPATH": paths}

@@ -91,7 +91,8 @@ def sign_flip_p(differences_S: Sequence[float]) -> float:
 class PairedItems(NamedTuple):
     """Differences of paired items: problems, or parts of a text. Their sum / sum(weights_P) is that of the metric.
 
-    differences_SP: first - second, of each seed and item. weights_P: the same for both conditions and all seeds.
+    differences_SP: first - second, of each seed and item.
+    weights_P: the same for both conditions and all seeds.
     """
 
     differences_SP: np.ndarray
@@ -166,7 +167,9 @@ def holm(p_values_CT: np.ndarray | Sequence[Sequence[float]]) -> np.ndarray:
 
 
 def verdict(difference: float, claim: str, p: float, equivalent_p: float, level: float) -> str:
-    """Return "equivalent", "shown", "opposite shown" or "undecided". claim: "lower" or "higher"; p values: adjusted.
+    """Return "equivalent", "shown", "opposite shown" or "undecided".
+
+    claim: "lower" or "higher"; p values: adjusted.
 
     A difference within the smallest effect is equivalent, even if it differs significantly from 0.
     """

@@ -12,8 +12,9 @@ from mini_gpt.suites.base import Row, Suite
 def gather(suite: Suite, rows: Mapping[str, list[Row]], conditions: Mapping[str, Mapping[str, Any]]) -> list[Row]:
     """Return a row of statistics for each condition, label of the suite and length.
 
-    rows: {condition: rows of all its seeds}. conditions: {condition: its fields}. If a value is undefined for a seed,
-    its statistics are None, and "reasons" maps its name to the reason.
+    rows: {condition: rows of all its seeds}.
+    conditions: {condition: its fields}. If a value is undefined for a seed, its statistics are None, and "reasons" maps
+      its name to the reason.
     """
     table = []
     for condition, found in rows.items():

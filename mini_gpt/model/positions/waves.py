@@ -29,7 +29,7 @@ def rope_frequencies(rope: RopeConfig, width: int) -> np.ndarray:
       of YaRN, and Transformers).
     llama3: as yarn, by default between 1 and 4 turns (released code of Llama 3.1).
     dynamic: unchanged here; see `dynamic_frequencies`. With `rope.turning` below 1, the slowest pairs get frequency 0
-    (p-RoPE, Barbero et al. 2025).
+      (p-RoPE, Barbero et al. 2025).
     """
     frequencies_P = _scaled(rope, width)
     frequencies_P[int(rope.turning * width / 2) :] = 0  # the pairs are sorted, the fastest first
