@@ -39,17 +39,17 @@ LIMITS = {
         "named tuples and dataclasses in model/": (8, 8),
     },
     "lines of a module and of all that it imports": {
-        "model.gpt": (3210, 2400),
-        "training.step": (4310, 3600),
-        "commands.train": (13500, 9000),
+        "model.gpt": (3240, 2400),
+        "training.step": (4360, 3600),
+        "commands.train": (14000, 9000),
     },
     "the package": {
         "lines with encoder_layers": (41, 35),
         f"functions of more than {LONGEST_FUNCTION} lines": (0, 0),
         f"functions with more than {MOST_PARAMETERS} parameters": (0, 0),
         "imports from the core into a tool": (0, 0),
-        "lines of mini_gpt/": (27900, 24000),
-        "lines of tests/": (31832, 28500),
+        "lines of mini_gpt/": (28800, 24000),
+        "lines of tests/": (32600, 28500),
     },
 }
 Found = dict[str, int | list[str]]  # the number of each measure, or what is counted

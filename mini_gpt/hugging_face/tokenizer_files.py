@@ -142,8 +142,7 @@ def read(
     _check_prefix_space(directory, described, of_tokenizer)
     names, source = _names(of_tokenizer), source_files.read(directory, config, of_tokenizer)
     end = end[0] if isinstance(end, list) and end else end
-    if end is None:
-        end = model.token_to_id(names.get("eos_token", names.get("sep_token", "")))
+    end = model.token_to_id(names.get("eos_token", names.get("sep_token", ""))) if end is None else end
     start = end if start is None else start
     field = f"{directory / 'config.json'}: "
     _check_token(model, vocab_size, f"{field}eos_token_id", end, "the token that ends a document")
