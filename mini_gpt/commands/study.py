@@ -121,7 +121,7 @@ def _run(plan: Plan, workdir: Path, flags: argparse.Namespace) -> None:
     mine = plan.runs[shard]
     jobs = [Job(run, found.missing(run), workdir / run.name) for run in mine if found.missing(run)]
     if jobs and plan.comparisons:
-        level = logging.WARNING if estimate.too_few_seeds(plan) else logging.INFO
+        level = logging.WARNING if plan.has_too_few_seeds else logging.INFO
         log.log(level, "\n".join(estimate.can_show(plan)))
     log.info(f"{len(mine) - len(jobs)} of {len(mine)} runs are complete; {len(slots)} at a time")
     try:

@@ -90,7 +90,7 @@ def can_show(plan: Plan) -> list[str]:
         f"{comparisons} comparisons at level {study.level:g} (Holm). {seeds} seeds: the smallest possible p of one "
         f"comparison is {smallest:.3g}; at least {needed} seeds are needed to show a difference."
     ]
-    if too_few_seeds(plan):
+    if plan.has_too_few_seeds:
         lines.append(f"Warning: with {seeds} seeds, no difference can be shown. Give more seeds, or fewer contrasts.")
     elif study.expected_deviation is None:
         lines.append("expected_deviation is not given: the difference that can be shown is not known.")
@@ -102,12 +102,6 @@ def can_show(plan: Plan) -> list[str]:
             f"{found:.3g} is shown with a probability of {statistics.POWER:.0%}."
         )
     return lines
-
-
-def too_few_seeds(plan: Plan) -> bool:
-    """Return whether no difference can be shown, because even the smallest possible p is too large."""
-    study, comparisons = plan.study, len(plan.comparisons)
-    return comparisons > 0 and len(study.seeds) < statistics.seeds_needed(comparisons, study.level)
 
 
 def _existing(path: Path) -> Path:

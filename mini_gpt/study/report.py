@@ -11,7 +11,7 @@ from typing import Any
 import markdown as markdown_library
 
 from mini_gpt import suites
-from mini_gpt.study import analysis, estimate, figures, ledger, statistics, tables
+from mini_gpt.study import analysis, figures, ledger, statistics, tables
 from mini_gpt.study.analysis import Outcome
 from mini_gpt.study.definition import PlannedRun
 from mini_gpt.study.progress import Job, last_error
@@ -67,7 +67,7 @@ class Report:
             f"{complete} of {total} runs are complete, {failed} failed" + (f", {missing} missing" if missing else ""),
             f"Verdicts: {found}" if found else "Verdicts: none, since there are no contrasts",
         ]
-        if estimate.too_few_seeds(self.plan):
+        if self.plan.has_too_few_seeds:
             needed = statistics.seeds_needed(len(self.plan.comparisons), self.study.level)
             lines.append(f"With {seeds} seeds, no difference can be shown; at least {needed} are needed")
         board = f"{conclusion.program_prefix()}tensorboard --logdir={shlex.quote(str(self.workdir))}"
