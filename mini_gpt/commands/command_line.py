@@ -85,7 +85,15 @@ def add_process_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def directory(text: str) -> Path:
-    """Return the directory that a flag names; `~` is expanded.
+    """Return the directory that a flag names. Raise UserError like `path`, or if it is a file."""
+    found = path(text)
+    if found.is_file():
+        raise UserError(f"{text!r}: found a file; must be a directory: name another")
+    return found
+
+
+def path(text: str) -> Path:
+    """Return the path that a flag names; `~` is expanded.
 
     Raise UserError if it is empty, too long, a URL, or has a character that a terminal cannot show.
     """
@@ -98,13 +106,10 @@ def directory(text: str) -> Path:
     for character in text:
         if unicodedata.category(character) in ("Cc", "Cs", "Zl", "Zp"):  # control, not UTF-8, line ends
             raise UserError(f"{text!r}: found {character!r} in the path of a directory; name one without it")
-    path = files.expanded(text)
-    if path.exists() and not path.is_dir():
-        raise UserError(f"{text!r}: found a file; must be a directory: name another")
-    longest = os.pathconf("/", "PC_PATH_MAX") - RESERVED_PATH
-    if (found := len(os.fsencode(path.absolute()))) > longest:
+    expanded, longest = files.expanded(text), os.pathconf("/", "PC_PATH_MAX") - RESERVED_PATH
+    if (found := len(os.fsencode(expanded.absolute()))) > longest:
         raise UserError(f"found a path that has {found} bytes; must have at most {longest}")
-    return path
+    return expanded
 
 
 def utf8(text: str) -> str:
@@ -116,10 +121,10 @@ def utf8(text: str) -> str:
 
 
 def new_directory(text: str) -> Path:
-    """Return the absolute path of a directory. Raise UserError like `directory`, or if it exists."""
-    path = directory(text).resolve()
-    files.check_new(path)
-    return path
+    """Return the absolute path of a directory. Raise UserError like `path`, or if it exists."""
+    found = path(text).resolve()
+    files.check_new(found)
+    return found
 
 
 def config_overrides(arguments: Sequence[str], earlier: Sequence[str] = ()) -> dict[str, str]:

@@ -37,7 +37,7 @@ def main() -> None:
     out.add_argument("--length", type=int, help=longest)
     into = commands.add_parser("import", help="make a run from a model of Transformers", allow_abbrev=False)
     into.add_argument(
-        "--input", type=command_line.directory, required=True, help="directory from save_pretrained, or a Hub name"
+        "--input", type=command_line.path, required=True, help="directory from save_pretrained, or a Hub name"
     )
     into.add_argument("--revision", help="commit, tag or branch of a model of the Hub; default: its newest commit")
     into.add_argument("--workdir", type=command_line.new_directory, required=True, help="a new run directory")

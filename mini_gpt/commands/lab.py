@@ -15,7 +15,7 @@ from mini_gpt.runtime.errors import UserError
 def main() -> None:
     parser = command_line.parser(__doc__, prog="python -m mini_gpt.lab")
     out = Path("lab.html")
-    parser.add_argument("--out", type=command_line.directory, default=out, help="the HTML file; it is overwritten")
+    parser.add_argument("--out", type=command_line.path, default=out, help="the HTML file; it is overwritten")
     flags = parser.parse_args()
     if flags.out.is_dir():
         raise UserError(f"--out={flags.out}: found a directory; name a file, such as {flags.out / out}")

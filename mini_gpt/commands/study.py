@@ -21,7 +21,7 @@ from pathlib import Path
 from mini_gpt.commands import command_line, quick_look
 from mini_gpt.runtime import files
 from mini_gpt.runtime.errors import UserError, require
-from mini_gpt.study import definition, estimate, ledger, machine, runner, slurm
+from mini_gpt.study import definition, estimate, ledger, machine, runner, slurm, statistics
 from mini_gpt.study.definition import Plan
 from mini_gpt.study.progress import Display, Job
 from mini_gpt.study.report import Report
@@ -121,7 +121,8 @@ def _run(plan: Plan, workdir: Path, flags: argparse.Namespace) -> None:
     mine = plan.runs[shard]
     jobs = [Job(run, found.missing(run), workdir / run.name) for run in mine if found.missing(run)]
     if jobs and plan.comparisons:
-        level = logging.WARNING if plan.has_too_few_seeds else logging.INFO
+        too_few = statistics.too_few(plan.study.seeds, plan.comparisons, plan.study.level)
+        level = logging.WARNING if too_few else logging.INFO
         log.log(level, "\n".join(estimate.can_show(plan)))
     log.info(f"{len(mine) - len(jobs)} of {len(mine)} runs are complete; {len(slots)} at a time")
     try:

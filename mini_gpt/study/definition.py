@@ -167,12 +167,6 @@ class Plan:
             for condition in self.study.conditions
         ]
 
-    @property
-    def has_too_few_seeds(self) -> bool:
-        """Whether no difference can be shown, because even the smallest possible p is too large."""
-        count, seeds = len(self.comparisons), len(self.study.seeds)
-        return count > 0 and seeds < statistics.seeds_needed(count, self.study.level)
-
     def to_dict(self) -> dict[str, Any]:
         """Return the plan in the form of JSON. The configs belong to it: a changed config file is a changed plan."""
         fields = dataclasses.asdict(self.study) | {"seeds": list(self.study.seeds)}

@@ -90,7 +90,7 @@ def can_show(plan: Plan) -> list[str]:
         f"{comparisons} comparisons at level {study.level:g} (Holm). {seeds} seeds: the smallest possible p of one "
         f"comparison is {smallest:.3g}; at least {needed} seeds are needed to show a difference."
     ]
-    if plan.has_too_few_seeds:
+    if statistics.too_few(study.seeds, plan.comparisons, study.level):
         lines.append(f"Warning: with {seeds} seeds, no difference can be shown. Give more seeds, or fewer contrasts.")
     elif study.expected_deviation is None:
         lines.append("expected_deviation is not given: the difference that can be shown is not known.")

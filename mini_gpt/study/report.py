@@ -67,7 +67,7 @@ class Report:
             f"{complete} of {total} runs are complete, {failed} failed" + (f", {missing} missing" if missing else ""),
             f"Verdicts: {found}" if found else "Verdicts: none, since there are no contrasts",
         ]
-        if self.plan.has_too_few_seeds:
+        if statistics.too_few(self.study.seeds, self.plan.comparisons, self.study.level):
             needed = statistics.seeds_needed(len(self.plan.comparisons), self.study.level)
             lines.append(f"With {seeds} seeds, no difference can be shown; at least {needed} are needed")
         board = f"{conclusion.program_prefix()}tensorboard --logdir={shlex.quote(str(self.workdir))}"

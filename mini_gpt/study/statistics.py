@@ -190,6 +190,11 @@ def seeds_needed(comparisons: int, level: float) -> int:
     return next(seeds for seeds in range(1, EXACT_SEEDS + 2) if smallest_p(seeds) <= level / comparisons)
 
 
+def too_few(seeds: Sequence[int], comparisons: Sequence[object], level: float) -> bool:
+    """Return whether no difference can be shown, because even the smallest possible p is too large."""
+    return len(comparisons) > 0 and len(seeds) < seeds_needed(len(comparisons), level)
+
+
 def detectable_difference(seeds: int, deviation: float, comparisons: int, level: float) -> float | None:
     """Return the difference that is found with probability POWER; None if even the smallest p is too large.
 

@@ -68,8 +68,7 @@ class Core(nnx.Module):
     def choose(self, q_BLHK, k_BSGK, v_BSGK, context: Context, dropout_key: Any) -> Callable[..., jax.Array]:
         """Return attend(q_BLHK, k_BSGK, v_BSGK, context) -> out_BLHK: the requested or the fastest implementation.
 
-        The choice depends on the shapes and dtypes of the arrays, not on their values. If the requested implementation
-        does not support the call, or is for another kind of device, return another one and log why once.
+        If it can't be used for the call or the device, return another one and log why once. Values do not matter.
         """
         platform = self.platform
         longest = max(q_BLHK.shape[1], k_BSGK.shape[1])
