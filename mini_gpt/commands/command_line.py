@@ -87,7 +87,7 @@ def add_process_flags(parser: argparse.ArgumentParser) -> None:
 def directory(text: str) -> Path:
     """Return the directory that a flag names. Raise UserError like `path`, or if it is a file."""
     found = path(text)
-    if found.is_file():
+    if os.path.isfile(found):  # False for a path that is too long
         raise UserError(f"{text!r}: found a file; must be a directory: name another")
     return found
 

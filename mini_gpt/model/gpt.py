@@ -111,8 +111,7 @@ class MiniGPT(Stack):
     ) -> jax.Array:
         """Return the last hidden states x_BLD in `dtype`; their product with `output_table` gives the logits.
 
-        positions_BL: by default 0..L-1.
-        segments_BL: attention stays within a segment; by default one segment.
+        positions_BL, segments_BL: by default 0..L-1, and one segment. Attention stays within a segment.
         dropout_key: no dropout if None.
         """
         coordinates = Coordinates.of(tokens_BL.shape[1], positions_BL, segments_BL)
