@@ -8,7 +8,7 @@ import socket
 from mini_gpt.commands import command_line
 from mini_gpt.pages.play import page
 from mini_gpt.pages.play.answers import Answers
-from mini_gpt.pages.play.server import ADDRESS, Server, of_app
+from mini_gpt.pages.play.server import ADDRESS, Server, make_server
 from mini_gpt.runtime.errors import UserError
 from mini_gpt.suites.base import SuiteOptions
 from mini_gpt.suites.play import Play, runs_of, text_of, title_of
@@ -38,7 +38,7 @@ def main() -> None:
     with _listening(flags.port) as connection:
         port = connection.getsockname()[1]
         print(f"http://{ADDRESS}:{port}  (Ctrl-C ends the server)", flush=True)
-        of_app(Server(html, answers, port).app).run(sockets=[connection])
+        make_server(Server(html, answers, port).app).run(sockets=[connection])
 
 
 def _listening(port: int) -> socket.socket:

@@ -25,10 +25,10 @@ class Sampling:
     top_p: keep the most likely tokens until their total probability is at least this (Holtzman et al. 2020). Of equally
       likely tokens, both keep that with the lower id first, as greedy decoding does.
     min_p: keep tokens with at least this share of the greatest probability (Nguyen et al. 2024).
-    repetition_penalty: divides positive logits of tokens in the text and multiplies negative ones (Keskar et al. 2019,
-      4.1). The order is penalty, temperature, top_k, top_p, min_p.
+    repetition_penalty: divides positive logits of tokens in the text and multiplies negative ones (Keskar et al.
+      2019, 4.1).
 
-    Raises UserError for a value of another type or out of range.
+    The order is penalty, temperature, top_k, top_p, min_p. Raises UserError for a wrong type or a value out of range.
     """
 
     temperature: Temperature = 1.0

@@ -25,9 +25,10 @@ HIDDEN = -1e4  # a key with a smaller bias has weight 0
 class Curves(NamedTuple):
     """What an encoding computes in some layers.
 
-    values_HS: by distance, for each head, or one row for all heads.
     kind: bias, rotation or similarity.
-    meaning: of the values. NaN: the key is hidden from the head, or there are no positions so far apart.
+    meaning: of the values.
+    values_HS: by distance, for each head, or one row for all heads. NaN: the head does not see the key, or there are
+      no positions so far apart.
     """
 
     name: str

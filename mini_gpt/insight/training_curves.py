@@ -6,7 +6,7 @@ import numpy as np
 from mini_gpt.evaluation.loaded import LoadedModel
 from mini_gpt.insight import encodings, images
 from mini_gpt.insight.attention import attention_statistics, statistics_by_kind
-from mini_gpt.model.positions.absolute import InputEncoding
+from mini_gpt.model import positions
 from mini_gpt.training.evaluators import ProbeRow
 
 
@@ -23,8 +23,9 @@ def attention_metrics(model: LoadedModel, row: ProbeRow) -> tuple[dict[str, floa
         curves, by_kind = statistics_by_kind(model, row.tokens_BL, row.is_query_BL, row.source_BS)
         pictures = {f"attention/{kind}_maps": images.map_grid(maps) for kind, maps in by_kind.items()}
     config = model.config.model
-    for encoding in encodings.of_layers(model)[0]:
-        if isinstance(encoding, InputEncoding) and jax.tree.leaves(encoding):  # it is trained
+    if positions.input_encoding(config) is not None:
+        encoding, *_ = encodings.of_layers(model)[0]
+        if jax.tree.leaves(encoding):  # it is trained
             vectors_PD = encodings.vectors(encoding, config.d_model, np.arange(config.max_positions))
             pictures["positions/similarity"] = images.similarity(vectors_PD)
     return curves, pictures

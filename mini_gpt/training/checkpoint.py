@@ -27,9 +27,7 @@ from mini_gpt.runtime.errors import UserError, memory_error, require
 from mini_gpt.training import workdir as workdirs
 from mini_gpt.training.checksums import checksums
 from mini_gpt.training.orbax_files import (
-    MOST_COMPRESSED,
     VerifyingHandler,
-    bytes_in,
     missing_arrays,
     plain_path,
     shapes_by_name,
@@ -42,6 +40,7 @@ FORMAT = 3
 PARTS = ("parameters", "training")  # in separate directories, so that the parameters can be read alone
 DAMAGED = "damaged"  # the directory of damaged checkpoints, next to `checkpoints/`
 MOST_CHOICES = 20  # checkpoints that a reader tries, if training deletes each of them
+MOST_COMPRESSED = 100  # most array bytes per file byte; real weights compress by less than a tenth
 # Read errors that do not mean damage, and the errno of such OSErrors.
 NOT_DAMAGE = (UserError, PermissionError, MemoryError)
 NOT_DAMAGE_NUMBERS = (errno.EMFILE, errno.ENFILE, errno.ESTALE)
@@ -196,9 +195,10 @@ class Checkpoints:
             self.records.pop(later, None)
 
     def check_size(self, least: int) -> None:
-        """Raise UserError if no checkpoint can have this number of parameters. Reads no array."""
+        """Raise UserError if all readable checkpoints have fewer than `least` parameters. Reads no array."""
         counts = [stored_count(self.path / str(step) / PARTS[0]) for step in self.steps()]
-        if counts and max(counts) < least:
+        readable = [count for count in counts if count is not None]
+        if readable and max(readable) < least:
             sizes = f"its sizes give at least {least:,} parameters, and no checkpoint beside it has that many"
             raise UserError(f"{self.directory.parent / workdirs.CONFIG}: {sizes}; restore the run's own file")
 
@@ -286,7 +286,8 @@ class Checkpoints:
         # The manager would make all processes wait for a process that fails to read.
         handler, parts = ocp.StandardCheckpointHandler(), dict[str, Any]()
         with _unreadable_is_damaged():
-            if declared > MOST_COMPRESSED * (held := bytes_in(directory)):
+            held = sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
+            if declared > MOST_COMPRESSED * held:
                 raise Damaged(f"its files have {held:,} bytes, too few for arrays of {declared:,}")
             for name, part in abstract.items():
                 if missing := missing_arrays(directory / name, shapes_by_name(part)):

@@ -19,9 +19,8 @@ def make_schedule(config: OptimizerConfig, steps: int) -> optax.Schedule:
 
     count: updates so far, from 0 as in optax; t = count + 1 in the formulas.
 
-    Every schedule warms up linearly over w steps: peak · t/w. After the warmup: inverse_sqrt: peak · sqrt(w/t) (Vaswani
-    et al. 2017, eq. 3, up to the constant).
-
+    Every schedule warms up linearly over w steps, peak · t/w. After the warm-up:
+    inverse_sqrt: peak · sqrt(w/t) (Vaswani et al. 2017, eq. 3, up to the constant).
     cosine: falls to final_fraction · peak at the last step (Loshchilov and Hutter 2017).
     wsd: stays at the peak, then falls linearly to final_fraction · peak over the last `decay_fraction` of the steps (Hu
       et al. 2024).

@@ -23,7 +23,6 @@ from mini_gpt.model.parameters import by_name
 from mini_gpt.runtime.errors import UserError
 
 URL_ROOTS = ("/gs/", "/s3/", "/az/", "/hf/")  # etils reads these as gs:// and so on
-MOST_COMPRESSED = 100  # most array bytes per file byte; real weights compress by less than a tenth
 LOCK_SUFFIX = ".__lock"  # TensorStore accepts no directory name with this suffix
 READ_ONLY = "Given directory is read only="  # Orbax logs this warning even with read_only=True
 ArrayShapes = dict[str, tuple[int, ...]]  # by Orbax's name of the array, such as blocks.0.mlp.up.kernel
@@ -171,19 +170,13 @@ def missing_arrays(directory: Path, shapes: ArrayShapes) -> list[str]:
     return sorted(missing)
 
 
-def stored_count(directory: Path) -> int:
-    """Return the number of entries of all arrays in `directory`, by their metadata and the bytes of the files."""
-    with contextlib.suppress(Exception):  # the one who restores a damaged checkpoint reports it
+def stored_count(directory: Path) -> int | None:
+    """Return the number of entries of all arrays in `directory`, by their metadata; None if these can't be read."""
+    with contextlib.suppress(Exception):  # damaged, or deleted by the training process
         store, keys = _open(directory)
         metadata = [store.read(f"{name}/.zarray") for name, _, chunk in keys if chunk == ".zarray"]
-        declared = sum(math.prod(map(int, json.loads(future.result().value)["shape"])) for future in metadata)
-        return min(declared, MOST_COMPRESSED * bytes_in(directory))
-    return 0
-
-
-def bytes_in(directory: Path) -> int:
-    """Return the bytes of all files in a directory."""
-    return sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
+        return sum(math.prod(map(int, json.loads(future.result().value)["shape"])) for future in metadata) or None
+    return None
 
 
 def _open(directory: Path) -> tuple[ts.KvStore, list[tuple[str, str, str]]]:

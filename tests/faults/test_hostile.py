@@ -228,6 +228,12 @@ def test_a_config_too_large_for_its_checkpoint_is_refused(run, monkeypatch, size
         Run(run)
 
 
+def test_a_damaged_checkpoint_is_not_blamed_on_the_config(run):
+    (run / "checkpoints" / "4" / "parameters" / "manifest.ocdbt").write_bytes(b"damaged")
+    with pytest.raises(UserError, match=r"checkpoints/4: damaged \("):
+        Run(run)
+
+
 def test_a_cache_never_typed_is_not_written(run, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "default"))
     config = json.loads((run / "config.json").read_text())

@@ -39,7 +39,7 @@ def served(tmp_path_factory):
     runs = [Shown("run", 3, model)]
     html = page.play(runs, tokenizer, "def f(x):", title="a served run", served=True)
     app = server.Server(html, Answers([model], page.most_tokens(runs)), port).app
-    running = server.of_app(app)
+    running = server.make_server(app)
     thread = threading.Thread(target=running.run, kwargs={"sockets": [connection]})
     thread.start()
     while not running.started:

@@ -16,9 +16,9 @@ def geometric_frequencies(base: float, width: int) -> np.ndarray:
 
 
 def rope_frequencies(rope: RopeConfig, width: int) -> np.ndarray:
-    """Return each pair's radians per token, float64.
+    """Return each pair's radians per token, float64. width: rotated dimensions.
 
-    width: rotated dimensions. In these formulas s is `rope.factor`.
+    In these formulas s is `rope.factor`:
     linear: all are divided by s (position interpolation, Chen et al. 2023).
     ntk: the base becomes base · s^(width/(width-2)), so that the slowest pair is divided by s and the fastest is
       unchanged (NTK-aware; Peng et al. 2023, 3.1).
@@ -28,8 +28,9 @@ def rope_frequencies(rope: RopeConfig, width: int) -> np.ndarray:
     yarn_by_index: the weights are linear in the pair's index, between the bounds rounded to whole pairs (released code
       of YaRN, and Transformers).
     llama3: as yarn, by default between 1 and 4 turns (released code of Llama 3.1).
-    dynamic: unchanged here; see `dynamic_frequencies`. With `rope.turning` below 1, the slowest pairs get frequency 0
-      (p-RoPE, Barbero et al. 2025).
+    dynamic: unchanged here; see `dynamic_frequencies`.
+
+    With `rope.turning` below 1, the slowest pairs get frequency 0 (p-RoPE, Barbero et al. 2025).
     """
     frequencies_P = _scaled(rope, width)
     frequencies_P[int(rope.turning * width / 2) :] = 0  # the pairs are sorted, the fastest first

@@ -156,7 +156,7 @@ class _Connection(H11Protocol):
             self.late = None
 
 
-def of_app(app: ASGIApp) -> uvicorn.Server:
+def make_server(app: ASGIApp) -> uvicorn.Server:
     """Return the HTTP server of an application."""
     return uvicorn.Server(uvicorn.Config(app, http=_Connection, log_level="warning"))
 
