@@ -26,7 +26,7 @@ from mini_gpt.training.checkpoint import Checkpoints
 from mini_gpt.training.orbax_files import missing_arrays
 from mini_gpt.training.record import Record
 from mini_gpt.training.run import Run
-from mini_gpt.training.state import TrainState
+from mini_gpt.training.step import TrainState
 from tests.commands.test_command_line import type_in
 from tests.conftest import REPOSITORY, SMALL, slow
 from tests.faults import kills

@@ -37,7 +37,7 @@ from mini_gpt.training import workdir as workdirs
 from mini_gpt.training.checkpoint import Checkpoints
 from mini_gpt.training.orbax_files import UnreadArray
 from mini_gpt.training.record import Record
-from mini_gpt.training.state import TrainState
+from mini_gpt.training.step import TrainState
 
 MOST_CONTEXT = 2048  # tokens; with BATCH_TOKENS for a laptop, unless an override says otherwise
 BATCH_TOKENS = 4096  # of one pass through the model in training

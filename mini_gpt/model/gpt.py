@@ -12,7 +12,7 @@ from flax import nnx
 
 from mini_gpt.config.attention import LayerKind
 from mini_gpt.config.model import ModelConfig
-from mini_gpt.model import loss, other_blocks, output, positions, running
+from mini_gpt.model import other_blocks, output, positions, running
 from mini_gpt.model.attention.context import Context, Coordinates
 from mini_gpt.model.attention.multi_head import MultiHeadAttention
 from mini_gpt.model.layers import Mlp, dropout, dropout_keys, make_norm, make_table, observe
@@ -135,7 +135,7 @@ class MiniGPT(Stack):
     def logits(self, x_BLD: jax.Array) -> jax.Array:
         """Return the logits_BLV of last hidden states, in float32."""
         x_TD, table_VD = x_BLD.reshape(-1, x_BLD.shape[-1]), self.output_table.astype(x_BLD.dtype)
-        logits_TV = loss.logits(x_TD, table_VD, self.config.output_soft_cap)
+        logits_TV = output.logits(x_TD, table_VD, self.config.output_soft_cap)
         return logits_TV.reshape(*x_BLD.shape[:-1], self.vocab_size)
 
     @property

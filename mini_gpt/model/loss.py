@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 
+from mini_gpt.model.output import logits, product
 from mini_gpt.runtime import sharding
 
 LIMIT = 2**27  # bytes of float32 logits that a device holds at a time
@@ -32,15 +33,6 @@ class LossOptions(NamedTuple):
 
     smoothing: float = 0.0
     soft_cap: float | None = None
-
-
-def logits(x_TD: jax.Array, table_VD: jax.Array, soft_cap: float | None = None) -> jax.Array:
-    """Return x Wᵀ as logits_TV in float32; both operands have the same dtype.
-
-    soft_cap: c; the logits become c · tanh(logits / c) (Gemma Team 2024).
-    """
-    logits_TV = _product(x_TD, table_VD, (1, 1))
-    return logits_TV if soft_cap is None else soft_cap * jnp.tanh(logits_TV / soft_cap)
 
 
 def token_nll(
@@ -99,9 +91,9 @@ def _loss_sums_forward(x_BLD, table_VD, targets_BL, weights_BL, options, mesh):
             if soft_cap is not None:
                 d_logits_TV = d_logits_TV * (1 - jnp.square(logits_TV / soft_cap))  # the derivative of the cap
             d_logits_TV = d_logits_TV.astype(x_TD.dtype)
-            d_table_VD = _product(d_logits_TV, x_TD, (0, 0))
+            d_table_VD = product(d_logits_TV, x_TD, (0, 0))
             sums = jnp.sum(objective_T * weights_T), jnp.sum(nll_T * weights_T), d_table_VD
-            return jax.tree.map(jnp.add, carry, sums), _product(d_logits_TV, table_VD, (1, 0)).astype(x_TD.dtype)
+            return jax.tree.map(jnp.add, carry, sums), product(d_logits_TV, table_VD, (1, 0)).astype(x_TD.dtype)
 
         zero = jnp.float32(0), jnp.float32(0), jnp.zeros(table_VD.shape, jnp.float32)
         sums, d_x_TD = _scan(add, zero, (x_BLD, targets_BL, weights_BL), len(classes_V))
@@ -120,11 +112,6 @@ def _loss_sums_backward(options, mesh, gradients, cotangents):
 
 
 loss_sums.defvjp(_loss_sums_forward, _loss_sums_backward)
-
-
-def _product(a: jax.Array, b: jax.Array, contracted: tuple[int, int]) -> jax.Array:
-    axes = ((contracted[0],), (contracted[1],))
-    return jax.lax.dot_general(a, b, (axes, ((), ())), preferred_element_type=jnp.float32)
 
 
 def _scan(function, carry, arrays_BL, classes: int):

@@ -1,4 +1,4 @@
-"""Modules between the last norm and the output table: a bias of the logits, and the head of a masked encoder."""
+"""The logits, and the modules before the output table: a bias of the logits, and the head of a masked encoder."""
 
 import jax
 import jax.numpy as jnp
@@ -46,3 +46,17 @@ def make(config: ModelConfig, vocab_size: int, *, rngs: nnx.Rngs) -> OutputBias 
     if config.prediction_head:
         return PredictionHead(config, vocab_size, rngs=rngs)
     return OutputBias(vocab_size) if config.output_bias else None
+
+
+def logits(x_TD: jax.Array, table_VD: jax.Array, soft_cap: float | None = None) -> jax.Array:
+    """Return x Wᵀ as logits_TV in float32; both operands have the same dtype.
+
+    soft_cap: c; the logits become c · tanh(logits / c) (Gemma Team 2024).
+    """
+    logits_TV = product(x_TD, table_VD, (1, 1))
+    return logits_TV if soft_cap is None else soft_cap * jnp.tanh(logits_TV / soft_cap)
+
+
+def product(a: jax.Array, b: jax.Array, contracted: tuple[int, int]) -> jax.Array:
+    axes = ((contracted[0],), (contracted[1],))
+    return jax.lax.dot_general(a, b, (axes, ((), ())), preferred_element_type=jnp.float32)

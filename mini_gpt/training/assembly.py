@@ -23,8 +23,7 @@ from mini_gpt.training.evaluators import Evaluator, PairEvaluator, SpanEvaluator
 from mini_gpt.training.layouts import layout_of
 from mini_gpt.training.optimizer import make_optimizer
 from mini_gpt.training.prepare import make_prepare
-from mini_gpt.training.state import TrainState
-from mini_gpt.training.step import make_train_step
+from mini_gpt.training.step import TrainState, make_train_step
 
 
 class Assembly(NamedTuple):

@@ -34,7 +34,7 @@ from mini_gpt.training.orbax_files import (
     stored_count,
 )
 from mini_gpt.training.record import Record
-from mini_gpt.training.state import TrainState
+from mini_gpt.training.step import TrainState
 
 FORMAT = 3
 PARTS = ("parameters", "training")  # in separate directories, so that the parameters can be read alone

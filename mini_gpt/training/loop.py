@@ -24,8 +24,7 @@ from mini_gpt.training.evaluators import Probe
 from mini_gpt.training.monitor import Clock, Reporter, SilentReporter, Spikes
 from mini_gpt.training.record import Record
 from mini_gpt.training.start import FirstState, describe, prepare
-from mini_gpt.training.state import TrainState
-from mini_gpt.training.step import Metrics, TrainStep
+from mini_gpt.training.step import Metrics, TrainState, TrainStep
 from mini_gpt.training.stopping import StopRequest
 
 log = logging.getLogger(__name__)

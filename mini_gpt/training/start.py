@@ -16,7 +16,7 @@ from mini_gpt.training import assembly, settings, trainable
 from mini_gpt.training import workdir as workdirs
 from mini_gpt.training.assembly import Assembly
 from mini_gpt.training.run import InitialWeights, find_initial_weights
-from mini_gpt.training.state import TrainState
+from mini_gpt.training.step import TrainState
 
 log = logging.getLogger(__name__)
 

@@ -1,7 +1,7 @@
-"""The training state as one pytree: its shapes, its shardings and its first values."""
+"""The shapes, the shardings and the first values of the training state."""
 
 import functools
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,19 +14,7 @@ from mini_gpt.model.parameters import Parameters
 from mini_gpt.runtime import sharding
 from mini_gpt.training import trainable
 from mini_gpt.training.optimizer import make_optimizer
-
-
-class TrainState(NamedTuple):
-    """step: training steps so far, skipped ones included, int32 scalar. parameters: nested dicts; float32 in training.
-
-    optimizer_state: from optax; None in the checkpoint of an import, which no step has trained.
-    halted: bool scalar, True after a non-finite step that is not skipped: later steps change nothing. Not saved.
-    """
-
-    step: jax.Array
-    parameters: Parameters
-    optimizer_state: Any
-    halted: jax.Array
+from mini_gpt.training.step import TrainState
 
 
 def abstract(config: Config, vocab_size: int, mesh: Mesh) -> tuple[nnx.GraphDef, TrainState]:

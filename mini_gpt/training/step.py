@@ -6,7 +6,7 @@ parameter_norm (of all, before the update); and the bool finite, True if loss, o
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,13 +14,26 @@ import optax
 from flax import nnx
 
 from mini_gpt.config.schema import TrainConfig
-from mini_gpt.model import loss as losses
+from mini_gpt.model.loss import LossOptions, loss_sums
 from mini_gpt.model.parameters import Parameters
 from mini_gpt.runtime import sharding
 from mini_gpt.training import trainable
 from mini_gpt.training.optimizer import Optimizer
 from mini_gpt.training.prepare import Arrays, Prepare
-from mini_gpt.training.state import TrainState
+
+
+class TrainState(NamedTuple):
+    """step: training steps so far, skipped ones included, int32 scalar. parameters: nested dicts; float32 in training.
+
+    optimizer_state: from optax; None in the checkpoint of an import, which no step has trained.
+    halted: bool scalar, True after a non-finite step that is not skipped: later steps change nothing. Not saved.
+    """
+
+    step: jax.Array
+    parameters: Parameters
+    optimizer_state: Any
+    halted: jax.Array
+
 
 Metrics = dict[str, Any]  # scalar arrays; Any, since jax.Array does not declare is_ready
 TrainStep = Callable[[TrainState, sharding.Batch], tuple[TrainState, Metrics]]
@@ -49,8 +62,8 @@ def make_train_step(
         model = nnx.merge(definition, trained if fixed is None else trainable.join(trained, fixed))
         inputs = (batch["inputs"],) if prepare is None else prepare(batch, key)
         x_BLD = model.hidden(*inputs, dropout_key=key)
-        options = losses.LossOptions(config.label_smoothing, model.config.output_soft_cap)
-        objective, loss = losses.loss_sums(x_BLD, model.output_table, batch["targets"], batch["weights"], options, mesh)
+        options = LossOptions(config.label_smoothing, model.config.output_soft_cap)
+        objective, loss = loss_sums(x_BLD, model.output_table, batch["targets"], batch["weights"], options, mesh)
         return objective, {"objective": objective, "loss": loss, "count": jnp.sum(batch["weights"])}
 
     def train_step(state: TrainState, batch: Arrays) -> tuple[TrainState, Metrics]:

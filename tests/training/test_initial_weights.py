@@ -19,7 +19,7 @@ from mini_gpt.training.checkpoint import Checkpoints
 from mini_gpt.training.orbax_files import UnreadArray
 from mini_gpt.training.record import Record
 from mini_gpt.training.run import InitialWeights, Run, find_initial_weights
-from mini_gpt.training.state import TrainState
+from mini_gpt.training.step import TrainState
 from tests.training.interruption import Interrupted, assert_same_bits, interrupt_after
 
 
