@@ -187,14 +187,15 @@ class Config(Section):
         if self.train.objective == "next_token" and not data.is_task and not data.has_pairs:
             remedy = "must be pairs, task:NAME, or tfds:NAME with data.pair, because model.encoder_layers needs pairs"
             self.refuse("data.corpus", remedy)
-        if data.isolate_documents:
-            self.refuse("data.isolate_documents", "must be False with model.encoder_layers")
-        if data.position_ids != "sequence":
-            self.refuse("data.position_ids", "must be sequence with model.encoder_layers")
-        if model.rope.scaling == "dynamic":  # it would scale by the longest source of a batch
-            self.refuse("model.rope.scaling", "must not be dynamic with model.encoder_layers")
-        if self.train.random_offsets is not None:
-            self.refuse("train.random_offsets", "must be None with model.encoder_layers")
+        not_supported = {
+            "data.isolate_documents": (data.isolate_documents, "must be False"),
+            "data.position_ids": (data.position_ids != "sequence", "must be sequence"),
+            "model.rope.scaling": (model.rope.scaling == "dynamic", "must not be dynamic"),  # scales by the source
+            "train.random_offsets": (self.train.random_offsets is not None, "must be None"),
+        }
+        for name, (found, remedy) in not_supported.items():
+            if found:
+                self.refuse(name, f"{remedy} with model.encoder_layers")
         if model.position == "learned" and self.source_length > model.max_positions:
             self.refuse("source_length", f"learned positions end at model.max_positions ({model.max_positions})")
 

@@ -57,7 +57,7 @@ def _problems(architecture: Architecture, model: ModelConfig) -> list[str]:
 
 def _by_fields(model: ModelConfig) -> tuple[type[Architecture], ...]:
     """Return the architectures that may express a model. Raises UserError if there is none for its positions."""
-    if model.encoder_layers:
+    if model.has_encoder:
         return (T5,)
     if not model.causal:
         return (Bert,)
@@ -71,7 +71,7 @@ def _by_fields(model: ModelConfig) -> tuple[type[Architecture], ...]:
 
 def _kind(model: ModelConfig) -> str:
     """Return the words for the kind of a model by which its architecture is chosen."""
-    if model.encoder_layers:
+    if model.has_encoder:
         return "an encoder-decoder"
     return f"a model with {model.position} positions and {model.norm}" if model.causal else "a bidirectional model"
 

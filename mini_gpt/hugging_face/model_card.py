@@ -141,7 +141,7 @@ def _use(architecture: Architecture, prompt: str, run: Run) -> str:
     if architecture.objective == "masked":
         return f"""text = tokenizer({prompt!r} + tokenizer.mask_token, return_tensors="pt")
 print(tokenizer.decode(model(**text).logits[0, -1].argmax()))"""
-    starts_with_separator = config.model.encoder_layers and run.tokenizer.start is None  # each source, as in training
+    starts_with_separator = config.model.has_encoder and run.tokenizer.start is None  # each source, as in training
     start = "tokenizer.eos_token + " if starts_with_separator else ""
     if config.train.objective == "span_corruption":
         start, prompt = "", f"{prompt}<extra_id_0>"
