@@ -39,12 +39,12 @@ LIMITS = {
         "named tuples and dataclasses in model/": (8, 8),
     },
     "lines of a module and of all that it imports": {
-        "model.gpt": (3240, 2400),
-        "training.step": (4360, 3600),
-        "commands.train": (14000, 9000),
+        "model.gpt": (3110, 2400),
+        "training.step": (2335, 3600),
+        "commands.train": (14010, 9000),
     },
     "the package": {
-        "lines with encoder_layers": (41, 35),
+        "lines with encoder_layers": (35, 35),
         f"functions of more than {LONGEST_FUNCTION} lines": (0, 0),
         f"functions with more than {MOST_PARAMETERS} parameters": (0, 0),
         "imports from the core into a tool": (0, 0),

@@ -9,7 +9,7 @@ import re
 
 import pytest
 
-from tests.structure import LIMITS, MEASURES, REPOSITORY, ROOT, imports, modules, number, package
+from tests.structure import LIMITS, MEASURES, REPOSITORY, ROOT, imports, modules, number, package, parameters
 
 CORE = ("runtime", "config", "data", "model", "evaluation", "generation", "training")
 TOOLS = ("insight", "hugging_face", "pages", "suites", "study")
@@ -70,6 +70,37 @@ def test_chains_of_imports_are_short():
     inside = {name: longest_chain(name, inside=True) for name in modules()}
     assert max(longest.values()) <= LONGEST_CHAIN, sorted(longest.items(), key=lambda item: -item[1])[:3]
     assert max(inside.values()) <= LONGEST_CHAIN_IN_A_PACKAGE, sorted(inside.items(), key=lambda item: -item[1])[:3]
+
+
+def described_names(node: ast.AST) -> list[str]:
+    """Return the parameters of a function, or the fields of a class and the parameters of its `__init__`."""
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+        return parameters(node)
+    fields, body = [], node.body if isinstance(node, ast.ClassDef) else []
+    for part in body:
+        if isinstance(part, ast.AnnAssign):
+            fields.append(ast.unparse(part.target))
+        elif isinstance(part, ast.FunctionDef) and part.name == "__init__":
+            fields += parameters(part)
+    return fields
+
+
+def runs_together(node: ast.AST) -> bool:
+    """Return whether a docstring describes several arguments or fields, and one of them in the middle of a line."""
+    names = "|".join(map(re.escape, described_names(node)))
+    text = ast.get_docstring(node) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) else None
+    if not names or not text:
+        return False
+    described = re.findall(rf"(?:^|[.;,] )(?:{names}): ", text, re.MULTILINE)
+    return len(described) > 1 and re.search(rf"[.;] (?:{names}): ", text) is not None
+
+
+def test_docstrings_describe_each_argument_on_a_line_of_its_own():
+    one_line = 'def f(a, b):\n    """Return one. a: first. b: second."""'
+    own_lines = 'def f(a, b):\n    """Return one.\n\n    a: first.\n    b: second.\n    """'
+    assert [runs_together(ast.parse(source).body[0]) for source in (one_line, own_lines)] == [True, False]
+    nodes = [(name, node) for name, source in modules().items() for node in ast.walk(ast.parse(source))]
+    assert [f"{name}: {node.name}" for name, node in nodes if runs_together(node)] == []  # type: ignore[attr-defined]
 
 
 def test_no_file_is_too_long():

@@ -21,7 +21,7 @@ from pathlib import Path
 from mini_gpt.commands import command_line, quick_look
 from mini_gpt.runtime import files
 from mini_gpt.runtime.errors import UserError, require
-from mini_gpt.study import definition, estimate, ledger, machine, runner, slurm, statistics
+from mini_gpt.study import definition, estimate, ledger, machine, new_runs, runner, slurm, statistics
 from mini_gpt.study.definition import Plan
 from mini_gpt.study.progress import Display, Job
 from mini_gpt.study.report import Report
@@ -89,13 +89,13 @@ def _loaded(flags: argparse.Namespace, overrides: dict[str, str]) -> Plan:
 def _plan(plan: Plan, workdir: Path, flags: argparse.Namespace) -> None:
     slots = machine.slots(flags.jobs)
     ledger.check_same_study(workdir, plan)
-    machine.call_in(slots[0], definition.check_new_runs, plan, workdir)
+    machine.call_in(slots[0], new_runs.check, plan, workdir)
     print(estimate.text(Results(plan, workdir), estimate.measure(plan, slots), len(slots)))
 
 
 def _freeze(plan: Plan, workdir: Path, flags: argparse.Namespace) -> None:
-    machine.call_in(machine.slots(flags.jobs)[0], definition.check_new_runs, plan, workdir)
-    digest = ledger.freeze(workdir, plan, definition.fingerprints(plan))
+    machine.call_in(machine.slots(flags.jobs)[0], new_runs.check, plan, workdir)
+    digest = ledger.freeze(workdir, plan, new_runs.fingerprints(plan))
     print(f"Frozen: {plan.name}, SHA-256 {digest}, commit {ledger.commit()}, in {workdir / ledger.LEDGER}")
     print(*estimate.can_show(plan), sep="\n")
 
@@ -111,8 +111,8 @@ def _run(plan: Plan, workdir: Path, flags: argparse.Namespace) -> None:
             f"study: the plan of {workdir} was changed after {measured} runs were measured ({', '.join(changed[:4])}); "
             "restore it, or add --changed: the report will call the study exploratory"
         )
-    ledger.check_corpora(workdir, plan, definition.fingerprints(plan))
-    machine.call_in(slots[0], definition.check_new_runs, plan, workdir)
+    ledger.check_corpora(workdir, plan, new_runs.fingerprints(plan))
+    machine.call_in(slots[0], new_runs.check, plan, workdir)
     files.make_directory(workdir)
     command = f"python -m mini_gpt.{'study' if flags.action else 'sweep'} {shlex.join(sys.argv[1:])}"
     done = len(found.complete_runs)

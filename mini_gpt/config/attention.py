@@ -17,7 +17,10 @@ PER_LAYER = ("kerple", "fire", "fox", "cope")  # with parameters in each layer
 
 
 class LayerKind(NamedTuple):
-    """The fields that may differ between layers. window: None: all keys."""
+    """The fields that may differ between layers.
+
+    window: of attention, in tokens; None: all keys.
+    """
 
     position: str
     window: int | None

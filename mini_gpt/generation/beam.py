@@ -55,8 +55,12 @@ class Beam(NamedTuple):
 
 
 class Options(NamedTuple):
-    """end, other_ends: the tokens that end a text. length: maximum number of new tokens. beams: number of texts to
-    extend. alpha: of the length penalty; 0: none.
+    """The options of a beam search.
+
+    end, other_ends: the tokens that end a text.
+    length: the maximum number of new tokens.
+    beams: the number of texts to extend.
+    alpha: of the length penalty; 0: none.
     """
 
     end: int

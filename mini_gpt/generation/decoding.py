@@ -22,7 +22,11 @@ ROWS = 64  # sources whose targets are decoded at the same time
 
 
 class _State(NamedTuple):
-    """tokens_B: last sampled tokens. seen_BV: true for tokens in a row's text; None without a repetition penalty."""
+    """What a decoding step changes.
+
+    tokens_B: the last sampled tokens.
+    seen_BV: True for tokens in a row's text; None without a repetition penalty.
+    """
 
     tokens_B: jax.Array
     seen_BV: jax.Array | None

@@ -25,7 +25,12 @@ Prompt = Sequence[int] | np.ndarray  # token ids
 
 
 class Prompts(NamedTuple):
-    """tokens_BL: padded on the right. lengths_B: tokens of each prompt. source_BS: the encoder's tokens, or None."""
+    """The prompts of a batch.
+
+    tokens_BL: padded on the right.
+    lengths_B: tokens of each prompt.
+    source_BS: the encoder's tokens, or None.
+    """
 
     tokens_BL: Any
     lengths_B: Any

@@ -29,7 +29,8 @@ class Outcome(NamedTuple):
     """A comparison and what its complete runs show.
 
     differences_S: first - second, of each seed in `seeds`.
-    p, equivalent_p: adjusted for all comparisons; p_alone: not adjusted.
+    p, equivalent_p: adjusted for all comparisons.
+    p_alone: not adjusted.
     probability: share of pairs of runs in which `first` is better, as claimed.
     num_items: items in the bootstrap; 0: the interval has only the variation over seeds.
     reason: why there is no verdict, or why it is undecided with an interval that excludes 0; else "".

@@ -3,18 +3,14 @@
 import dataclasses
 import functools
 import json
-import logging
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from mini_gpt.config import loading
 from mini_gpt.config.schema import Config
-from mini_gpt.data import corpora, task_batches, token_store
-from mini_gpt.data.corpus import Corpus
 from mini_gpt.evaluation import extrapolation
 from mini_gpt.runtime import files
 from mini_gpt.runtime.errors import UserError, require, shown, suggestion
@@ -23,9 +19,7 @@ from mini_gpt.study.field_types import check as check_types
 from mini_gpt.suites import SUITES
 from mini_gpt.suites import check as check_suites
 from mini_gpt.suites.base import SuiteOptions
-from mini_gpt.training import assembly, settings
 
-log = logging.getLogger("mini_gpt.study")
 CLAIMS = ("lower", "higher")
 SEED_FIELDS = ("seed", "data.seed")
 # Fields of config.data that decide which text is measured.
@@ -38,8 +32,9 @@ PLACES = ("data.path", "data.target_path", "data.cache_dir")
 class Contrast:
     """The claim that a metric is lower (or higher) in the condition `first` than in the condition `second`.
 
-    lengths: such as "1x,256"; 1x is the trained length; None: all lengths of the suite. label: which
-    rows, if the suite has several for one length, such as "blocks". smallest_effect: None: that of the study.
+    lengths: such as "1x,256"; 1x is the trained length; None: all lengths of the suite.
+    label: which rows, if the suite has several for one length, such as "blocks".
+    smallest_effect: None: that of the study.
     """
 
     first: str
@@ -79,12 +74,18 @@ class Fit:
 class Study:
     """A question, and the runs and comparisons that answer it.
 
-    config: a config file. overrides: config fields of all conditions. conditions: {name: config fields}. seeds: each
-    condition is trained with each. suites: {name: options}. smallest_effect: the smallest difference that matters, in
-    the unit of the metric; 0: any. fit: when a run has learned. expected_deviation: the expected standard deviation,
-    over seeds, of a paired difference, from which `plan` derives the difference that can be shown. level: the
-    family-wise error rate; intervals cover 1 - level. seed_field: "seed" (data.seed follows it), or "data.seed" to vary
-    only the order of data. To fix the order, give data.seed in the overrides.
+    config: a config file.
+    conditions: {name: config fields}.
+    seeds: each condition is trained with each.
+    suites: {name: options}.
+    overrides: config fields of all conditions.
+    smallest_effect: the smallest difference that matters, in the unit of the metric; 0: any.
+    fit: when a run has learned.
+    expected_deviation: the expected standard deviation, over seeds, of a paired difference. From it `plan` derives the
+      difference that can be shown.
+    level: the family-wise error rate; intervals cover 1 - level.
+    seed_field: "seed" (data.seed follows it), or "data.seed" to vary only the order of data. To fix the order, give
+      data.seed in the overrides.
     """
 
     question: str
@@ -131,8 +132,11 @@ class PlannedRun(NamedTuple):
 class Plan:
     """A study with all configs loaded. Raises UserError if a config, a suite or a contrast is invalid.
 
-    name: of the study. places: values of PLACES on this machine. configs: of each condition, with the first seed. runs:
-    seed by seed. comparisons: the family of Holm's correction.
+    name: of the study.
+    places: values of PLACES on this machine.
+    configs: of each condition, with the first seed.
+    runs: seed by seed.
+    comparisons: the family of Holm's correction.
     """
 
     def __init__(self, name: str, study: Study, places: Mapping[str, str] = MappingProxyType({})):
@@ -261,44 +265,6 @@ def load(path: str, overrides: Mapping[str, str]) -> Plan:
         return Plan(file.stem, study, overrides)
 
     return loading.call(file, plan)  # names the file in errors, such as for a field of a wrong type
-
-
-def fingerprints(plan: Plan) -> dict[str, str]:
-    """Return {condition: fingerprint of its corpus}."""
-    open_corpus = functools.cache(corpora.open_corpus)
-    texts = {condition: dataclasses.replace(config.data, seed=0) for condition, config in plan.configs.items()}
-    return {condition: open_corpus(data).fingerprint for condition, data in texts.items()}
-
-
-def check_new_runs(plan: Plan, workdir: Path) -> None:
-    """Raise UserError if a run that has not started cannot be trained or measured. Opens and tokenizes the corpora.
-
-    Log once each setting that cannot take effect in such runs: the runs' own logs are in files.
-    """
-    open_corpus = functools.cache(corpora.open_corpus)  # most conditions share a corpus
-    new = {run.condition for run in plan.runs if not (workdir / run.name / "config.json").exists()}
-    found: dict[str, list[str]] = {}
-    for condition, config in plan.configs.items():
-        if config.data.is_task:
-            task_batches.check_fits(config)
-        if condition in new:
-            for warning in _check_new(config, plan.study.suites, open_corpus):
-                found.setdefault(warning, []).append(condition)
-    for warning, conditions in found.items():
-        more = f" and {len(conditions) - 3} more" if len(conditions) > 3 else ""
-        log.warning(f"{warning} (conditions: {', '.join(conditions[:3])}{more})")
-
-
-def _check_new(config: Config, suites: Mapping[str, SuiteOptions], open_corpus: Callable[..., Corpus]) -> list[str]:
-    """Raise the errors of `check_new_runs`, and return the warnings of a condition."""
-    mesh, corpus = assembly.make_mesh(config), open_corpus(config.data)
-    tokenizer = token_store.fit_tokenizer(corpus, config.data)
-    train_batches = assembly.assemble(config, mesh, corpus, tokenizer).train_batches
-    for suite, options in suites.items():
-        if SUITES[suite].needs_text:
-            tokens = token_store.open_store(corpus, config.data, tokenizer).tokens(options.split)
-            SUITES[suite].check_split(config, options, len(tokens))
-    return settings.without_effect(config, train_batches.rows_per_epoch)
 
 
 def _check_fields(study: Study) -> None:

@@ -23,8 +23,10 @@ from mini_gpt.training.prepare import Arrays, Prepare
 
 
 class TrainState(NamedTuple):
-    """step: training steps so far, skipped ones included, int32 scalar. parameters: nested dicts; float32 in training.
+    """What a step changes.
 
+    step: training steps so far, skipped ones included, int32 scalar.
+    parameters: nested dicts; float32 in training.
     optimizer_state: from optax; None in the checkpoint of an import, which no step has trained.
     halted: bool scalar, True after a non-finite step that is not skipped: later steps change nothing. Not saved.
     """

@@ -10,7 +10,7 @@ import pytest
 from mini_gpt.config import loading
 from mini_gpt.runtime import files
 from mini_gpt.runtime.errors import UserError
-from mini_gpt.study import definition
+from mini_gpt.study import definition, new_runs
 from mini_gpt.study.definition import Comparison, Contrast, Fit, Plan, Study
 from mini_gpt.study.statistics import seeds_needed
 from mini_gpt.suites import SUITES
@@ -56,7 +56,7 @@ def test_a_warning_of_many_conditions_is_one_line(study, overrides, tmp_path, ca
     widths = {f"width {width}": {"model.d_ff": width} for width in (64, 68, 72, 76, 80)}
     fields = overrides | {"optimizer.warmup_steps": 9}
     plan = Plan("s", dataclasses.replace(study, conditions=widths, contrasts=[], overrides=fields))
-    definition.check_new_runs(plan, tmp_path)
+    new_runs.check(plan, tmp_path)
     (one,) = caplog.messages
     assert one.startswith("optimizer.warmup_steps: found 9, above train.steps=4; ")
     assert one.endswith("; lower it, or raise train.steps (conditions: width 64, width 68, width 72 and 2 more)")
@@ -64,7 +64,7 @@ def test_a_warning_of_many_conditions_is_one_line(study, overrides, tmp_path, ca
     for run in plan.runs:
         (tmp_path / run.name).mkdir()
         (tmp_path / run.name / "config.json").touch()
-    definition.check_new_runs(plan, tmp_path)
+    new_runs.check(plan, tmp_path)
     assert caplog.messages == [], "runs that have started are not checked again"
 
 
