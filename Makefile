@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 SLOW ?= tests
 
-.PHONY: train test types test-slow test-cache test-newest test-oldest test-hugging-face faults docs tutorials exercises structure lint pages-style clean
+.PHONY: train test types test-slow test-part test-cache test-newest test-oldest test-hugging-face faults docs tutorials exercises structure lint pages-style clean
 
 train: $(VENV)/installed
 	$(VENV)/bin/python train.py --config=configs/tiny.py
@@ -18,6 +18,12 @@ types: $(VENV)/installed-dev
 
 test-slow: $(VENV)/installed-dev
 	$(VENV)/bin/python -m pytest -q -n 2 -m "slow and not exhaustive" $(SLOW)
+
+# Run the slow tests in an order that each day's commits change, for MINUTES; print what was not run.
+MINUTES ?= 15
+test-part: $(VENV)/installed-dev
+	$(VENV)/bin/python -m pytest -q -n 2 -m "slow and not exhaustive" --minutes=$(MINUTES) \
+	  --order=$$(git show --no-patch --format=%cs) $(SLOW)
 
 # Compare the KV cache with a full forward pass: also all encodings × variants of attention × windows × documents.
 test-cache: $(VENV)/installed-dev

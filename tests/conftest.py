@@ -12,8 +12,10 @@ if importlib.metadata.version("jaxlib").startswith("0.10."):
 os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *XLA_FLAGS])
 
 import functools
+import itertools
 import random
 import shutil
+import time
 from pathlib import Path
 
 import jax
@@ -24,6 +26,27 @@ from mini_gpt.runtime import devices, sharding
 from mini_gpt.training import loop
 
 REPOSITORY = Path(__file__).parent.parent
+NO_TIME_LEFT = "no time left"
+STARTED = time.monotonic()
+
+
+def pytest_addoption(parser):
+    parser.addoption("--minutes", type=float, help="skip the tests that have not started by then, and list their files")
+    parser.addoption("--order", help="run the files in a random order, which depends on this text only")
+
+
+def pytest_collection_modifyitems(config, items):
+    if config.option.order is not None:
+        files = [list(tests) for _, tests in itertools.groupby(items, key=lambda item: item.path)]
+        random.Random(config.option.order).shuffle(files)
+        items[:] = itertools.chain.from_iterable(files)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item):
+    minutes = item.config.option.minutes
+    if minutes is not None and time.monotonic() - STARTED > 60 * minutes:
+        pytest.skip(NO_TIME_LEFT)
 
 
 def pytest_deselected(items):
@@ -39,9 +62,13 @@ def pytest_testnodedown(node):
 
 
 def pytest_terminal_summary(terminalreporter, config):
-    """Say how many tests `make test` left out. Without -n, the summary of pytest does."""
+    """Say how many tests `make test` left out (without -n, pytest says it), and what --minutes left out."""
     if config.option.markexpr == "not slow" and hasattr(config, "left_out"):
         terminalreporter.write_line(f"{config.left_out} slow tests were left out; make test-slow runs them")
+    skipped = [report for report in terminalreporter.stats.get("skipped", []) if NO_TIME_LEFT in str(report.longrepr)]
+    if skipped:
+        files = dict.fromkeys(report.nodeid.split("::")[0] for report in skipped)
+        terminalreporter.write_line(f"{len(skipped)} tests were not run, in the files {' '.join(sorted(files))}")
 
 
 @pytest.fixture(autouse=True, scope="session")

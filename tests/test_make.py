@@ -50,3 +50,21 @@ def test_the_summary_counts_the_tests_that_are_left_out():
         said[flags[0]] = subprocess.run(call, cwd=REPOSITORY, capture_output=True, text=True).stdout
     (count,) = re.findall(r"^(\d+)/\d+ tests collected", said["--collect-only"], re.MULTILINE)
     assert f"\n{count} slow tests were left out; make test-slow runs them" in said["-n"], said
+
+
+def test_a_part_of_the_tests_says_which_files_it_left_out():
+    call = [sys.executable, "-m", "pytest", "-q", "-n", "0", "--minutes=0", "tests/config"]
+    said = subprocess.run(call, cwd=REPOSITORY, capture_output=True, text=True).stdout
+    listed = re.search(r"^(\d+) tests were not run, in the files (.*)$", said, re.MULTILINE)
+    assert listed and listed[2] == "tests/config/test_bad_configs.py tests/config/test_loading.py", said
+    assert f"{listed[1]} skipped in " in said
+
+
+def test_the_order_of_the_files_depends_on_the_date_only():
+    def files(order):
+        call = [sys.executable, "-m", "pytest", "-q", "--collect-only", f"--order={order}", "tests/runtime"]
+        said = subprocess.run(call, cwd=REPOSITORY, capture_output=True, text=True).stdout
+        return list(dict.fromkeys(re.findall(r"^(tests/\S+\.py)::", said, re.MULTILINE)))
+
+    first, again, other = files("2026-01-01"), files("2026-01-01"), files("2026-01-02")
+    assert first == again != other and sorted(first) == sorted(other) and len(first) > 4
