@@ -99,9 +99,11 @@ $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/installed: requirements.txt | $(VENV)/bin/python
-	$(VENV)/bin/pip install --quiet --disable-pip-version-check -r requirements.txt
+	@echo "Installing the packages of requirements.txt in $(VENV), which takes one to three minutes."
+	$(VENV)/bin/pip install --disable-pip-version-check -r requirements.txt
 	@touch $@
 
 $(VENV)/installed-dev: requirements-dev.txt requirements.txt | $(VENV)/bin/python
-	$(VENV)/bin/pip install --quiet --disable-pip-version-check -r requirements-dev.txt
+	@echo "Installing the packages of requirements-dev.txt in $(VENV), which takes one to three minutes."
+	$(VENV)/bin/pip install --disable-pip-version-check -r requirements-dev.txt
 	@touch $@ $(VENV)/installed

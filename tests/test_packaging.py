@@ -46,3 +46,27 @@ def test_shipped_configs_load_from_any_directory(tmp_path):
 
 def test_the_package_is_marked_as_typed():
     assert (REPOSITORY / "mini_gpt" / "py.typed").is_file()
+
+
+def test_license_and_citation_agree_with_pyproject():
+    license = (REPOSITORY / "LICENSE").read_text(encoding="utf-8")
+    assert license.split()[:4] == ["Apache", "License", "Version", "2.0,"]
+    assert "Copyright 2026 The mini_gpt authors" in license
+    citation = (REPOSITORY / "CITATION.cff").read_text(encoding="utf-8")
+    assert f"\nversion: {PROJECT['version']}\n" in citation and "\nlicense: Apache-2.0\n" in citation
+    assert PROJECT["license"].split() == ["Apache-2.0", "AND", "MIT"]
+    vendored = {path.name for path in (REPOSITORY / "mini_gpt").rglob("LICENSE-*")}
+    assert vendored == {"LICENSE-htm", "LICENSE-preact"}
+
+
+@pytest.mark.parametrize("path", sorted((REPOSITORY / ".github").rglob("*.yml")), ids=lambda path: path.name)
+def test_workflows_and_templates_name_what_exists(path):
+    text = path.read_text(encoding="utf-8")
+    targets = re.findall(r"\bmake ([\w-]+)", text)
+    makefile = (REPOSITORY / "Makefile").read_text(encoding="utf-8")
+    assert all(f"\n{target}:" in makefile for target in targets)
+    for file in re.findall(r"(?:- run: |\s)(\.ci/run|docs/[\w/]+\.md)", text):
+        assert (REPOSITORY / file).is_file()
+    for module in re.findall(r"-m (mini_gpt\.\w+)", text):
+        assert (REPOSITORY / module.replace(".", "/")).with_suffix(".py").is_file()
+    assert "\t" not in text and text.startswith(("#", "name: ", "blank"))

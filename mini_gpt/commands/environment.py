@@ -1,0 +1,83 @@
+"""Print what a report of a bug needs: versions, the machine, the devices, and the config of a run.
+
+python -m mini_gpt.environment [--workdir=RUN]
+"""
+
+import importlib.metadata
+import os
+import platform
+import re
+from collections.abc import Iterator
+
+import jax
+import psutil
+
+from mini_gpt.commands import command_line
+from mini_gpt.config import loading
+from mini_gpt.config.schema import Config
+from mini_gpt.runtime import devices
+from mini_gpt.study import ledger
+from mini_gpt.training import workdir as workdirs
+
+PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "grain", "tensorflow-datasets", "tokenizers")
+PLUGINS = ("jax-cuda12-plugin", "jax-cuda13-plugin", "jax-rocm7-plugin", "libtpu")
+VARIABLES = re.compile(r"(JAX|XLA|LIBTPU|TPU|OMP|OPENBLAS)_\w+|\w+_VISIBLE_DEVICES|PYTHONUTF8")
+CPU_FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16")
+PRIVATE = ("data.path", "data.target_path", "data.cache_dir")  # a report is public
+
+
+@command_line.command
+def main() -> None:
+    parser = command_line.parser(__doc__, prog="python -m mini_gpt.environment")
+    parser.add_argument("--workdir", type=command_line.directory, help="a run, to print the fields of its config")
+    flags = parser.parse_args()
+    config = loading.read(flags.workdir / workdirs.CONFIG) if flags.workdir else None
+    lines = [*software(), *machine(), *accelerators(), *variables(), *([] if config is None else fields(config))]
+    width = max(len(name) for name, _ in lines)
+    print("\n".join(f"{name:{width}}  {value}" for name, value in lines))
+
+
+def software() -> Iterator[tuple[str, str]]:
+    """Yield the commit, and the versions of Python and of the packages that are installed."""
+    yield "mini_gpt", ledger.commit()
+    yield "python", platform.python_version()
+    installed = {found.metadata["Name"]: found.version for found in importlib.metadata.distributions()}
+    for name in (*PACKAGES, *PLUGINS):
+        if name in installed:
+            yield name, installed[name]
+
+
+def machine() -> Iterator[tuple[str, str]]:
+    """Yield the system, the CPU and the memory."""
+    yield "system", platform.platform()
+    text = devices.CPU_INFO.read_text() if devices.CPU_INFO.exists() else ""
+    model = re.search(r"^model name\s*: (.*)$", text, re.MULTILINE)
+    yield "cpu", model[1] if model else platform.processor() or platform.machine()
+    if text:
+        yield "cpu flags", ", ".join(name for name in CPU_FLAGS if name in text.split()) or "none of those that matter"
+    yield "cores", str(len(devices.cores()))
+    yield "memory", f"{psutil.virtual_memory().total / 2**30:.1f} GiB"
+
+
+def accelerators() -> Iterator[tuple[str, str]]:
+    """Yield the devices that JAX finds. Raises the errors of `devices.visible`."""
+    for device in devices.visible():
+        yield f"device {device.id}", f"{device.device_kind} ({devices.platform(device)})"
+    yield "bfloat16", "in hardware" if devices.has_bfloat16(jax.devices()[0]) else "emulated: auto is float32"
+
+
+def variables() -> Iterator[tuple[str, str]]:
+    """Yield the environment variables that change how JAX runs."""
+    for name in sorted(filter(VARIABLES.fullmatch, os.environ)):
+        yield name, os.environ[name]
+
+
+def fields(config: Config) -> Iterator[tuple[str, str]]:
+    """Yield the fields of a run's config that differ from the defaults; paths are left out."""
+    default = loading.load("configs/default.py")
+    for name, (value, _) in loading.differences(config, default).items():
+        yield name, "(a path)" if name in PRIVATE else repr(value)
+
+
+if __name__ == "__main__":
+    main()

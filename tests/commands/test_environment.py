@@ -1,0 +1,44 @@
+"""python -m mini_gpt.environment prints what a report of a bug needs, and nothing private."""
+
+import importlib.metadata
+import subprocess
+import sys
+
+import jax
+
+from mini_gpt.commands import environment
+from tests.conftest import REPOSITORY
+
+
+def printed(*flags, **variables):
+    call = [sys.executable, "-m", "mini_gpt.environment", *flags]
+    values = {"JAX_PLATFORMS": "cpu", "PATH": "/usr/bin:/bin", **variables}
+    done = subprocess.run(call, cwd=REPOSITORY, env=values, capture_output=True, text=True)
+    return done, dict(line.split(maxsplit=1) for line in done.stdout.splitlines())
+
+
+def test_versions_devices_and_variables_are_printed():
+    done, said = printed(XLA_FLAGS="--xla_force_host_platform_device_count=2", SECRET_TOKEN="hidden")
+    assert done.returncode == 0, done.stderr
+    assert said["python"] == sys.version.split()[0] and said["jax"] == jax.__version__
+    assert said["flax"] == importlib.metadata.version("flax")
+    assert done.stdout.count("\ndevice ") == 2 and said["XLA_FLAGS"].endswith("count=2")
+    assert "hidden" not in done.stdout and "PATH" not in said
+
+
+def test_the_fields_of_a_run_are_those_that_differ_from_the_defaults(trained):
+    run = trained(model__position="alibi")
+    done, said = printed(f"--workdir={run}")
+    assert said["model.position"] == "'alibi'" and said["train.steps"] == "8"
+    assert said["data.path"] == said["data.cache_dir"] == "(a path)" and str(run.parent) not in done.stdout
+    assert "model.norm" not in said
+
+
+def test_a_directory_without_a_run_is_one_line(tmp_path):
+    done, _ = printed(f"--workdir={tmp_path}")
+    assert done.returncode == 1 and done.stderr.count("\n") == 1 and "config.json: not found" in done.stderr
+
+
+def test_a_machine_without_details_of_its_cpu_is_described(monkeypatch, tmp_path):
+    monkeypatch.setattr(environment.devices, "CPU_INFO", tmp_path / "missing")
+    assert "cpu flags" not in dict(environment.machine()) and dict(environment.machine())["cpu"]
