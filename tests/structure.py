@@ -40,8 +40,8 @@ LIMITS = {
     },
     "lines of a module and of all that it imports": {
         "model.gpt": (3110, 2400),
-        "training.step": (2335, 3600),
-        "commands.train": (14010, 9000),
+        "training.step": (2350, 3600),
+        "commands.train": (14030, 9000),
     },
     "the package": {
         "lines with encoder_layers": (35, 35),

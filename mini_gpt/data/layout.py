@@ -22,20 +22,39 @@ class Layout(NamedTuple):
     operator_ids: tuple[int, ...] = ()
     start_id: int | None = None
 
-    def read(self, tokens: jax.Array) -> jax.Array:
+    def arguments(
+        self,
+        config: ModelConfig,
+        tokens_BL: jax.Array,
+        text_BL: jax.Array,
+        keys_B: jax.Array | None = None,
+        source_BS: jax.Array | None = None,
+    ) -> tuple[jax.Array | None, ...]:
+        """Return the arguments of the model's `hidden`: tokens, positions and segments, then those of the source.
+
+        text_BL: the tokens before masking.
+        keys_B: see `positions_and_segments`.
+        source_BS: the tokens of the encoder, if there is one; -1 is padding.
+        """
+        inputs = self.decoder_tokens(tokens_BL), *self.positions_and_segments(config, text_BL, keys_B)
+        if source_BS is None:
+            return inputs
+        return *inputs, self.encoder_tokens(source_BS), *self.source_positions_and_segments(source_BS)
+
+    def decoder_tokens(self, tokens: jax.Array) -> jax.Array:
         """Return the tokens that the decoder reads, of the same shape."""
         if self.start_id is None:
             return tokens
         return jnp.where(tokens == self.separator_id, self.start_id, tokens)
 
-    def read_source(self, source_BS: jax.Array | None) -> jax.Array | None:
+    def encoder_tokens(self, source_BS: jax.Array | None) -> jax.Array | None:
         """Return the tokens that the encoder reads. With `start_id`, the separator moves from the start to the end."""
         if self.start_id is None or self.separator_id is None or source_BS is None:
             return source_BS
         following_BS = jnp.pad(source_BS[:, 1:], ((0, 0), (0, 1)), constant_values=-1)
         return jnp.where((source_BS >= 0) & (following_BS < 0), self.separator_id, following_BS)
 
-    def coordinates(
+    def positions_and_segments(
         self, config: ModelConfig, tokens_BL: jax.Array, keys_B: jax.Array | None = None
     ) -> tuple[jax.Array | None, jax.Array | None]:
         """Return (positions_BL, segments_BL) of a text, int32; None where the model's default is right.
@@ -62,8 +81,8 @@ class Layout(NamedTuple):
             positions_BL = jnp.sort(jax.lax.top_k(numbers_BN, tokens_BL.shape[1])[1], axis=-1)
         return positions_BL, segments_BL
 
-    def source_coordinates(self, source_BS: jax.Array | None) -> tuple[jax.Array | None, jax.Array | None]:
-        """Return (positions_BS, segments_BS) of an encoder's tokens, as `coordinates` does; None without an encoder."""
+    def source_positions_and_segments(self, source_BS: jax.Array | None) -> tuple[jax.Array | None, jax.Array | None]:
+        """Return (positions_BS, segments_BS) of an encoder's tokens; None without an encoder or a separator."""
         if source_BS is None or self.separator_id is None:
             return None, None
         is_first_BS = source_BS == self.separator_id

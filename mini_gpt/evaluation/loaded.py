@@ -123,10 +123,7 @@ class LoadedModel:
         if source_BS is not None:
             self.config.model.check_length(source_BS.shape[1])
         text_BL = tokens_BL if text_BL is None else text_BL
-        inputs = self.layout.read(tokens_BL), *self.layout.coordinates(self.config.model, text_BL, keys_B)
-        if source_BS is None:
-            return inputs
-        return *inputs, self.layout.read_source(source_BS), *self.layout.source_coordinates(source_BS)
+        return self.layout.arguments(self.config.model, tokens_BL, text_BL, keys_B, source_BS)
 
     @jax.jit
     def hidden(
@@ -140,7 +137,7 @@ class LoadedModel:
 
         inputs_BL: token ids, int32; B is a multiple of `sharding.shards(mesh)`.
         text_BL: the unmasked text, which has the separators of documents; by default inputs_BL.
-        keys_B: a random key for each row, see `Layout.coordinates`.
+        keys_B: a random key for each row, see `Layout.positions_and_segments`.
         source_BS: the tokens of the encoder, if there is one; -1 is padding.
         """
         inputs = self.with_layout(inputs_BL, text_BL, keys_B, source_BS)

@@ -90,7 +90,9 @@ def prefill(
     """
     check(model.config.model)
     (batch, length), config = tokens_BL.shape, model.config.model
-    positions_BT, segments_BT = model.layout.coordinates(config, jnp.pad(tokens_BL, ((0, 0), (0, capacity - length))))
+    positions_BT, segments_BT = model.layout.positions_and_segments(
+        config, jnp.pad(tokens_BL, ((0, 0), (0, capacity - length)))
+    )
     rows = Coordinates.of(capacity, positions_BT, segments_BT)
     module = running.unstack(model.merge())  # a scan over the layers would copy the caches for each token
     attentions = [block.attention for block in module.blocks]
@@ -98,7 +100,7 @@ def prefill(
     for attention in attentions:
         cached_attention.record(attention)
     prompt = jax.tree.map(lambda x_BT: x_BT[:, :length], rows)
-    x_BLD, source = _run_prompt(model, module, (model.layout.read(tokens_BL), prompt), source_BS)
+    x_BLD, source = _run_prompt(model, module, (model.layout.decoder_tokens(tokens_BL), prompt), source_BS)
     kept = list(map(cached_attention.kept_of, attentions))
     to_slots = functools.partial(_to_slots, lengths_B)
     layers = tuple(
@@ -133,8 +135,10 @@ def _run_prompt(
     for cross in crosses:
         cached_attention.record(cross)
     module = _with_edits(module, model.edits)
-    source_BSD, source = module.encode(model.layout.read_source(source_BS), *model.layout.source_coordinates(source_BS))
-    x_BLD = module.decode(tokens_BL, target, (source_BSD, source))
+    encoder_BSD, source = module.encode(
+        model.layout.encoder_tokens(source_BS), *model.layout.source_positions_and_segments(source_BS)
+    )
+    x_BLD = module.decode(tokens_BL, target, (encoder_BSD, source))
     source = jax.tree.map(lambda x: jnp.broadcast_to(x, source_BS.shape), source)
     return x_BLD, Source(source, tuple(map(cached_attention.kept_of, crosses)))
 
@@ -163,7 +167,7 @@ def decode(model: LoadedModel, tokens_B: jax.Array, cache: Cache) -> tuple[jax.A
     attentions = [block.attention for block in module.blocks]
     for attention, kept in zip(attentions, cache.layers, strict=True):
         cached_attention.attach(attention, kept, cached_attention.NewToken(token, slots, cache.written))
-    read_B1 = layout.read(tokens_B)[:, None]
+    read_B1 = layout.decoder_tokens(tokens_B)[:, None]
     if cache.source is None:
         x_B1D = _with_edits(module, model.edits).hidden(read_B1, token.positions_BL, token.segments_BL)
     else:

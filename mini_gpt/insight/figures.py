@@ -49,7 +49,7 @@ def model_figures(name: str, model: LoadedModel, tokens: np.ndarray) -> dict[str
         factor = config.d_model**0.5 if config.scale_embeddings else 1
         x_LD = factor * sharding.to_host(model.parameters["embedding"], model.mesh)[tokens]
         title = f"{name}: embeddings x, positions p, and the terms of (x+p)ᵀ(y+p′)"
-        positions_1L = model.layout.coordinates(config, jnp.asarray(tokens)[None])[0]
+        positions_1L = model.layout.positions_and_segments(config, jnp.asarray(tokens)[None])[0]
         places = range(len(tokens)) if positions_1L is None else np.asarray(positions_1L[0])
         p_LD = encodings.vectors(encoding, config.d_model, np.asarray(places))
         by_name["sums"] = sums(x_LD, p_LD, [""] * len(tokens), title=title)

@@ -67,7 +67,7 @@ class EncoderDecoder(MiniGPT):
     A target token sees the source tokens of its own segment; by default, all are in segment 0.
     """
 
-    block = CrossBlock
+    block_class = CrossBlock
 
     def __init__(self, config: ModelConfig, vocab_size: int, *, rngs: nnx.Rngs):
         super().__init__(config, vocab_size, rngs=rngs)
@@ -126,14 +126,14 @@ class EncoderDecoder(MiniGPT):
         x_BLD = dropout(x_BLD, self.config.embedding_dropout, keys[-1])
         return self.finish(running.apply_blocks(self, x_BLD, contexts, keys[:-1]))
 
-    def _cross_context(self, target: Coordinates, source_BSD: jax.Array, source: Coordinates) -> Context:
+    def _cross_context(self, target: Coordinates, encoder_BSD: jax.Array, source: Coordinates) -> Context:
         """Return the context of cross-attention: each query sees all keys of its segment.
 
         By default it has no positional encoding: the embeddings and the encoder have the order already.
         """
         if target.segments_BL is None:
             target = target._replace(segments_BL=jnp.zeros_like(target.indices_BL))
-        return Context(target, source, shared=self.cross_positions, source_BSD=source_BSD)
+        return Context(target, source, shared=self.cross_positions, encoder_BSD=encoder_BSD)
 
     def encode(
         self,

@@ -43,19 +43,19 @@ class Block(nnx.Module):
 
 
 class Stack(nnx.Module):
-    """Blocks of a class, the positional encodings that they share, and a last norm."""
+    """What a decoder and an encoder have: the positional encodings that all layers share, the blocks, a last norm."""
 
-    def __init__(self, config: ModelConfig, block: type, *, rngs: nnx.Rngs):
+    def __init__(self, config: ModelConfig, block_class: type, *, rngs: nnx.Rngs):
         self.config = config
         self.positions: Any = nnx.Dict(**positions.shared(config, rngs=rngs))
         self.input_encoding = positions.input_encoding(config)
         self.embedding_norm = make_norm(config, rngs=rngs) if config.embedding_norm else None
-        self.blocks = running.make_blocks(config, block, rngs=rngs)
+        self.blocks = running.make_blocks(config, block_class, rngs=rngs)
         self.run_blocks = running.make_runner(config)
         self.final_norm = make_norm(config, rngs=rngs) if config.norm_placement != "post" else None
 
     def embed(self, table: nnx.Param, tokens_BL: jax.Array, positions_BL: jax.Array) -> jax.Array:
-        """Return the embeddings x_BLD with positions, float32: the residual stream is float32."""
+        """Return the residual stream x_BLD, float32: embeddings, plus learned or sinusoidal positions if any."""
         x_BLD = sharding.gather(table[...])[tokens_BL]
         x_BLD = x_BLD * self.config.d_model**0.5 if self.config.scale_embeddings else x_BLD
         if self.input_encoding is not None:
@@ -64,22 +64,21 @@ class Stack(nnx.Module):
 
 
 class MiniGPT(Stack):
-    """A decoder, or an encoder if not `causal`. Parameters are float32, matrix products are in `dtype`.
+    """A decoder; with `causal=False`, an encoder. Parameters are float32, matrix products are in `dtype`.
 
-    Other models extend this one: `encoder_decoder` adds an encoder, `other_blocks` has other residual branches,
-    `running` scans over the layers or recomputes activations, and `output` has what may be between the last norm and
-    the output table. Raises UserError for a config with an encoder; `build.make` makes the model of any config.
+    Variants are in other files. `encoder_decoder`: a model with an encoder; `other_blocks`: other residual branches;
+    `running`: a scan over the layers, or recomputed activations; `output`: a bias of the logits, or a prediction head.
+    Raises UserError for a config with an encoder; `build.make` makes the model of any config.
     """
 
-    block: type | None = None  # the class of the blocks; None: chosen from the config
+    block_class: type | None = None  # the class of the blocks; None: chosen from the config
 
     def __init__(self, config: ModelConfig, vocab_size: int, *, rngs: nnx.Rngs):
         self.vocab_size, self.dtype = vocab_size, devices.compute_dtype(config.dtype)
-        require(
-            self.block is not None or not config.has_encoder, "model.encoder_layers", config.encoder_layers, NO_ENCODER
-        )
+        is_supported = self.block_class is not None or not config.has_encoder
+        require(is_supported, "model.encoder_layers", config.encoder_layers, NO_ENCODER)
         self.embedding = make_table(vocab_size, config, rngs=rngs)
-        super().__init__(config, self.block or other_blocks.choose(config) or Block, rngs=rngs)
+        super().__init__(config, self.block_class or other_blocks.choose(config) or Block, rngs=rngs)
         self.unembedding = None if config.tie_embeddings else make_table(vocab_size, config, rngs=rngs)
         self.output = output.make(config, vocab_size, rngs=rngs)
 
@@ -93,8 +92,8 @@ class MiniGPT(Stack):
     ) -> jax.Array:
         """Return logits_BLV in float32. Takes the arguments of `hidden`.
 
-        Raises UserError for a token id outside the vocabulary, unless the tokens are traced. Without positions, raises
-        the errors of `ModelConfig.check_length`.
+        Raises UserError for a token id outside the vocabulary; under jit, ids are not checked. Without positions,
+        raises the errors of `ModelConfig.check_length`.
         """
         token_ids.check(tokens_BL, self.vocab_size, "tokens_BL")
         if positions_BL is None:
@@ -115,7 +114,7 @@ class MiniGPT(Stack):
         dropout_key: no dropout if None.
         """
         coordinates = Coordinates.of(tokens_BL.shape[1], positions_BL, segments_BL)
-        context = Context(coordinates, coordinates, shared=self.positions)
+        context = Context(queries=coordinates, keys=coordinates, shared=self.positions)
         *keys, embedding_key = dropout_keys(dropout_key, self.config.num_layers + 1)
         x_BLD = self.embed(self.embedding, tokens_BL, coordinates.positions_BL)
         x_BLD = dropout(x_BLD, self.config.embedding_dropout, embedding_key)
@@ -127,7 +126,7 @@ class MiniGPT(Stack):
         return self.finish(x_BLD)
 
     def finish(self, x_BLD: jax.Array) -> jax.Array:
-        """Return the last hidden states, in `dtype`, from the residual stream after a block."""
+        """Return what `hidden` returns, from the residual stream after the last block; the lens gives other blocks'."""
         observe(self, "stream", x_BLD)
         x_BLD = x_BLD if self.final_norm is None else self.final_norm(x_BLD)
         return (x_BLD if self.output is None else self.output(x_BLD)).astype(self.dtype)
@@ -140,9 +139,9 @@ class MiniGPT(Stack):
 
     @property
     def output_table(self) -> jax.Array:
-        """The unembedding table_VD, float32; the logits are its product with the last hidden states, before a cap.
+        """The table_VD of the output, float32: logits are the hidden states times its transpose, before a soft cap.
 
-        With a bias of the logits, the table and the hidden states have one more column for it.
+        With an `output.OutputBias`, both have one more column: the biases in the table, ones in the hidden states.
         """
         table_VD = (self.embedding if self.unembedding is None else self.unembedding)[...]
         return table_VD if self.output is None else self.output.table(table_VD)

@@ -20,9 +20,9 @@ from mini_gpt.runtime.errors import UserError, require
 from mini_gpt.training import layouts, trainable
 from mini_gpt.training import state as states
 from mini_gpt.training.evaluators import Evaluator, PairEvaluator, SpanEvaluator, TaskEvaluator, TextEvaluator
+from mini_gpt.training.inputs import make_model_inputs
 from mini_gpt.training.layouts import layout_of
 from mini_gpt.training.optimizer import make_optimizer
-from mini_gpt.training.prepare import make_prepare
 from mini_gpt.training.step import TrainState, make_train_step
 
 
@@ -126,5 +126,5 @@ def make_step(
 ) -> jax.stages.Wrapped:
     """Return the jitted training step of a config; see `make_train_step`."""
     optimizer = make_optimizer(config, trainable.checked(config, abstract_state.parameters))
-    prepare = make_prepare(config, layout)
-    return make_train_step(definition, config.train, optimizer, prepare, abstract_state, config.seed)
+    model_inputs = make_model_inputs(config, layout)
+    return make_train_step(definition, config.train, optimizer, model_inputs, abstract_state, config.seed)

@@ -23,7 +23,7 @@ from mini_gpt.training.conclusion import conclude as print_conclusion
 from mini_gpt.training.evaluators import Probe
 from mini_gpt.training.monitor import Clock, Reporter, SilentReporter, Spikes
 from mini_gpt.training.record import Record
-from mini_gpt.training.start import FirstState, describe, prepare
+from mini_gpt.training.start import FirstState, describe, open_run
 from mini_gpt.training.step import Metrics, TrainState, TrainStep
 from mini_gpt.training.stopping import StopRequest
 
@@ -49,7 +49,7 @@ class Loop:
         self.spikes = Spikes()
 
     def run(self, start: int, state: TrainState) -> TrainState:
-        """Return the state after the last step, or after a signal. Its checkpoint may still be incomplete.
+        """Train from the state of step `start`; return the last one, whose checkpoint may still be incomplete.
 
         Raises UserError for a non-finite loss or gradient that `train.nonfinite` and its limit do not allow.
         """
@@ -58,7 +58,8 @@ class Loop:
                 return self._run_steps(start, state)
             except NonFiniteStep as failed:
                 if self.config.train.nonfinite != "rewind" or failed.count > self.config.train.nonfinite_limit:
-                    raise UserError(f"{failed}; {self._save_before(failed)}") from None
+                    advice = self._save_before(failed)
+                    raise UserError(f"{failed}; {advice}") from None
                 message, step, count = str(failed), failed.step, failed.count
             # After the except block: the exception holds the old state, and two states may not fit in memory.
             del state
@@ -67,11 +68,11 @@ class Loop:
 
     def _run_steps(self, start: int, state: TrainState) -> TrainState:
         steps = range(start + 1, self.config.train.steps + 1)
-        prepared = batches.iterate(self.assembly.train_batches, start + self.record.data_offset, len(steps))
+        host_batches = batches.iterate(self.assembly.train_batches, start + self.record.data_offset, len(steps))
         pending: tuple[int, Metrics, Due] | None = None  # read when the next step runs, so that no device is idle
         self.best_loss = self.checkpoints.best_loss(self.config.eval.tokens)
         self.clock.restart(start)
-        for step, batch in zip(steps, sharding.prefetch_to_device(prepared, self.assembly.mesh), strict=False):
+        for step, batch in zip(steps, sharding.prefetch_to_device(host_batches, self.assembly.mesh), strict=False):
             state, metrics = self.train_step(state, batch)
             if step == start + 1:
                 jax.block_until_ready(metrics)
@@ -82,8 +83,8 @@ class Loop:
                 pending = None
             due = self._due(step)
             # On CPUs the step has finished already. With several processes, all must take the same branch.
-            done = not processes.are_several() and metrics["loss"].is_ready()
-            if done or due.evaluation or due.save or due.stop:
+            is_finished = not processes.are_several() and metrics["loss"].is_ready()
+            if is_finished or due.evaluation or due.save or due.stop:
                 self._finish(step, metrics, due, state)
             else:
                 pending = (step, metrics, due)
@@ -96,7 +97,7 @@ class Loop:
         evaluation = is_last or step % config.eval.every == 0
         save = is_last or step % config.checkpoint.every == 0
         is_logged = evaluation or save or step == 1 or step % config.train.log_every == 0
-        return Due(is_logged, evaluation, save, self.stop.reached(step))
+        return Due(log=is_logged, evaluation=evaluation, save=save, stop=self.stop.reached(step))
 
     def _finish(self, step: int, metrics: Metrics, due: "Due", state: TrainState) -> None:
         """Check the metrics of a step; then evaluate, log and save what is due.
@@ -152,7 +153,7 @@ class Loop:
         """Restore the last scheduled checkpoint, or step 0. The data continue after the non-finite step's batch."""
         self.checkpoints.wait()
         restored = self.checkpoints.restore_last(self.assembly.abstract_state, scheduled=True)
-        start, state, _ = restored or (0, self.first_state(), None)
+        start, state, _ = restored or (0, self.first_state.make(), None)
         state = self.assembly.ready(state)
         self.record = Record(data_offset=self.record.data_offset + step - start, bad_steps=count)
         self.checkpoints.delete_after(start)
@@ -207,42 +208,42 @@ def train(
 
     init_from: another run; a new run takes the last weights and the tokenizer of that run.
     conclude: print a new run's parameters, and at the end score the whole validation split and print a summary.
-    probe: logs more of each evaluation, such as `insight.training_curves.attention_metrics`.
+    probe: adds metrics and images to each evaluation; `insight.training_curves.attention_metrics` is one.
 
     Returns the last state. After a signal, saves and raises SystemExit(128 + signal), as if the signal had killed the
     process. Raises UserError for errors that the user can fix. With wrong input, no file is changed.
     """
-    run, first_state, in_workdir = prepare(config, workdir, init_from)
+    assembly, first_state, workdir_lock = open_run(config, workdir, init_from)
     with (
-        in_workdir,
-        contextlib.closing(Checkpoints(workdir / workdirs.CHECKPOINTS, keep=config.checkpoint.keep)) as saved,
+        workdir_lock,
+        contextlib.closing(Checkpoints(workdir / workdirs.CHECKPOINTS, keep=config.checkpoint.keep)) as checkpoints,
     ):
-        describe(run, new=first_state.is_new, parameters=conclude)
+        describe(assembly, new=first_state.is_new, parameters=conclude)
         last = config.train.steps
         with stopping.at_once(), ThreadPoolExecutor(1) as background:
-            done = max(saved.steps(), default=0)
-            compiling = background.submit(run.compiled_step) if done < last else None
-            restored = saved.restore_last(run.abstract_state)
-            step, state, record = restored or (0, first_state(), Record())
-            state = run.ready(state)
+            saved_step = max(checkpoints.steps(), default=0)
+            compiling = background.submit(assembly.compiled_step) if saved_step < last else None
+            restored = checkpoints.restore_last(assembly.abstract_state)
+            step, state, record = restored or (0, first_state.make(), Record())
+            state = assembly.ready(state)
             if step:
                 log.info(f"{workdir} is at step {step}: {'resuming' if step < last else 'nothing is left to train'}")
             if step < last:
                 log.info("compiling the training step ...")
-                train_step = compiling.result() if compiling else run.compiled_step()
-        stop, is_main = StopRequest(), processes.is_main_process()
+                train_step = compiling.result() if compiling else assembly.compiled_step()  # else: the last is damaged
+        stop, is_main = StopRequest(), processes.is_main_process()  # no signal, if nothing is left to train
         reporter = Reporter(workdir, config, start=step) if is_main and step < last else SilentReporter()
         if is_main:  # after the reporter: it checks the rows that were written with the old config
             workdirs.record_changes(workdir, config, first_state.origin(workdir))
         if step < last:
             with contextlib.closing(reporter), stopping.listening() as stop:
-                loop = Loop(run, train_step, first_state, reporter, saved, stop, record, probe)
+                loop = Loop(assembly, train_step, first_state, reporter, checkpoints, stop, record, probe)
                 state = loop.run(step, state)
-                saved.wait()  # a signal during the last save must not lose it
+                checkpoints.wait()  # a signal during the last save must not lose it
                 if not processes.are_several():
                     stop.signal = stop.received  # a signal may have come after the last step
         if conclude and stop.signal is None:
-            print_conclusion(workdir, run.evaluator, run.loaded(state.parameters), int(state.step))
+            print_conclusion(workdir, assembly.evaluator, assembly.loaded(state.parameters), int(state.step))
     if stop.signal is not None:
         log.info(f"stopped and saved at step {int(state.step)}; the same command resumes the run")
         sys.exit(128 + stop.signal)  # as if the signal had killed the process

@@ -21,13 +21,14 @@ from mini_gpt.training.step import TrainState
 log = logging.getLogger(__name__)
 
 
-def prepare(
+def open_run(
     config: Config, workdir: Path, init_from: Path | None
 ) -> tuple[Assembly, "FirstState", contextlib.AbstractContextManager]:
-    """Return the parts of a run, its first state, and a context in which the run directory is its own.
+    """Return the parts of a run, the maker of its first state, and a context manager that locks the run directory.
 
-    init_from: another run, from which a new run takes the weights and the tokenizer. Raises UserError for errors that
-    the user can fix. Nothing is written before the context is entered.
+    init_from: another run, from which a new run takes the weights and the tokenizer.
+
+    Raises UserError for errors that the user can fix. Nothing is written before the context is entered.
     """
     mesh = assembly.make_mesh(config)
     is_new = not _holds_run(workdir, config, mesh, init_from)
@@ -76,13 +77,13 @@ def describe(run: Assembly, *, new: bool, parameters: bool) -> None:
 
 
 class FirstState:
-    """Returns the state at step 0, for a new run and for a run that is rewound to it."""
+    """Makes the state at step 0, for a new run and for a run that is rewound to it."""
 
     def __init__(self, run: Assembly, weights: InitialWeights | None, *, is_new: bool):
         self.run, self.weights, self.is_new = run, weights, is_new
         self.parameters = self._read() if is_new else None  # before any file is written: an error leaves no files
 
-    def __call__(self) -> TrainState:
+    def make(self) -> TrainState:
         # The parameters are donated to the state, so a second call must read them again.
         parameters, self.parameters = self.parameters or self._read(), None
         return self.run.first_state(parameters)

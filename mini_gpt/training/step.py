@@ -18,8 +18,8 @@ from mini_gpt.model.loss import LossOptions, loss_sums
 from mini_gpt.model.parameters import Parameters
 from mini_gpt.runtime import sharding
 from mini_gpt.training import trainable
+from mini_gpt.training.inputs import Arrays, ModelInputs
 from mini_gpt.training.optimizer import Optimizer
-from mini_gpt.training.prepare import Arrays, Prepare
 
 
 class TrainState(NamedTuple):
@@ -27,7 +27,7 @@ class TrainState(NamedTuple):
 
     step: training steps so far, skipped ones included, int32 scalar.
     parameters: nested dicts; float32 in training.
-    optimizer_state: from optax; None in the checkpoint of an import, which no step has trained.
+    optimizer_state: from optax; None in a checkpoint of imported weights, before any training.
     halted: bool scalar, True after a non-finite step that is not skipped: later steps change nothing. Not saved.
     """
 
@@ -45,24 +45,24 @@ def make_train_step(
     definition: nnx.GraphDef,
     config: TrainConfig,
     optimizer: Optimizer,
-    prepare: Prepare | None,
+    model_inputs: ModelInputs | None,
     abstract_state: TrainState,
     seed: int,
 ) -> jax.stages.Wrapped:
     """Return the jitted step (state, batch) -> (state, metrics). The old state is donated.
 
-    prepare: from `make_prepare`.
+    model_inputs: from `inputs.make_model_inputs`.
     seed: of dropout and random positions.
 
-    A non-finite step changes no parameter. The host reads the metrics one step late, when the next step may have run.
-    So with train.nonfinite=stop or rewind, the step sets `halted`, and all later steps leave the state as it is.
+    A non-finite step changes no parameter. The host checks a step only after it has started the next one. So with
+    train.nonfinite=stop or rewind the step itself sets `halted`, and later steps change nothing.
     """
     mesh, pattern = sharding.mesh_of(abstract_state), config.trainable
 
-    def sums(trained: Parameters, fixed: Parameters | None, batch: Arrays, key: jax.Array) -> tuple[jax.Array, Arrays]:
-        """Return the sum of the objective over the targets, and all sums."""
+    def objective_sum(trained: Parameters, fixed: Parameters | None, batch: Arrays, key: jax.Array) -> Any:
+        """Return the sum of the objective over the targets, and all sums, for the metrics."""
         model = nnx.merge(definition, trained if fixed is None else trainable.join(trained, fixed))
-        inputs = (batch["inputs"],) if prepare is None else prepare(batch, key)
+        inputs = (batch["inputs"],) if model_inputs is None else model_inputs(batch, key)
         x_BLD = model.hidden(*inputs, dropout_key=key)
         options = LossOptions(config.label_smoothing, model.config.output_soft_cap)
         objective, loss = loss_sums(x_BLD, model.output_table, batch["targets"], batch["weights"], options, mesh)
@@ -71,15 +71,15 @@ def make_train_step(
     def train_step(state: TrainState, batch: Arrays) -> tuple[TrainState, Metrics]:
         key = jax.random.fold_in(jax.random.key(seed), state.step)
         trained, fixed = trainable.split(pattern, state.parameters) if pattern else (state.parameters, None)
-        gradients_of = jax.grad(sums, has_aux=True)
+        gradients_of = jax.grad(objective_sum, has_aux=True)
         if config.accumulation_steps > 1:
             gradients_of = accumulated(gradients_of, config.accumulation_steps)
-        gradients, totals = gradients_of(trained, fixed, batch, key)
-        count = jnp.maximum(totals["count"], 1.0)
+        gradients, sums = gradients_of(trained, fixed, batch, key)
+        count = jnp.maximum(sums["count"], 1.0)
         gradients = jax.tree.map(lambda gradient: gradient / count, gradients)
         metrics = {
-            "loss": totals["loss"] / count,
-            "objective": totals["objective"] / count,
+            "loss": sums["loss"] / count,
+            "objective": sums["objective"] / count,
             **{name: jnp.asarray(rate(state.step), jnp.float32) for name, rate in optimizer.rates.items()},
             "gradient_norm": optax.tree.norm(gradients),
             "parameter_norm": optax.tree.norm(state.parameters),
@@ -94,8 +94,8 @@ def make_train_step(
             return changed if fixed is None else trainable.join(changed, fixed), optimizer_state
 
         # Not jnp.where, which adds 1 ms to a small step of 34 ms on CPUs.
-        changed = jax.lax.cond(finite & ~halted, update, lambda: (state.parameters, state.optimizer_state))
-        return TrainState(state.step + ~halted, changed[0], changed[1], halted), metrics | {"finite": finite}
+        new = jax.lax.cond(finite & ~halted, update, lambda: (state.parameters, state.optimizer_state))
+        return TrainState(state.step + ~halted, new[0], new[1], halted), metrics | {"finite": finite}
 
     # Explicit shardings: if the new state had other ones, the step would be compiled a second time.
     shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract_state)
@@ -103,13 +103,13 @@ def make_train_step(
 
 
 def accumulated(gradients_of: Callable[..., Any], microbatches: int) -> Callable[..., Any]:
-    """Return a function with the arguments of `gradients_of`, which sums over the microbatches of a batch."""
+    """Return `gradients_of` for a whole batch: it adds up the gradients and the sums of the microbatches."""
 
     def sum_of_gradients(trained: Parameters, fixed: Parameters | None, batch: Arrays, key: jax.Array) -> Any:
         def add(total: Any, microbatch: Any) -> tuple[Any, None]:
             return jax.tree.map(jnp.add, total, gradients_of(trained, fixed, *microbatch)), None
 
-        # Microbatch i has rows i, i + microbatches, ..., so that each device uses its own rows in every one.
+        # Microbatch i has rows i, i + microbatches, ...: each device keeps its own rows, and has some in each.
         split = jax.tree.map(lambda x: x.reshape(-1, microbatches, *x.shape[1:]).swapaxes(0, 1), batch)
         zero = jax.tree.map(jnp.zeros_like, (trained, {"objective": 0.0, "loss": 0.0, "count": 0.0}))
         return jax.lax.scan(add, zero, (split, jax.random.split(key, microbatches)))[0]

@@ -13,17 +13,17 @@ from tests.model.test_gpt import VOCAB, make_model, run
 
 def test_positions_restart_at_document_separators():
     tokens = jnp.array([[7, 7, 9, 7, 7, 7, 9, 9], [9, 7, 7, 7, 7, 7, 7, 7]])
-    positions, segments = Layout(9).coordinates(make_model()[0], tokens)
+    positions, segments = Layout(9).positions_and_segments(make_model()[0], tokens)
     np.testing.assert_array_equal(segments, [[0, 0, 1, 1, 1, 1, 2, 3], [1] * 8])
     np.testing.assert_array_equal(positions, [[0, 1, 0, 1, 2, 3, 0, 0], list(range(8))])
-    assert PLAIN.coordinates(make_model()[0], tokens) == (None, None)
+    assert PLAIN.positions_and_segments(make_model()[0], tokens) == (None, None)
 
 
 def test_random_positions_are_ordered_distinct_and_uniform():
     config = make_model(random_positions=50)[0]
     tokens = jnp.array(np.random.default_rng(0).integers(2**20, size=(2000, 12)))
     for keys in (None, jax.random.split(jax.random.key(3), 2000)):
-        drawn, segments = PLAIN.coordinates(config, tokens, keys)
+        drawn, segments = PLAIN.positions_and_segments(config, tokens, keys)
         drawn = np.asarray(drawn)
         assert segments is None and drawn.shape == (2000, 12)
         assert (np.diff(drawn, axis=1) > 0).all() and drawn.min() == 0 and drawn.max() == 49
@@ -37,24 +37,24 @@ def test_random_positions_are_ordered_distinct_and_uniform():
 def test_random_positions_depend_on_the_first_token_or_key():
     config = make_model(random_positions=50)[0]
     tokens = jnp.array(np.random.default_rng(0).integers(VOCAB, size=(4, 12)))
-    drawn = PLAIN.coordinates(config, tokens)[0]
+    drawn = PLAIN.positions_and_segments(config, tokens)[0]
     for row in range(4):
-        np.testing.assert_array_equal(PLAIN.coordinates(config, tokens[row : row + 1])[0][0], drawn[row])
-    np.testing.assert_array_equal(PLAIN.coordinates(config, tokens.at[:, 1:].add(1))[0], drawn)
-    assert not np.array_equal(PLAIN.coordinates(config, tokens.at[:, 0].add(1))[0], drawn)
+        np.testing.assert_array_equal(PLAIN.positions_and_segments(config, tokens[row : row + 1])[0][0], drawn[row])
+    np.testing.assert_array_equal(PLAIN.positions_and_segments(config, tokens.at[:, 1:].add(1))[0], drawn)
+    assert not np.array_equal(PLAIN.positions_and_segments(config, tokens.at[:, 0].add(1))[0], drawn)
     one, same, other = (
-        PLAIN.coordinates(config, tokens, jax.random.split(jax.random.key(seed), 4))[0] for seed in (0, 0, 1)
+        PLAIN.positions_and_segments(config, tokens, jax.random.split(jax.random.key(seed), 4))[0] for seed in (0, 0, 1)
     )
     np.testing.assert_array_equal(one, same)
     assert not np.array_equal(one, other)
-    np.testing.assert_array_equal(Layout(5).coordinates(config, tokens)[1], jnp.cumsum(tokens == 5, axis=1))
+    np.testing.assert_array_equal(Layout(5).positions_and_segments(config, tokens)[1], jnp.cumsum(tokens == 5, axis=1))
 
 
 def test_a_learned_table_works_with_random_positions():
     config, definition, params = make_model(position="learned", random_positions=50)
     assert params["positions"]["learned"]["embedding"].shape == (50, 16)
     tokens = jnp.array(np.random.default_rng(0).integers(VOCAB, size=(1, 40)))  # longer than the context of 12
-    places = PLAIN.coordinates(config, tokens)[0]
+    places = PLAIN.positions_and_segments(config, tokens)[0]
     exact = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), params)
     expected = oracle.forward(config, exact, np.asarray(tokens[0]), np.asarray(places[0]))
     np.testing.assert_allclose(run(definition, params, tokens, places)[0], expected, atol=2e-4, rtol=2e-4)
@@ -67,7 +67,10 @@ def test_targets_start_with_their_own_token_and_sources_end_with_the_separator(s
     limits = tuple(sum(len(pair[side]) + 1 for pair in sides) + int(rng.integers(0, 3)) for side in (0, 1))
     batch = batch_of([[Pair(*pair) for pair in sides]], separator, limits)
     layout = Layout(separator, start_id=start)
-    read_BS, read_BL = layout.read_source(jnp.array(batch["source"])), layout.read(jnp.array(batch["inputs"]))
+    read_BS, read_BL = (
+        layout.encoder_tokens(jnp.array(batch["source"])),
+        layout.decoder_tokens(jnp.array(batch["inputs"])),
+    )
     sources = np.concatenate([[*source, separator] for source, _ in sides])
     targets = np.concatenate([[start, *target] for _, target in sides])
     assert read_BS[0].tolist() == [*sources, *[-1] * (batch["source"].shape[1] - len(sources))]
@@ -75,7 +78,7 @@ def test_targets_start_with_their_own_token_and_sources_end_with_the_separator(s
     assert batch["targets"][0][batch["weights"][0] > 0].tolist() == [
         token for _, target in sides for token in (*target, separator)
     ]
-    positions_BS, segments_BS = layout.source_coordinates(jnp.array(batch["source"]))
+    positions_BS, segments_BS = layout.source_positions_and_segments(jnp.array(batch["source"]))
     assert positions_BS[0, : len(sources)].tolist() == [at for source, _ in sides for at in range(len(source) + 1)]
     numbers = [number for number, (source, _) in enumerate(sides, 1) for _ in range(len(source) + 1)]
     assert segments_BS[0, : len(sources)].tolist() == numbers
@@ -83,5 +86,5 @@ def test_targets_start_with_their_own_token_and_sources_end_with_the_separator(s
 
 def test_tokens_are_read_as_they_are_without_a_start_token():
     source_BS = jnp.array([[9, 1, -1]])
-    assert Layout(9).read_source(source_BS) is source_BS and Layout(9).read(source_BS) is source_BS
-    assert Layout(9, start_id=0).read_source(None) is None
+    assert Layout(9).encoder_tokens(source_BS) is source_BS and Layout(9).decoder_tokens(source_BS) is source_BS
+    assert Layout(9, start_id=0).encoder_tokens(None) is None

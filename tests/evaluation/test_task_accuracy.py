@@ -102,7 +102,7 @@ def test_each_problem_draws_its_own_random_positions(config):
     for number, problem in enumerate(problems):
         batch = task_batches.problem_batch([problem], config, TOKENIZER, length)
         key = jax.random.fold_in(jax.random.key(0), number)
-        positions_BL, _ = PLAIN.coordinates(config.model, jnp.array(batch["inputs"]), key[None])
+        positions_BL, _ = PLAIN.positions_and_segments(config.model, jnp.array(batch["inputs"]), key[None])
         logits_BLV = model(jnp.array(batch["inputs"]), positions_BL)
         nll_sum += float((losses.nll(logits_BLV, jnp.array(batch["targets"])) * batch["weights"]).sum())
         np.testing.assert_array_equal(np.argmax(logits_BLV, -1)[batch["weights"] > 0], score.answers[number])

@@ -147,7 +147,7 @@ def assert_cached_equals_full(model, rtol=1e-4, atol=2e-4):
     """Compare prompts of different lengths, then one token at a time, far past the context of 16 tokens."""
     tokens_BT = np.random.default_rng(0).integers(0, VOCAB, (3, CAPACITY), np.int32)
     lengths_B = np.array([9, 1, 20])
-    layout = model.layout.coordinates(model.config.model, tokens_BT)
+    layout = model.layout.positions_and_segments(model.config.model, tokens_BT)
     full_BTV = np.asarray(jax.jit(lambda model: model.merge()(tokens_BT, *layout))(model))
     prompts_BL = tokens_BT[:, :20].copy()
     for row, length in enumerate(lengths_B):

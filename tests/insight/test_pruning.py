@@ -174,7 +174,7 @@ def test_each_problem_draws_its_own_random_positions(small):
         """Return the mean loss of a problem's answer, with positions from the key of its number."""
         batch = task_batches.problem_batch(problems[number : number + 1], config, tokenizer, 12)
         key = jax.random.fold_in(jax.random.key(0), number)
-        positions_BL, _ = PLAIN.coordinates(config.model, batch["inputs"], key[None])
+        positions_BL, _ = PLAIN.positions_and_segments(config.model, batch["inputs"], key[None])
         module = editing.edited(model.merge(), editing.head_mask(mask_NBH))
         x_BLD = module.hidden(batch["inputs"], positions_BL)
         nll_BL = losses.nll(module.logits(x_BLD), batch["targets"])

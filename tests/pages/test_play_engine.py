@@ -111,7 +111,7 @@ def test_random_positions_are_those_of_jax():
     config = make({"random_positions": 400}).config.model
     for first, length in ((0, 1), (255, 100)):
         found = node.evaluate(play_engine.scripts(), "[...randomPositions(...given)]", [first, length, 400])
-        positions_BL, _ = Layout().coordinates(config, jnp.full((1, length), first))
+        positions_BL, _ = Layout().positions_and_segments(config, jnp.full((1, length), first))
         np.testing.assert_array_equal(found, positions_BL[0])
 
 
@@ -126,7 +126,7 @@ def test_logits_of_random_combinations_equal_the_oracle():
     layout = Layout(separator_id=18)
     models = [dataclasses.replace(model, layout=layout) for model in models]
     found = play_engine.passes(models, [(n, [TOKENS], {}) for n in range(len(models))])
-    positions_BL, segments_BL = layout.coordinates(models[0].config.model, jnp.asarray(TOKENS)[None])
+    positions_BL, segments_BL = layout.positions_and_segments(models[0].config.model, jnp.asarray(TOKENS)[None])
     places = {"positions": positions_BL[0].tolist(), "segments": segments_BL[0].tolist()}
     for model, [(logits_LV, _)] in zip(models, found, strict=True):
         wanted_LV = exact(model, TOKENS, **places)

@@ -87,7 +87,10 @@ def test_pairs_in_one_row_do_not_see_each_other(small, position, fields):
     def losses(rows, limits):
         batch = pairs.batch_of(rows, separator, limits)
         source_BS = jnp.array(batch["source"])
-        of_target, of_source = layout.coordinates(config.model, batch["inputs"]), layout.source_coordinates(source_BS)
+        of_target, of_source = (
+            layout.positions_and_segments(config.model, batch["inputs"]),
+            layout.source_positions_and_segments(source_BS),
+        )
         x_BLD = model.hidden(batch["inputs"], *of_target, source_BS, *of_source)
         nll_BL = nll(model.logits(x_BLD), batch["targets"])
         return np.asarray(nll_BL)[batch["weights"] == 1]

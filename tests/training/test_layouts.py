@@ -16,7 +16,7 @@ def test_position_ids_count_from_the_last_operator():
     fields = {"data.corpus": "task:copy", "data.tokenizer": "characters", "model.position": "learned"}
     data = lambda ids: loading.load("configs/default.py", fields | {"data.position_ids": ids})
     for ids in ("coupled", "abacus"):
-        positions, segments = layout_of(data(ids), tokenizer).coordinates(data(ids).model, tokens)
+        positions, segments = layout_of(data(ids), tokenizer).positions_and_segments(data(ids).model, tokens)
         np.testing.assert_array_equal(positions, expected)
         assert segments is None
     assert layout_of(data("sequence"), tokenizer) == PLAIN

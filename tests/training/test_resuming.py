@@ -59,7 +59,7 @@ def test_more_checkpoints_than_before_are_no_lost_ones(small, tmp_path, caplog):
 
 def refusal(config, workdir, init_from=None):
     with pytest.raises(UserError) as refused:
-        start.prepare(config, workdir, init_from)
+        start.open_run(config, workdir, init_from)
     return str(refused.value)
 
 

@@ -76,9 +76,10 @@ class Mask(NamedTuple):
 class Context(NamedTuple):
     """The inputs of attention besides the hidden states.
 
+    queries, keys: the same object in self-attention; the code tests this with `is`.
     mask: set by each layer.
     shared: {name: a positional encoding whose parameters all layers share}.
-    source_BSD: in cross-attention, the hidden states of the encoder, from which keys and values are computed.
+    encoder_BSD: in cross-attention, the hidden states of the encoder, from which keys and values are computed.
     q_BLHK: the queries, for score mods that need them.
     """
 
@@ -86,7 +87,7 @@ class Context(NamedTuple):
     keys: Coordinates
     mask: Mask = Mask(causal=False)
     shared: Mapping[str, Any] = MappingProxyType({})
-    source_BSD: jax.Array | None = None
+    encoder_BSD: jax.Array | None = None
     q_BLHK: jax.Array | None = None
 
     def visible(self) -> jax.Array:

@@ -31,7 +31,7 @@ log_once = functools.cache(logging.getLogger(__name__).info)
 
 
 class Core(nnx.Module):
-    """Weights from queries and keys, and the weighted sums of the values.
+    """Computes weights from queries and keys, and the weighted sums of the values.
 
     weights = softmax(mods(scale · qkᵀ)), with zero for masked keys.
 
@@ -55,7 +55,7 @@ class Core(nnx.Module):
 
     @property
     def needs_all_keys(self) -> str | None:
-        """What needs all keys of a query at once, in words: that of the first such score mod, or None."""
+        """The name in messages of a score mod that needs all keys of a query at once; None if there is no such mod."""
         return next((mod.needs_all_keys for mod in self.score_mods if mod.needs_all_keys), None)
 
     @property
@@ -68,38 +68,35 @@ class Core(nnx.Module):
     def choose(self, q_BLHK, k_BSGK, v_BSGK, context: Context, dropout_key: Any) -> Callable[..., jax.Array]:
         """Return attend(q_BLHK, k_BSGK, v_BSGK, context) -> out_BLHK: the requested or the fastest implementation.
 
-        If it can't be used for the call or the device, return another one and log why once. Values do not matter.
+        If the call or the device does not allow it, return another one and log why, once. Only shapes and dtypes count.
         """
         platform = self.platform
         longest = max(q_BLHK.shape[1], k_BSGK.shape[1])
         is_long = longest >= BLOCKWISE_MIN_LENGTH.get(platform, BLOCKWISE_MIN_LENGTH_ELSEWHERE)
         fallback = "blockwise" if is_long else "reference"
         wanted = FUSED.get(platform, fallback) if self.implementation == "auto" else self.implementation
-        dropped = dropout_key is not None and self.dropout_rate > 0
+        has_dropout = dropout_key is not None and self.dropout_rate > 0
         reasons = []
         for name in dict.fromkeys([wanted, fallback, "reference"]):
-            if name == "reference":
-                break
-            reason = self._unsupported(name, (q_BLHK, v_BSGK), context, dropped)
-            if reason is None:
+            reason = self._unsupported(name, q_BLHK, v_BSGK, context, has_dropout)
+            if reason is None:  # always for the reference
                 break
             reasons.append(f"{name} does not support {reason}")
         if reasons:
             memory = ", whose memory grows with the square of the length" if name == "reference" else ""
             log_once(f"model.attention: {', and '.join(reasons)}; using {name}{memory}")
-        options = {"dropout_key": dropout_key} if dropped else {}
+        options = {"dropout_key": dropout_key} if has_dropout else {}  # only the reference takes it
         return functools.partial(IMPLEMENTATIONS[name], self, **options)
 
-    def _unsupported(self, name: str, heads: tuple, context: Context, dropped: bool) -> str | None:
+    def _unsupported(self, name: str, q_BLHK: Any, v_BSGK: Any, context: Context, has_dropout: bool) -> str | None:
         """Return the first property of the call that the implementation does not support, or None."""
-        q_BLHK, v_BSGK = heads
         length, width, dtype = q_BLHK.shape[1], q_BLHK.shape[3], q_BLHK.dtype.name
         fused, all_but_reference = ("cudnn", "splash"), ("blockwise", "cudnn", "splash")
         mask, has_segments = context.mask, context.queries.segments_BL is not None
         unsupported_if = [  # (implementations, condition, what they do not support then)
             (fused, FUSED.get(self.platform) != name, DEVICES.get(self.platform, self.platform)),
             (fused, context.queries is not context.keys, "cross-attention"),
-            (all_but_reference, dropped, "dropout of attention weights"),
+            (all_but_reference, has_dropout, "dropout of attention weights"),
             (all_but_reference, self.needs_all_keys is not None, self.needs_all_keys),
             (all_but_reference, self.stick_breaking, "stick-breaking"),
             (fused, len(self.score_mods) > 0, "changes of the logits, such as alibi or a soft cap"),
@@ -113,14 +110,14 @@ class Core(nnx.Module):
             (("splash",), length % 128, f"length {length}, only multiples of 128"),
             (("splash",), width % 64, f"heads of width {width}, only multiples of 64"),
         ]
-        for names, found, reason in unsupported_if:
-            if name in names and found:
+        for names, condition, reason in unsupported_if:
+            if name in names and condition:
                 return reason
         return None
 
 
 def check(requested: str) -> None:
-    """Raise UserError if `model.attention` of a new run names an implementation for another kind of device."""
+    """Raise UserError if `model.attention` names an implementation for another kind of device."""
     here = devices.platform(jax.devices()[0])
     needed = next((platform for platform, name in FUSED.items() if name == requested), here)
     if needed != here:

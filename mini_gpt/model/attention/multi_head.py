@@ -16,11 +16,11 @@ class MultiHeadAttention(nnx.Module):
     """Attention of H query heads over G key-value heads (Vaswani et al. 2017, 3.2.2; Ainslie et al. 2023).
 
     Self-attention, or cross-attention if the context has hidden states of an encoder. The positional encoding and the
-    variants of attention are modules in lists, each in the list of its `stage`; `parts.Shared` stands for an encoding
-    that all layers share: on_input: modules that change the input, or add to the context.
+    variants of attention are modules, each in the list of its `stage` (`parts.Shared` stands in for a shared one):
 
+    on_input: modules that change the input, or add to the context.
     on_heads: modules that change queries and keys.
-    core.score_mods: modules that change the logits.
+    core.score_mods: modules that change the logits, also called scores, before the mask.
     """
 
     def __init__(self, config: ModelConfig, kind: LayerKind, *, cross: bool = False, rngs: nnx.Rngs):
@@ -35,8 +35,8 @@ class MultiHeadAttention(nnx.Module):
         before_position, after_position = variants.modules(config, rngs=rngs)
         self.gate = variants.gate(config, rngs=rngs)
         self.output_norm = make_norm(config, rngs=rngs) if config.output_norm else None
-        encoding = positions.modules(config, kind, cross=cross, rngs=rngs)
-        modules = [*before_position, *encoding, *after_position]
+        from_encoding = positions.modules(config, kind, cross=cross, rngs=rngs)
+        modules = [*before_position, *from_encoding, *after_position]
         self.on_input = nnx.List([module for module in modules if module.stage == "input"])
         self.on_heads = nnx.List([module for module in modules if module.stage == "heads"])
         self.core = Core(config, [module for module in modules if module.stage == "scores"])
@@ -46,7 +46,7 @@ class MultiHeadAttention(nnx.Module):
         context = context._replace(mask=self.mask)
         for module in self.on_input:
             x_BLD, context = module(x_BLD, context)
-        kv_input_BSD = x_BLD if context.source_BSD is None else context.source_BSD
+        kv_input_BSD = x_BLD if context.encoder_BSD is None else context.encoder_BSD
         # 1. Project. 2. Split into heads.
         q_BLHK = split_heads(self.query(x_BLD), self.num_heads)
         k_BSGK = split_heads(self.key(kv_input_BSD), self.num_kv_heads)

@@ -21,13 +21,13 @@ def attend(
     """Return softmax(scale · qkᵀ) v as out_BLHK in q's dtype (Vaswani et al. 2017, eq. 1).
 
     core: `core.Core`, with the scale, the score mods and the variants of the softmax, which is in float32.
-    k_BSGK, v_BSGK: keys and values; or those of a KV cache, k_XSK and v_XSK, whose axis X is B and G merged.
+    k_BSGK, v_BSGK: keys and values; or k_XSK and v_XSK of a KV cache, in the form that `grouped` returns.
     dropout_key: of the weights; None: no dropout. The output is zero for a query without a visible key.
     """
     k_XSK, v_XSK = (grouped(x) if x.ndim == 4 else x for x in (k_BSGK, v_BSGK))
     B, L, H, K = q_BLHK.shape
     X, S, G = len(k_XSK), k_XSK.shape[1], len(k_XSK) // B
-    # The queries of a group are the R = H/G · L rows of one matrix.
+    # The heads of a group share keys, so that their queries are the R = H/G · L rows of one matrix.
     q_XRK = scaled(core.scale, q_BLHK).reshape(B, L, G, H // G, K).transpose(0, 2, 3, 1, 4).reshape(X, -1, K)
     logits_XRS = jnp.einsum("xrk,xsk->xrs", q_XRK, k_XSK, preferred_element_type=jnp.float32)
     logits_BHLS = logits_XRS.reshape(B, H, L, S)
@@ -46,8 +46,8 @@ def attend(
     observe(core, "logits", logits_BHLS)
     observe(core, "visible", visible_BLS)
     observe(core, "weights", jnp.where(visible_BLS[:, None], weights_BHLS, 0))
-    dropped_XRS = dropout(weights_BHLS, core.dropout_rate, dropout_key).astype(v_XSK.dtype).reshape(X, -1, S)
-    out_BLHK = jnp.einsum("xrs,xsk->xrk", dropped_XRS, v_XSK).reshape(B, H, L, -1).swapaxes(1, 2)
+    weights_XRS = dropout(weights_BHLS, core.dropout_rate, dropout_key).astype(v_XSK.dtype).reshape(X, -1, S)
+    out_BLHK = jnp.einsum("xrs,xsk->xrk", weights_XRS, v_XSK).reshape(B, H, L, -1).swapaxes(1, 2)
     # Without a visible key, the softmax would give weight to hidden keys.
     return jnp.where(visible_BLS.any(axis=-1)[:, :, None, None], out_BLHK, 0).astype(q_BLHK.dtype)
 

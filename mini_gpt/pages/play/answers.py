@@ -235,7 +235,9 @@ def _place(model: LoadedModel, tokens: Sequence[int], start: int = 0) -> tuple[n
     if config.random_positions is not None:
         config.check_length(length)
     row_BL = _pad(tokens) if config.random_positions is None else jnp.array([tokens], jnp.int32)
-    found = [None if x is None else np.asarray(x)[0, :length] for x in model.layout.coordinates(config, row_BL)]
+    found = [
+        None if x is None else np.asarray(x)[0, :length] for x in model.layout.positions_and_segments(config, row_BL)
+    ]
     positions_L = (np.arange(length) if found[0] is None else found[0]) + start
     if "learned" in config.position_pattern and positions_L.max() >= config.max_positions:
         text = f"a text of {length} tokens{f' from position {start}' if start else ''}"
@@ -248,7 +250,7 @@ def _inputs(model: LoadedModel, tokens: Sequence[int], start: int) -> Inputs:
     """Return one padded row. Raises the errors of `_place`."""
     positions_L, segments_L = _place(model, tokens, start)
     row = _pad(tokens), _pad(positions_L, positions_L[-1]), _pad(segments_L, PADDING_SEGMENT)
-    return model.layout.read(row[0]), *row[1:]
+    return model.layout.decoder_tokens(row[0]), *row[1:]
 
 
 _prefill = jax.jit(caches.prefill, static_argnames="capacity")

@@ -248,7 +248,7 @@ def test_each_row_draws_its_own_random_positions(small):
     module, before = model.merge(), []
     for number, tokens_L in enumerate(tokens_BL):
         key = jax.random.fold_in(jax.random.key(0), number)
-        positions_BL, _ = PLAIN.coordinates(config.model, tokens_L[None], key[None])
+        positions_BL, _ = PLAIN.positions_and_segments(config.model, tokens_L[None], key[None])
         maps = observing.layers(module, (tokens_L[None], positions_BL))[0].attention
         before += [maps.weights_BHLS[0, 0, query, query - 1] for query in range(1, 12)]
     assert found["kinds"]["previous token"]["score"] == pytest.approx(np.mean(before), rel=1e-5)
