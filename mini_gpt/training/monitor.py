@@ -31,6 +31,7 @@ from mini_gpt.config import loading
 from mini_gpt.config.schema import Config
 from mini_gpt.runtime import files
 from mini_gpt.runtime.errors import UserError
+from mini_gpt.training import loggers
 from mini_gpt.training import workdir as workdirs
 
 TENSORBOARD = "tensorboard"
@@ -118,7 +119,9 @@ def write_whole_split(workdir: Path, loss: float, step: int) -> None:
 
 
 class Reporter:
-    """Writes metrics.jsonl and TensorBoard's files. If a run resumes at step `start`, later rows are deleted.
+    """Writes metrics.jsonl and TensorBoard's files, and calls the logger of `train.logger`.
+
+    If a run resumes at step `start`, later rows are deleted.
 
     Raises UserError if a run starts at step 0, but its rows show that it had a checkpoint.
     """
@@ -128,6 +131,7 @@ class Reporter:
         if start == 0 and self.path.exists():
             _check_had_no_checkpoint(workdir, config)
         _warn_of_missing_rows(self.path, start, config.train.log_every)
+        self.logger = loggers.LOGGERS[config.train.logger](workdir, config)
         self._open(start)
         self.events.hyperparameters(config)
         self.steps = config.train.steps
@@ -166,6 +170,7 @@ class Reporter:
             self.events.image(_tag(name), pixels, step)
         for name, text in texts.items():
             self.events.text(name, text, step)
+        self.logger.write(step, row, images, texts)
         self._show(step, row)
 
     def flush(self) -> None:
@@ -177,6 +182,7 @@ class Reporter:
     def close(self) -> None:
         self.file.close()
         self.events.close()
+        self.logger.close()
         self.bar.close()
 
     def _show(self, step: int, row: dict[str, float]) -> None:

@@ -12,7 +12,7 @@ from mini_gpt.data import corpora, pairs, token_store, tokenizers
 from mini_gpt.model import parameters as model_parameters
 from mini_gpt.runtime import processes
 from mini_gpt.runtime.errors import UserError
-from mini_gpt.training import assembly, settings, trainable
+from mini_gpt.training import assembly, loggers, settings, trainable
 from mini_gpt.training import workdir as workdirs
 from mini_gpt.training.assembly import Assembly
 from mini_gpt.training.run import InitialWeights, find_initial_weights
@@ -30,6 +30,7 @@ def open_run(
 
     Raises UserError for errors that the user can fix. Nothing is written before the context is entered.
     """
+    loggers.check(config)
     mesh = assembly.make_mesh(config)
     is_new = not _holds_run(workdir, config, mesh, init_from)
     weights = find_initial_weights(workdir, init_from, config)

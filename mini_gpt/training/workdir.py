@@ -28,7 +28,7 @@ LOCK = "lock"  # an empty file, locked by the process that trains
 FREE_SECTIONS = ("eval.", "checkpoint.", "mesh.")
 FREE_FIELDS = (
     *("data.path", "data.target_path", "data.cache_dir"),
-    *("train.log_every", "train.nonfinite", "train.nonfinite_limit"),
+    *("train.log_every", "train.logger", "train.nonfinite", "train.nonfinite_limit"),
 )
 LENGTH = "train.steps"  # may differ if the learning rates up to the last checkpoint stay the same
 log = logging.getLogger(__name__)
