@@ -1,6 +1,6 @@
 """All checks of a trained model of text.
 
-The limits were set on models that were broken on purpose (docs/guides/look_inside.md).
+The limits were set on models that were broken on purpose (docs/reference/diagnosis.md).
 """
 
 import itertools
