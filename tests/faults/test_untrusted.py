@@ -1,4 +1,4 @@
-"""Untrusted run directories can do no harm: the tests for the rows of docs/threat_model.md."""
+"""Untrusted run directories can do no harm: the tests for the rows of docs/reference/threat_model.md."""
 
 import contextlib
 import json
