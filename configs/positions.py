@@ -4,7 +4,7 @@
         --vary model.position=none,learned,sinusoidal,rope,alibi,t5
 
 Without a network, add --config.data.path=FILE. For a first look, configs/positions.py:quick is a short run on Python's
-standard library. Times and results: docs/extrapolation.md.
+standard library. Times and results: docs/results/extrapolation.md.
 """
 
 from ml_collections import ConfigDict

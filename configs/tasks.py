@@ -3,7 +3,8 @@
     python train.py --config=configs/tasks.py:copy --workdir=runs/copy
     python eval.py --workdir=runs/copy --suite=tasks
 
-Training uses lengths up to data.task_length, evaluation up to twice that. Times and results: docs/extrapolation.md.
+Training uses lengths up to data.task_length, evaluation up to twice that. Times and results:
+docs/results/extrapolation.md.
 """
 
 from ml_collections import ConfigDict

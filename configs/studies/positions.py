@@ -4,7 +4,7 @@
 
 60 runs of configs/positions.py: four layers of width 128, trained on Shakespeare with a context of 64 characters, for
 2,000 steps. Sliding windows have a stride of 32 characters. Without an internet connection, add
---config.data.path=FILE. Times and results: docs/extrapolation.md.
+--config.data.path=FILE. Times and results: docs/results/extrapolation.md.
 """
 
 from mini_gpt.study.definition import Contrast, Fit, Study

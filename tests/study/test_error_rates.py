@@ -61,7 +61,7 @@ def test_skewed_differences_have_the_rates_of_the_guide(seeds, covered, false_eq
 
 
 def test_ranges_of_three_equal_seeds_are_often_apart():
-    """docs/extrapolation.md states these shares: of one pair of conditions, and of some pair of six."""
+    """docs/results/extrapolation.md states these shares: of one pair of conditions, and of some pair of six."""
     drawn_TCS = np.random.default_rng(0).normal(size=(20_000, 6, 3))
     lowest_TC, highest_TC = drawn_TCS.min(2), drawn_TCS.max(2)
     below_TCC = highest_TC[:, :, None] < lowest_TC[:, None, :]

@@ -63,7 +63,7 @@ def test_links_of_notebooks_lead_to_files(path):
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=name)
 def test_numbers_of_studies_are_those_of_the_corrections(path):
-    measured = (REPOSITORY / "docs" / "corrections.md").read_text(encoding="utf-8")
+    measured = (REPOSITORY / "docs" / "results" / "corrections.md").read_text(encoding="utf-8")
     for source in sources(path, "markdown"):
         for number in re.findall(r"(?<![\d.])[+−]?\d\.\d{3}(?!\d)", source):
             assert number.lstrip("+−") in measured, number
