@@ -10,15 +10,13 @@ from tests.conftest import REPOSITORY
 README = (REPOSITORY / "README.md").read_text(encoding="utf-8")
 
 
-def test_the_readme_is_at_most_150_lines():
-    assert len(README.splitlines()) <= 150
+def test_the_readme_is_at_most_110_lines():
+    assert len(README.splitlines()) <= 110
 
 
 @pytest.mark.slow
 def test_the_python_example_runs(small, tmp_path, capsys):
     loop.train(small(train__steps=1, eval__every=1, eval__sample_tokens=0), tmp_path / "run", conclude=False)
     (example,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-    exec(example.replace('"runs/alibi"', repr(str(tmp_path / "run"))), {})
-    of_run, loss, maps, logits = capsys.readouterr().out.splitlines()
-    assert of_run == logits == "(1, 25, 257)" and maps == "(1, 4, 25, 25)"
-    assert re.fullmatch(r"\d+\.\d\d nats per token", loss)
+    exec(example.replace('"runs/alibi"', repr(str(tmp_path / "run"))).replace(":32]", ":8]"), {})
+    assert capsys.readouterr().out.splitlines() == ["(128, 128)", "(1, 25, 257)", "True"]

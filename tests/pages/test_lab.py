@@ -164,7 +164,7 @@ def test_the_experiments_show_what_the_page_says():
 
 
 def test_the_guide_states_the_pages_numbers():
-    guide = (REPOSITORY / "docs" / "guides" / "lab.md").read_text(encoding="utf-8")
+    guide = (REPOSITORY / "docs" / "guides" / "pages.md").read_text(encoding="utf-8")
     guide = " ".join(guide.partition("## Five experiments")[2].partition("## Copy")[0].split())
     number = re.compile(r"`#([^`]*)`|[Hh]ead (\d): |(\w+) → (\w+) (\d\.\d\d)")
     result, head, checked = None, None, 0
