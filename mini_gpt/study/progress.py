@@ -9,6 +9,7 @@ import os
 import re
 import statistics
 import subprocess
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -122,7 +123,7 @@ class Display:
 
     def __init__(self, total: int, slots: int):
         self.total, self.slots = total, slots
-        self.console = Console()
+        self.console = Console(force_terminal=sys.stdout.isatty())  # notebooks set FORCE_COLOR, also for a pipe
         self.live = Live(console=self.console, auto_refresh=False, transient=True) if self.console.is_terminal else None
         self.states: dict[str, str] = {}
         self.shown_at = time.monotonic()

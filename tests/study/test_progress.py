@@ -30,6 +30,16 @@ def test_a_message_with_brackets_is_shown_as_it_is(tmp_path, small):
     assert "can't open [/usr/x] [a,b]" in display.console.export_text()
 
 
+def test_a_pipe_gets_plain_lines_even_if_colours_are_forced(tmp_path, small, monkeypatch, capsys, caplog):
+    """Notebooks set FORCE_COLOR for the commands that they start."""
+    caplog.set_level("INFO", "mini_gpt")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    job = Job(PlannedRun("a", 0, small()), [], tmp_path, state="failed", reason="no space")
+    with progress.Display(1, 1) as display:
+        display.show([job])
+    assert capsys.readouterr().out == "" and caplog.messages == ["[0 of 1 complete] a,seed=0: failed, no space"]
+
+
 def test_the_time_left_follows_from_complete_runs(tmp_path, small):
     def job(state, seconds=0.0, age=0.0):
         run = PlannedRun("a", 0, small())
