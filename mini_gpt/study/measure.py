@@ -17,7 +17,7 @@ from mini_gpt.config import loading
 from mini_gpt.config.schema import Config
 from mini_gpt.data import batches, corpora, token_store
 from mini_gpt.runtime import sharding, startup
-from mini_gpt.study import processes
+from mini_gpt.study import child
 from mini_gpt.suites import SUITES
 from mini_gpt.suites.base import SuiteOptions
 from mini_gpt.training import assembly
@@ -45,7 +45,7 @@ class Cost(NamedTuple):
 
 
 def main() -> None:
-    job = processes.receive()
+    job = child.receive()
     suites = {name: SuiteOptions(**options) for name, options in job["suites"].items()}
     loaded = [loading.from_dict(values) for values in job["configs"]]
     startup.set_up(loaded[0].data.cache_dir)
@@ -93,4 +93,4 @@ def _forward_seconds(run: Assembly, state) -> float:
 
 
 if __name__ == "__main__":
-    processes.run(main)
+    child.run(main)

@@ -1,7 +1,7 @@
 """Train and measure one run of a study, in a process of its own.
 
-The job has `workdir`, `config` and `suites` ({name: options}). If the process that started this one dies, this one
-saves its run and ends.
+The job has `workdir`, `config` and `suites` ({name: options}). If the parent of this process dies, it saves its
+run and ends.
 """
 
 from pathlib import Path
@@ -10,14 +10,14 @@ from mini_gpt import suites
 from mini_gpt.config import loading
 from mini_gpt.insight import training_curves
 from mini_gpt.runtime import startup
-from mini_gpt.study import processes
+from mini_gpt.study import child
 from mini_gpt.suites.base import SuiteOptions
 from mini_gpt.training import loop
 from mini_gpt.training.run import Run
 
 
 def main() -> None:
-    job = processes.receive()
+    job = child.receive()
     config, workdir = loading.from_dict(job["config"]), Path(job["workdir"])
     startup.set_up(config.data.cache_dir)
     loop.train(config, workdir, conclude=False, probe=training_curves.attention_metrics)
@@ -27,4 +27,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    processes.run(main)
+    child.run(main)

@@ -9,13 +9,13 @@ from pathlib import Path
 
 from mini_gpt.runtime import files
 from mini_gpt.runtime.errors import UserError
-from mini_gpt.study import processes
+from mini_gpt.study import child
 
 FAILS, DIES, WAITS = 48, 50, 52
 
 
 def main() -> None:
-    job = processes.receive()
+    job = child.receive()
     workdir, config = Path(job["workdir"]), job["config"]
     seed, width, steps = config["seed"], config["model"]["d_ff"], config["train"]["steps"]
     (workdir / "eval").mkdir(parents=True, exist_ok=True)
@@ -43,4 +43,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    processes.run(main)
+    child.run(main)
