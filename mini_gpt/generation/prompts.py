@@ -61,8 +61,7 @@ def prepare(
     if config.random_positions is None:  # random positions depend on the capacity
         capacity = math.ceil(capacity / BLOCK) * BLOCK
     padded = min(capacity, max(SHORTEST, 2 ** math.ceil(math.log2(longest))))
-    if config.position == "learned":
-        padded = min(padded, config.max_positions)
+    padded = min(padded, config.table_length or padded)
     tokens_BL = np.stack([np.pad(np.asarray(prompt, np.int32), (0, padded - len(prompt))) for prompt in prompts])
     source_BS = _sources(config, len(prompts), sources, model.layout.separator_id)
     return model, Prompts(tokens_BL, lengths_B, source_BS), capacity
@@ -101,6 +100,5 @@ def _sources(
     longest = max(map(len, sources))
     config.check_length(longest)
     size = max(SHORTEST, math.ceil(longest / SHORTEST) * SHORTEST)
-    if config.position == "learned":
-        size = min(size, config.max_positions)
+    size = min(size, config.table_length or size)
     return np.stack([np.pad(source, (0, size - len(source)), constant_values=-1) for source in sources])
