@@ -34,7 +34,7 @@ def test_any_encoding_with_a_table_ends_with_its_rows(monkeypatch):
         with pytest.raises(UserError, match=rf"{field}: found 13; learned positions end at model.max_positions \(12\)"):
             load(**{field: refused})
     with pytest.raises(UserError, match=r"train.random_offsets: found 13; learned positions end at"):
-        inputs.make_prepare(load(**{"train.random_offsets": 13}))
+        inputs.make_model_inputs(load(**{"train.random_offsets": 13}))
     model = random_model(load(), [b"a"] * 20)
     token = [1]
     assert model(np.array([token * 12])).shape == (1, 12, 20)

@@ -7,6 +7,7 @@ import json
 import socket
 import threading
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -225,12 +226,10 @@ def test_unfinished_bodies_end_and_do_not_block_questions(served, monkeypatch, c
 
 
 def test_an_answer_counts_until_its_last_byte():
-    class Slow:
-        def answer(self, request):
-            yield {"n": 0}
+    answers = SimpleNamespace(answer=lambda request: iter([{"n": 0}]))
 
     async def counted():
-        busy, counts = server.Server("", Slow(), 1), []
+        busy, counts = server.Server("", answers, 1), []
 
         async def send(_):
             counts.append(busy.waiting)
