@@ -226,10 +226,8 @@ def test_unfinished_bodies_end_and_do_not_block_questions(served, monkeypatch, c
 
 
 def test_an_answer_counts_until_its_last_byte():
-    answers = SimpleNamespace(answer=lambda request: iter([{"n": 0}]))
-
     async def counted():
-        busy, counts = server.Server("", answers, 1), []
+        busy, counts = server.Server("", SimpleNamespace(answer=lambda request: iter([{"n": 0}])), 1), []
 
         async def send(_):
             counts.append(busy.waiting)
