@@ -2,8 +2,8 @@
 
 python -m benchmarks.play_server --workdir=RUN [--tokens=128,512] [--rounds=5]
 
-Starts `python -m mini_gpt.play`, and asks it as the page does, with random tokens. Prints the first time of each kind
-of request, with compiling, the median and the largest of the later times, and the server's peak memory.
+Starts a server like `python -m mini_gpt.play`, and asks it as the page does, with random tokens. Prints the first time
+of each kind of request, with compiling, the median and the largest of the later times, and the server's peak memory.
 """
 
 import argparse
@@ -24,6 +24,12 @@ import numpy as np
 from mini_gpt.commands import command_line
 from mini_gpt.training.run import Run
 
+SERVE = """
+import os, threading
+from mini_gpt.commands import play
+threading.Thread(target=lambda: os._exit(len(os.read(0, 1))), daemon=True).start()  # stdin ends with the benchmark
+play.main()
+"""
 ASKED = {"top": 48, "lens": 0}  # by the page, while the view of the logit lens is closed
 
 
@@ -64,8 +70,8 @@ def requests(url: str, text: list[int], layers: int) -> dict[str, Callable[[int]
 @contextlib.contextmanager
 def server(workdir: Path) -> Iterator[tuple[subprocess.Popen, str]]:
     """Yield the process of a server and its address."""
-    command = [sys.executable, "-m", "mini_gpt.play", f"--workdir={workdir}", "--port=0"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    command = [sys.executable, "-c", SERVE, f"--workdir={workdir}", "--port=0"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         try:
             yield process, process.stdout.readline().split()[0]
         finally:

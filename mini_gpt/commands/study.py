@@ -128,6 +128,7 @@ def _run(plan: Plan, workdir: Path, flags: argparse.Namespace) -> None:
     try:
         runner.Runner(found, jobs, slots).run(Display(len(mine), len(slots)))
     finally:
+        runner.log_failures(jobs)
         if flags.shard is None:
             _report(plan, workdir, flags, jobs)
     runner.check_all_complete(jobs, len(mine))
@@ -135,13 +136,13 @@ def _run(plan: Plan, workdir: Path, flags: argparse.Namespace) -> None:
 
 def _report(plan: Plan, workdir: Path, flags: argparse.Namespace, jobs: Sequence[Job] = ()) -> None:
     ledger.check_same_study(workdir, plan)
-    found = Report(Results(plan, workdir))
+    found = Report(Results(plan, workdir), runner.failures(jobs))
     try:
         found.write()
     except BaseException:
         print(found.printed())  # a file can't be written, such as on a full disk
         raise
-    print(found.summary(sum(job.state == "failed" for job in jobs)))
+    print(found.summary())
 
 
 def _slurm(plan: Plan, workdir: Path, flags: argparse.Namespace) -> None:

@@ -7,11 +7,13 @@ import sys
 import types
 import typing
 from collections.abc import Callable, Mapping
+from numbers import Integral
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, NoReturn
 
 from mini_gpt.runtime.errors import UserError, shown, suggestion
 
 KINDS = {int: "a whole number below 2**31", float: "a number", bool: "true or false", str: "text", type(None): "None"}
+NUMBERS: dict[Any, Any] = {int: (Integral, 2**31 - 1), float: ((Integral, float), sys.float_info.max)}
 UNIONS = (types.UnionType, typing.Union)
 
 
@@ -145,10 +147,9 @@ def _convert(value: Any, hint: Any) -> Any:
     elif origin is Literal and value in arguments:
         return value
     elif origin is None and isinstance(value, bool) == (hint is bool):  # in Python, a bool is an int
-        if hint is float and isinstance(value, int | float) and abs(value) <= sys.float_info.max:
-            return float(value)
-        if hint is not float and isinstance(value, hint) and (hint is not int or abs(value) < 2**31):
-            return value
+        kind, most = NUMBERS.get(hint, (hint, None))
+        if isinstance(value, kind) and (most is None or -most <= value <= most):
+            return value if most is None else hint(value)
     raise ValueError(describe(hint))
 
 

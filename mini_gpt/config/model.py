@@ -38,6 +38,7 @@ from mini_gpt.config.fields import (
 from mini_gpt.runtime.errors import UserError
 
 INPUT_POSITIONS = ("learned", "sinusoidal")  # added once, at the input, so not allowed in a pattern of layers
+TABLES = ("learned",)  # encodings with a row for each position below max_positions
 CROSS_POSITIONS = ("rope", "alibi", "t5", "kerple")  # encodings that cross-attention can have
 PATTERNS = ("position", "attention_window", "rope.base", "rope.factor")  # their tuples repeat over the layers
 GATED = ("swiglu", "geglu")  # activations of two arrays, gate and up
@@ -174,7 +175,7 @@ class ModelConfig(Section, prefix="model."):
             self.refuse("rope.base", "must be one number with pope, whose layers share one module")
         if "hard_alibi" in encodings:
             self._check_hard_alibi()
-        if self.position == "learned" and (self.random_positions or 0) > self.max_positions:
+        if (self.random_positions or 0) > (self.table_length or math.inf):
             self.refuse("random_positions", f"learned positions end at model.max_positions ({self.max_positions})")
         if "rope" in encodings:
             self._check_rope()
@@ -260,7 +261,7 @@ class ModelConfig(Section, prefix="model."):
         count = self.random_positions
         if count is not None and length > count:
             raise UserError(f"model.random_positions: found {count}; must be at least the length {length}")
-        if self.position == "learned" and length > self.max_positions:
+        if length > (self.table_length or math.inf):
             raise UserError(
                 f"model.max_positions: the learned table has {self.max_positions} positions; found a length of "
                 f"{length}; use at most as many, or train with a larger model.max_positions"
@@ -296,6 +297,11 @@ class ModelConfig(Section, prefix="model."):
     @property
     def position_pattern(self) -> tuple[str, ...]:
         return pattern(self.position)
+
+    @property
+    def table_length(self) -> int | None:
+        """The number of positions that the encodings have; None: any number."""
+        return self.max_positions if set(self.position_pattern) & set(TABLES) else None
 
     @property
     def without_cache(self) -> str | None:

@@ -150,11 +150,11 @@ class Config(Section):
         model, length, masked = self.model, self.context_length, self.train.objective == "masked"
         if not model.has_encoder and self.train.objective == "span_corruption":
             self.refuse("train.objective", "span_corruption needs an encoder: set model.encoder_layers")
-        if model.position == "learned" and length > model.max_positions:
+        if length > (model.table_length or length):
             self.refuse("context_length", f"learned positions end at model.max_positions ({model.max_positions})")
         if model.random_positions is not None and length > model.random_positions:
             self.refuse("model.random_positions", f"must be at least context_length ({length})")
-        if self.data.position_ids != "sequence" and (model.position != "learned" or model.random_positions is not None):
+        if self.data.position_ids != "sequence" and (model.table_length is None or model.random_positions is not None):
             self.refuse("data.position_ids", "needs model.position=learned, without model.random_positions")
         if self.data.position_ids != "sequence" and length >= model.max_positions:
             self.refuse("model.max_positions", f"must be above context_length ({length}) with data.position_ids")
@@ -197,7 +197,7 @@ class Config(Section):
         for name, (found, remedy) in not_supported.items():
             if found:
                 self.refuse(name, f"{remedy} with model.encoder_layers")
-        if model.position == "learned" and self.source_length > model.max_positions:
+        if self.source_length > (model.table_length or self.source_length):
             self.refuse("source_length", f"learned positions end at model.max_positions ({model.max_positions})")
 
     def _check_mesh(self) -> None:

@@ -6,6 +6,7 @@ from fractions import Fraction
 
 import numpy as np
 
+from mini_gpt.config.fields import Count, convert
 from mini_gpt.evaluation import items, perplexity, scoring
 from mini_gpt.evaluation.loaded import LoadedModel
 from mini_gpt.runtime import progress
@@ -77,6 +78,7 @@ def plan(
     targets: the most that sliding windows score, at the end of the split; None: SLIDING_TARGETS.
     Raises UserError if a window is longer than the split.
     """
+    lengths, strides = (tuple(convert("window", size, Count) for size in sizes) for sizes in (lengths, strides))
     last = num_tokens - 1
     if lengths[-1] > last:
         possible = ", ".join(str(length) for length in lengths if length <= last) or "none of those given"

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from mini_gpt.config.fields import Count, convert
 from mini_gpt.data.batches import Batch, next_token_batch
 from mini_gpt.data.tokenizers import Tokenizer, separator
 from mini_gpt.evaluation import items, perplexity, task_accuracy
@@ -150,7 +151,7 @@ def measure(
     The full stop after an answer counts in exact_match and nll, but not in token_accuracy. `reason`: why a row is
     undefined, or None.
     """
-    rows = []
+    rows, lengths = [], tuple(convert("lengths", length, Count) for length in lengths)
     for kind, length in itertools.product(KINDS, lengths):
         reason = perplexity.why_undefined(model.config.model, length - 1)
         row: dict[str, Any] = {"kind": kind, "length": length, "exact_match": None, "token_accuracy": None, "nll": None}

@@ -62,9 +62,7 @@ def row_lengths(model: LoadedModel, pairs: Sequence[Pair]) -> tuple[int, int]:
     for side, trained in enumerate((config.source_length, config.context_length)):
         longest = max(len(pair[side]) + 1 for pair in pairs)
         size = max(trained, -(-longest // SIZE_STEP) * SIZE_STEP)
-        if config.model.position == "learned":
-            size = max(longest, min(size, config.model.max_positions))
-        lengths.append(size)
+        lengths.append(max(longest, min(size, config.model.table_length or size)))
     return lengths[0], lengths[1]
 
 

@@ -1,10 +1,11 @@
 """The loss of a split in blocks of the context length, for training and eval.py."""
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
+from mini_gpt.config.fields import at_least, convert
 from mini_gpt.config.model import ModelConfig
 from mini_gpt.config.schema import Config
 from mini_gpt.data import batches, text_batches
@@ -57,6 +58,7 @@ def score_split(
     every token.
     """
     check_scorable(model.config, len(tokens))
+    most_tokens = convert("most_tokens", most_tokens, Annotated[int | None, at_least(1)])
     parts = stretches(tokens, most_tokens, text_batches.text_length(model.config))
     if model.config.train.objective != "next_token":
         scores = [_score_corrupted(model, part, number) for number, part in enumerate(parts)]

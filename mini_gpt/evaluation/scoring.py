@@ -3,9 +3,11 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Annotated
 
 import numpy as np
 
+from mini_gpt.config.fields import Count, Range, convert
 from mini_gpt.data.batches import in_full_batches
 from mini_gpt.evaluation import items
 from mini_gpt.evaluation.items import Items
@@ -70,10 +72,10 @@ def score_tokens(nll_fn: NllFn, tokens: np.ndarray, *, window: int, stride: int,
     nll_fn: called as nll_fn(inputs_BL, targets_BL) -> nll_BL, always with B = batch_size and L = window. Copies of the
     last token pad the last window; copies of a row pad the last batch. If nll_fn has an attribute `threads`, up to as
     many threads call it at the same time; if it has an attribute `vocab_size`, a token outside the vocabulary raises
-    UserError. Raises ValueError unless 1 ≤ stride ≤ window.
+    UserError. Raises UserError unless 1 ≤ stride ≤ window and 1 ≤ batch_size, all whole numbers.
     """
-    if not 1 <= stride <= window:
-        raise ValueError(f"stride: found {stride}; must be in 1..window ({window})")
+    window, batch_size = convert("window", window, Count), convert("batch_size", batch_size, Count)
+    stride = convert("stride", stride, Annotated[int, Range(f"in 1..window ({window})", lambda n: 1 <= n <= window)])
     tokens = np.asarray(tokens)
     if vocab_size := getattr(nll_fn, "vocab_size", None):
         token_ids.check(tokens, vocab_size, "tokens")

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from mini_gpt.config.fields import Count, convert
 from mini_gpt.data import task_batches, tasks, tokenizers
 from mini_gpt.data.batches import Batch, in_full_batches
 from mini_gpt.data.layout import keys_of
@@ -163,7 +164,7 @@ def by_length(model: LoadedModel, tokenizer: Tokenizer, split: str, lengths: tup
     tokens of a one-letter answer. For each length, up to PROBLEMS different problems of the split are scored, the same
     ones for every model and seed. `reason`: why a row is undefined, or None.
     """
-    rows, config = [], model.config
+    rows, config, lengths = [], model.config, tuple(convert("lengths", length, Count) for length in lengths)
     sources, needed = ({n: task_batches.row_lengths(config, n)[side] for n in lengths} for side in (0, 1))
     draw = functools.cache(lambda n: tasks.different(config.data.corpus, split, PROBLEMS, shortest=n, longest=n))
     in_sequence = config.data.position_ids == "sequence"

@@ -2,19 +2,21 @@
 
 import functools
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from mini_gpt.config.fields import Count, Range, convert
 from mini_gpt.evaluation.loaded import LoadedModel
 from mini_gpt.generation import cache as caches
 from mini_gpt.generation.cache import Cache
 from mini_gpt.generation.prompts import Prompt, Prompts, prepare
-from mini_gpt.runtime.errors import require
+from mini_gpt.runtime import token_ids
 
 MOST_ALPHA = 10  # of the length penalty; far larger ones overflow
+Alpha = Annotated[float, Range(f"in 0..{MOST_ALPHA}", lambda alpha: 0 <= alpha <= MOST_ALPHA)]
 
 
 class Found(NamedTuple):
@@ -75,12 +77,15 @@ def search(
 ) -> list[list[Found]]:
     """Return up to `beams` texts for each prompt, the best first.
 
-    A text that has not ended after `length` tokens takes part as it is. Raises UserError for an option out of range,
-    and the errors of `prompts.prepare`.
+    A text that has not ended after `length` tokens takes part as it is. Raises UserError for an option of a wrong type
+    or out of range, and the errors of `prompts.prepare`.
     """
-    require(options.beams >= 1, "beams", options.beams, "must be at least 1")
-    require(0 <= options.alpha <= MOST_ALPHA, "length penalty", options.alpha, f"must be in 0..{MOST_ALPHA}")
-    require(options.length >= 1, "length", options.length, "must be at least 1")
+    options = options._replace(
+        length=convert("length", options.length, Count),
+        beams=convert("beams", options.beams, Count),
+        alpha=convert("length penalty", options.alpha, Alpha),
+    )
+    token_ids.check((options.end, *options.other_ends), len(model.parameters["embedding"]), "end")
     model, padded, capacity = prepare(model, prompts, sources, options.length)
     found = jax.device_get(_search(model, options.beams, capacity, options, padded))
     scores_BK = found.scores_BK(options.alpha)

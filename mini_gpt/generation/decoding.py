@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from mini_gpt.config.fields import convert
 from mini_gpt.data.batches import in_full_batches
 from mini_gpt.evaluation.loaded import LoadedModel
 from mini_gpt.generation import cache as caches
@@ -52,6 +53,7 @@ def stream(
 
     Raises the errors of `prompts.prepare`.
     """
+    seed = convert("seed", seed, int)
     model, padded, capacity = prepare(model, prompts, sources, length)
     if length == 0:
         return

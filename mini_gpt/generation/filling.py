@@ -1,10 +1,11 @@
 """Prediction of the masked tokens of a text, by a model that was trained with the masked objective."""
 
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import jax
 import numpy as np
 
+from mini_gpt.config.fields import convert, up_to
 from mini_gpt.data.tokenizers import SubwordTokenizer, Tokenizer, vocab_size
 from mini_gpt.evaluation.loaded import LoadedModel
 from mini_gpt.runtime import sharding, token_ids
@@ -48,14 +49,14 @@ def fill(model: LoadedModel, tokens_L: np.ndarray, top: int = 5) -> Filling:
     tokens_L: token ids; `model.vocab_size` is the mask. The text is one document.
     top: the number of tokens for each mask, K. Probabilities are over the tokenizer's tokens, without the mask token.
 
-    Raises UserError if the model was not trained with the masked objective, `top` or a token id is out of range, or
-    logits are not finite. Raises the errors of `ModelConfig.check_length`.
+    Raises UserError if the model was not trained with the masked objective, `top` is not a whole number, `top` or a
+    token id is out of range, or logits are not finite. Raises the errors of `ModelConfig.check_length`.
     """
     objective, position_ids = model.config.train.objective, model.config.data.position_ids
     require(model.masked, "train.objective", objective, "must be masked, to fill in masks")
     remedy = "must be sequence: the other positions depend on the tokens that are masked"
     require(position_ids == "sequence", "data.position_ids", position_ids, remedy)
-    require(1 <= top <= model.vocab_size, "top", top, f"must be in 1..{model.vocab_size}")
+    top = convert("top", top, Annotated[int, up_to(model.vocab_size)])
     token_ids.check(tokens_L, model.vocab_size + 1, "tokens_L")
     (indices_N,) = np.nonzero(tokens_L == model.vocab_size)
     rows_BL = np.repeat(tokens_L[None], sharding.shards(model.mesh), axis=0)

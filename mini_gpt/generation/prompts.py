@@ -4,13 +4,14 @@ import dataclasses
 import functools
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from mini_gpt.config.fields import at_least, convert
 from mini_gpt.config.model import ModelConfig
 from mini_gpt.evaluation.loaded import LoadedModel
 from mini_gpt.generation import cache as caches
@@ -42,12 +43,13 @@ def prepare(
 ) -> tuple[LoadedModel, Prompts, int]:
     """Return the model in the dtype of generation, the prompts, and the capacity for `length` more tokens.
 
-    Raises UserError if there is no prompt, a prompt is empty, a token is not in the vocabulary, the model can't use a
-    KV cache, prompt and length exceed the model's positions, or the sources do not fit the model.
+    Raises UserError if the length is not a whole number, there is no prompt, a prompt is empty, a token is not in the
+    vocabulary, the model can't use a KV cache, prompt and length exceed the model's positions, or the sources do not
+    fit the model.
     """
     config, vocab_size = model.config.model, model.merge().vocab_size
     caches.check(config)
-    require(length >= 0, "length", length, "must be at least 0")
+    length = convert("length", length, Annotated[int, at_least(0)])
     if not len(prompts) or not all(map(len, prompts)):
         raise UserError("prompt: found no token; give at least one")
     _check_ids(prompts, vocab_size, "prompt")
@@ -61,8 +63,7 @@ def prepare(
     if config.random_positions is None:  # random positions depend on the capacity
         capacity = math.ceil(capacity / BLOCK) * BLOCK
     padded = min(capacity, max(SHORTEST, 2 ** math.ceil(math.log2(longest))))
-    if config.position == "learned":
-        padded = min(padded, config.max_positions)
+    padded = min(padded, config.table_length or padded)
     tokens_BL = np.stack([np.pad(np.asarray(prompt, np.int32), (0, padded - len(prompt))) for prompt in prompts])
     source_BS = _sources(config, len(prompts), sources, model.layout.separator_id)
     return model, Prompts(tokens_BL, lengths_B, source_BS), capacity
@@ -101,6 +102,5 @@ def _sources(
     longest = max(map(len, sources))
     config.check_length(longest)
     size = max(SHORTEST, math.ceil(longest / SHORTEST) * SHORTEST)
-    if config.position == "learned":
-        size = min(size, config.max_positions)
+    size = min(size, config.table_length or size)
     return np.stack([np.pad(source, (0, size - len(source)), constant_values=-1) for source in sources])

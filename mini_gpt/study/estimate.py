@@ -45,6 +45,7 @@ def measure(plan: Plan, slots: Sequence[Slot]) -> dict[str, Cost]:
     finally:
         for _, process in started:
             process.kill()  # after Ctrl-C, or when another one has failed
+            process.close()
     return {condition: costs[condition] for condition in conditions}
 
 

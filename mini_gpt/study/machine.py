@@ -3,11 +3,13 @@
 import importlib.util
 import math
 import os
+import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -68,12 +70,21 @@ def call_in(slot: Slot, function: Callable[..., None], *arguments: Any) -> None:
     if not slot.accelerators:
         function(*arguments)
         return
-    with ProcessPoolExecutor(1, get_context("spawn"), _set_environment, (slot.environment,)) as process:
+    with ProcessPoolExecutor(1, get_context("spawn"), _set_up, (slot.environment,)) as process:
         process.submit(function, *arguments).result()
 
 
-def _set_environment(values: dict[str, str]) -> None:
-    os.environ.update(values)
+def _set_up(environment: dict[str, str]) -> None:
+    """Set up a process of `call_in`: its environment, and a thread that ends it if its parent dies."""
+    os.environ.update(environment)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    parent = parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(128 + signal.SIGHUP)
 
 
 def _cpu_limit() -> int | None:

@@ -1,13 +1,12 @@
 """Measure the training step and the forward pass of some configs, in a process of its own.
 
-The configs and the suites ({name: options}) are one JSON object on standard input. The last line of the output is a
-JSON list with a Cost for each config.
+The job has `configs` and `suites` ({name: options}). The last line of the output is a JSON list with a Cost for each
+config.
 """
 
 import json
 import math
 import statistics
-import sys
 import time
 from typing import NamedTuple
 
@@ -17,7 +16,8 @@ import numpy as np
 from mini_gpt.config import loading
 from mini_gpt.config.schema import Config
 from mini_gpt.data import batches, corpora, token_store
-from mini_gpt.runtime import errors, sharding, startup
+from mini_gpt.runtime import sharding, startup
+from mini_gpt.study import child
 from mini_gpt.suites import SUITES
 from mini_gpt.suites.base import SuiteOptions
 from mini_gpt.training import assembly
@@ -45,7 +45,7 @@ class Cost(NamedTuple):
 
 
 def main() -> None:
-    job = json.load(sys.stdin)
+    job = child.receive()
     suites = {name: SuiteOptions(**options) for name, options in job["suites"].items()}
     loaded = [loading.from_dict(values) for values in job["configs"]]
     startup.set_up(loaded[0].data.cache_dir)
@@ -93,4 +93,4 @@ def _forward_seconds(run: Assembly, state) -> float:
 
 
 if __name__ == "__main__":
-    errors.run(main)
+    child.run(main)

@@ -8,7 +8,6 @@ import logging
 import os
 import re
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -22,10 +21,12 @@ from rich.table import Table
 
 from mini_gpt.study.definition import PlannedRun
 from mini_gpt.study.machine import Slot
+from mini_gpt.study.processes import Process
 from mini_gpt.training import workdir as workdirs
 
 LOGS = "logs"  # the folder of the runs' logs, each locked by the process that writes it
 TAIL_BYTES = 2**18  # read from the end of metrics.jsonl; longer than a row with values for each head
+LONGEST_REASON = 300  # characters
 PLAIN_SECONDS = 60  # between two plain lines on the running jobs
 log = logging.getLogger("mini_gpt.study")
 
@@ -43,7 +44,7 @@ class Job:
     seconds: float = 0.0  # of a complete job
     first_step: int = 0  # that this process trains, to estimate the time left
     log_start: int = 0  # bytes of the log that earlier processes have written
-    process: subprocess.Popen | None = None
+    process: Process | None = None
     slot: Slot | None = None
     resident: int = 0  # bytes of memory
     is_paused: bool = False  # stopped because memory is short
@@ -69,7 +70,7 @@ def last_error(path: Path, start: int = 0) -> str | None:
     except OSError:
         return None
     said = [line for line in lines if re.match(r"error: |[\w.]*(Error|Exception)\b", line)]
-    return said[-1].removeprefix("error: ")[:300] if said else None
+    return said[-1].removeprefix("error: ")[:LONGEST_REASON] if said else None
 
 
 def seconds_left(job: Job, step: int) -> float | None:

@@ -5,6 +5,7 @@ import html
 import re
 import shlex
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -46,9 +47,13 @@ If the differences are normal, some verdict is false in at most {level:g} of stu
 
 
 class Report:
-    """The findings of a study, and the files that show them."""
+    """The findings of a study, and the files that show them.
 
-    def __init__(self, results: Results):
+    failed: {name of a run that has just failed: why}. The log of a run lacks the reason if the disk was full.
+    """
+
+    def __init__(self, results: Results, failed: Mapping[str, str] | None = None):
+        self.failed = failed or {}
         self.results, self.plan, self.study, self.workdir = results, results.plan, results.plan.study, results.workdir
         pairs = {comparison: results.pairs(comparison) for comparison in self.plan.comparisons}
         self.outcomes = analysis.outcomes(pairs, self.study.level, len(self.study.seeds))
@@ -58,9 +63,10 @@ class Report:
             if (rows := results.rows(name))
         }
 
-    def summary(self, failed: int) -> str:
-        """Return the end of the command: what is complete and shown, and where to read more. failed: number of runs."""
+    def summary(self) -> str:
+        """Return the end of the command: what is complete and shown, and where to read more."""
         complete, total, seeds = len(self.results.complete_runs), len(self.plan.runs), len(self.study.seeds)
+        failed = len(self.failed)
         missing, counts = total - complete - failed, Counter(one.verdict for one in self.outcomes)
         found = ", ".join(f"{counts[verdict]} {verdict}" for verdict in VERDICTS if counts[verdict])
         lines = [
@@ -133,7 +139,8 @@ class Report:
         state = f"at step {step} of {steps}"
         if step in (0, steps):
             state = "trained, not measured" if step else "not started"
-        return {"missing": _safe(run.name), "state": state, "last error": _safe(last_error(job.log) or "–")}
+        error = self.failed.get(run.name) or last_error(job.log) or "–"
+        return {"missing": _safe(run.name), "state": state, "last error": _safe(error)}
 
     def _verdicts(self) -> str:
         rows = []

@@ -18,7 +18,7 @@ from mini_gpt.runtime import files
 from mini_gpt.runtime.errors import UserError
 from mini_gpt.study import machine, processes
 from mini_gpt.study.machine import Slot
-from mini_gpt.study.progress import Display, Job, last_error
+from mini_gpt.study.progress import LONGEST_REASON, Display, Job, last_error
 from mini_gpt.study.results import Results
 
 WORKER = "mini_gpt.study.worker"
@@ -81,7 +81,11 @@ class Runner:
 
     def _start_job(self, job: Job, slot: Slot) -> None:
         """Start the process of a job, unless another process has the run, or has completed it."""
-        file = _locked_log(job)
+        try:
+            file = _locked_log(job)
+        except OSError as error:  # such as a full disk
+            job.state, job.reason = "failed", f"{error.filename}: {error.strerror}"
+            return
         if file is None:
             job.state = "elsewhere"
             return
@@ -105,15 +109,16 @@ class Runner:
             status = job.process.poll()
             if status is None:
                 continue
+            said = job.process.close()
             job.process = job.slot = None
             if status == 0 and self.results.missing_now(job.run):
-                job.state, job.reason = "failed", f"its result can't be read (see {job.log})"
+                job.state, job.reason = "failed", "its result can't be read"
             elif status == 0:
                 job.state, job.seconds, self.is_measured = "complete", time.monotonic() - job.began, True
             elif job.is_paused:
                 job.state = "waiting"
             else:
-                job.state, job.reason = "failed", _reason(job, status)
+                job.state, job.reason = "failed", _reason(job, status, said)
             job.is_paused = False
 
     def _watch_memory(self) -> None:
@@ -187,20 +192,33 @@ def _locked_log(job: Job) -> TextIO | None:
     return file
 
 
-def _reason(job: Job, status: int) -> str:
-    """Return why a process failed: its last error line, or the signal that killed it."""
+def _reason(job: Job, status: int, said: str) -> str:
+    """Return why a process failed: what it said, or the signal that killed it, or the last error in its log."""
     if status < 0:
         hint = "; was the memory full?" if status == -signal.SIGKILL else ""
         return f"killed by signal {-status} ({signal.strsignal(-status)}){hint}"
-    return f"{last_error(job.log, job.log_start) or 'no error message'} (see {job.log})"
+    if said:
+        return said.splitlines()[0].removeprefix("error: ")[:LONGEST_REASON]
+    return last_error(job.log, job.log_start) or "no error message"
+
+
+def failures(jobs: Sequence[Job]) -> dict[str, str]:
+    """Return {name of a run: why it failed}."""
+    return {job.run.name: job.reason for job in jobs if job.state == "failed"}
+
+
+def log_failures(jobs: Sequence[Job]) -> None:
+    """Log why runs failed, and where their logs are."""
+    lines = [f"  {job.run.name}: {job.reason} (see {job.log})" for job in jobs if job.state == "failed"]
+    if lines:
+        log.info("\n".join(["", "Failed:", *lines, ""]))
 
 
 def check_all_complete(jobs: Sequence[Job], total: int) -> None:
     """Raise UserError if a run failed, or is trained by another process."""
-    failed = {job.run.name: job.reason for job in jobs if job.state == "failed"}
+    failed = failures(jobs)
     elsewhere = [job.run.name for job in jobs if job.state == "elsewhere"]
     if failed:
-        log.info("\n".join(["", "Failed:", *(f"  {name}: {reason}" for name, reason in failed.items()), ""]))
         raise UserError(f"{len(failed)} of {total} runs failed; the same command tries them again")
     if elsewhere:
         remedy = "run the same command when it has ended"

@@ -65,7 +65,7 @@ def _opening(run: Run, options: SuiteOptions, runs: list[Shown]) -> str:
     models = [shown.model.config.model for shown in runs]
     most = min(
         run.config.context_length * (1 if len(runs) == 1 else page.COMPARED),
-        *(model.max_positions // 2 for model in models if "learned" in model.position_pattern),  # room to type
+        *(model.table_length // 2 for model in models if model.table_length),  # room to type
         page.most_tokens(runs),
     )
     separator = tokenizers.separator(run.tokenizer)

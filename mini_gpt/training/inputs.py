@@ -60,5 +60,5 @@ def _check_offsets(config: Config) -> None:
     remedy = f"must be at least context_length ({config.context_length})"
     require(limit >= config.context_length, "train.random_offsets", limit, remedy)
     remedy = f"learned positions end at model.max_positions ({model.max_positions})"
-    require(model.position != "learned" or limit <= model.max_positions, "train.random_offsets", limit, remedy)
+    require(limit <= (model.table_length or limit), "train.random_offsets", limit, remedy)
     require(model.random_positions is None, "train.random_offsets", limit, "must be None with model.random_positions")

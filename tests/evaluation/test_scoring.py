@@ -1,11 +1,13 @@
 """Scores of tokens, against the documented context of each token."""
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from mini_gpt.evaluation import perplexity, scoring
+from mini_gpt.evaluation import extrapolation, needles, perplexity, scoring, task_accuracy
+from mini_gpt.runtime.errors import UserError
 
 
 class FakeModel:
@@ -35,10 +37,30 @@ def test_each_token_has_the_documented_context(count, window, stride, batch_size
     assert model.shapes == {((batch_size, window), (batch_size, window), np.dtype("int32"), np.dtype("int32"))}
 
 
-@pytest.mark.parametrize("stride", [0, 9])
-def test_a_stride_out_of_range_is_refused(stride):
-    with pytest.raises(ValueError, match="stride"):
-        scoring.score_tokens(FakeModel(), np.arange(20), window=8, stride=stride, batch_size=1)
+@pytest.mark.parametrize(
+    "name, value",
+    [("stride", 0), ("stride", 9), ("stride", 2.0), ("window", "8"), ("batch_size", 0), ("batch_size", 1.5)],
+)
+def test_windows_of_wrong_types_and_ranges_are_refused(name, value):
+    sizes = {"window": 8, "stride": 8, "batch_size": 1}
+    with pytest.raises(UserError, match=f"^{name}: found {value!r}; must be "):
+        scoring.score_tokens(FakeModel(), np.arange(20), **sizes | {name: value})
+    sizes = {size: np.int64(number) for size, number in sizes.items()}  # NumPy's numbers are whole too
+    assert len(scoring.score_tokens(FakeModel(), np.arange(20), **sizes)) == 19
+
+
+@pytest.mark.parametrize(
+    "measure",
+    [
+        lambda lengths: extrapolation.plan(100, "test", lengths, ()),
+        lambda lengths: needles.measure(None, None, None, lengths),
+        lambda lengths: task_accuracy.by_length(SimpleNamespace(config=None), None, "test", lengths),
+    ],
+)
+@pytest.mark.parametrize("length", [2.5, "8", 0])
+def test_lengths_of_wrong_types_and_ranges_are_refused(measure, length):
+    with pytest.raises(UserError, match=f": found {length!r}; must be "):
+        measure((length,))
 
 
 def test_one_token_has_no_loss():

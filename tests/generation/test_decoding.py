@@ -171,6 +171,9 @@ def test_draws_follow_the_softmax_at_the_temperature():
     "arguments, message",
     [
         ({"length": -1}, "length: found -1"),
+        ({"length": 2.5}, r"length: found 2\.5; must be a whole number"),
+        ({"length": "3"}, "length: found '3'; must be a whole number"),
+        ({"seed": 0.5}, r"seed: found 0\.5; must be a whole number"),
         ({"prompts": [[1], []]}, "prompt: found no token"),
         ({"prompts": []}, "prompt: found no token"),
     ],

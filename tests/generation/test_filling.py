@@ -88,6 +88,7 @@ def test_what_cannot_be_filled_is_refused(make_model, small):
     for model, tokens, top, message in [
         (causal, tokens_L, 5, "train.objective: found 'next_token'; must be masked, to fill in masks"),
         (masked, tokens_L, 0, r"top: found 0; must be in 1\.\.257"),
+        (masked, tokens_L, 2.5, r"top: found 2\.5; must be a whole number"),
         (masked, tokens_L, 258, r"top: found 258; must be in 1\.\.257"),
         (masked, np.full(33, 257), 5, "model.max_positions: the learned table has 32 positions; found a length of 33"),
         (broken, tokens_L, 5, "logits: found non-finite numbers; use another checkpoint"),

@@ -7,6 +7,7 @@ import json
 import socket
 import threading
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -175,9 +176,9 @@ def test_too_many_requests_are_refused():
         True
     ] * server.MOST_IN_A_SECOND + [False]
     busy.recent.clear()
-    busy.waiting = server.MOST_WAITING
+    busy.waiting = server.MOST_WAITING - 1
     assert busy._too_many() is None
-    busy.waiting += 1  # this request is counted
+    busy.waiting += 1
     assert busy._too_many().status_code == 429
 
 
@@ -213,20 +214,32 @@ def open_request(port, body=b"{"):
     return connection
 
 
-def test_open_requests_are_counted_and_end(served, monkeypatch):
-    monkeypatch.setattr(server, "BODY_SECONDS", 1.0)
-    time.sleep(1)  # the limit in a second is another one
-    connections = [open_request(served[0]) for _ in range(server.MOST_WAITING)]
-    time.sleep(0.3)
-    assert send(served[0], RUN)[0] == 429
-    assert all(connection.recv(100).startswith(b"HTTP/1.1 408") for connection in connections)
-    for connection in connections:
-        connection.close()
+@pytest.mark.parametrize("count", [server.MOST_WAITING, 2 * server.MOST_ARRIVING])
+def test_unfinished_bodies_end_and_do_not_block_questions(served, monkeypatch, count):
+    monkeypatch.setattr(server, "ARRIVAL_SECONDS", 3.0)
+    assert send(served[0], RUN)[0] == 200  # compiled
+    connections = [open_request(served[0]) for _ in range(count)]
     assert send(served[0], RUN)[0] == 200
+    assert len(server._Connection.arriving) <= server.MOST_ARRIVING
+    assert all(connection.recv(100) == b"" for connection in connections)
+    assert server._Connection.arriving == {}
+
+
+def test_an_answer_counts_until_its_last_byte():
+    async def counted():
+        busy, counts = server.Server("", SimpleNamespace(answer=lambda request: iter([{"n": 0}])), 1), []
+
+        async def send(_):
+            counts.append(busy.waiting)
+
+        await server._Answer(busy, {})({"type": "http", "asgi": {"spec_version": "2.4"}}, None, send)
+        return [*counts, busy.waiting]
+
+    assert asyncio.run(counted()) == [1, 1, 1, 0]  # the start, a line, the end
 
 
 def test_unfinished_headers_end_in_time(served, monkeypatch):
-    monkeypatch.setattr(server, "HEADER_SECONDS", 0.5)
+    monkeypatch.setattr(server, "ARRIVAL_SECONDS", 0.5)
     with socket.create_connection(("127.0.0.1", served[0]), timeout=0.2) as connection:
         began, ended = time.monotonic(), False
         while not ended and time.monotonic() - began < 5:

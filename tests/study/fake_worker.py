@@ -8,12 +8,14 @@ import time
 from pathlib import Path
 
 from mini_gpt.runtime import files
+from mini_gpt.runtime.errors import UserError
+from mini_gpt.study import child
 
 FAILS, DIES, WAITS = 48, 50, 52
 
 
 def main() -> None:
-    job = json.load(sys.stdin)
+    job = child.receive()
     workdir, config = Path(job["workdir"]), job["config"]
     seed, width, steps = config["seed"], config["model"]["d_ff"], config["train"]["steps"]
     (workdir / "eval").mkdir(parents=True, exist_ok=True)
@@ -22,8 +24,8 @@ def main() -> None:
     with (workdir / "metrics.jsonl").open("a") as file:
         file.write(json.dumps({"step": steps // 2, "train/loss": 3.0}) + "\n")
     if width == FAILS:
-        print("some log\nerror: model.d_ff: found 48; use another")
-        sys.exit(1)
+        print("some log", file=sys.stderr)
+        raise UserError("model.d_ff: found 48; use another")
     if width == DIES:
         os.kill(os.getpid(), signal.SIGKILL)
     if width == WAITS and not (workdir / "stopped").exists():
@@ -41,4 +43,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    child.run(main)

@@ -1,6 +1,7 @@
 """Runs of a study in processes of their own: several at a time, each once; failures, signals, locks and memory."""
 
 import csv
+import errno
 import fcntl
 import json
 import os
@@ -18,6 +19,7 @@ import pytest
 from mini_gpt.commands import study
 from mini_gpt.runtime import errors
 from mini_gpt.study import progress, runner
+from mini_gpt.study.report import Report
 from tests.commands.test_command_line import type_in
 from tests.conftest import REPOSITORY
 from tests.study.conftest import sweep
@@ -102,6 +104,30 @@ def test_failed_runs_cost_no_other_and_are_named(monkeypatch, flags, fake, tmp_p
     fake.clear()
     assert sweep(monkeypatch, flags, f"{FAILS},64,{DIES}").startswith("error: 2 of 3 runs failed")
     assert fake == ["d_ff=48,seed=3", "d_ff=50,seed=3"]
+
+
+def test_reasons_are_kept_if_the_disk_is_full(monkeypatch, flags, fake, tmp_path, caplog):
+    """The log of a run is on the same disk: it can't be made, or not be written, or the report can't be."""
+    if not Path("/dev/full").exists():
+        pytest.skip("this system has no /dev/full")
+
+    def locked(job):
+        if job.run.condition == "d_ff=64":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(job.log))
+        return open("/dev/full", "a")
+
+    monkeypatch.setattr(runner, "_locked_log", locked)
+    failed = {f"d_ff={FAILS},seed=3": "model.d_ff: found 48; use another", "d_ff=64,seed=3": "No space left on device"}
+    assert sweep(monkeypatch, flags, f"{FAILS},64,96").startswith("error: 2 of 3 runs failed")
+    text = (tmp_path / "sweep" / "report.md").read_text().replace("\\", "")
+    for name, reason in failed.items():
+        assert re.search(rf"\b{name}: .*{reason} \(see ", caplog.text)
+        assert re.search(rf"\| {name} \| .* \| .*{reason} \|", text)
+    caplog.clear()
+    monkeypatch.setattr(Report, "write", lambda _: (_ for _ in ()).throw(errors.UserError("report.md: disk full")))
+    assert sweep(monkeypatch, flags, f"{FAILS},64,96") == "error: report.md: disk full"
+    for name, reason in failed.items():
+        assert re.search(rf"\b{name}: .*{reason} \(see ", caplog.text)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

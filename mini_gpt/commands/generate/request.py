@@ -94,7 +94,7 @@ def _possible_length(run: Run, prompt_tokens: int, requested: int) -> int:
     Raise UserError if the prompt leaves no position.
     """
     model, total = run.config.model, prompt_tokens + requested
-    most = model.random_positions or (model.max_positions if model.position == "learned" else None)
+    most = model.random_positions or model.table_length
     if most is not None and total > most:
         if prompt_tokens >= most:
             raise UserError(f"--prompt: found {prompt_tokens} tokens; must be fewer than the model's {most} positions")

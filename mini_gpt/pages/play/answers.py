@@ -111,9 +111,7 @@ class Answers:
             while True:
                 yield self._pass(number, {**request, "tokens": tokens}).last_logits()
         model = dataclasses.replace(first.model, edits=first.model.edits._replace(logits=None))
-        padded_BL = _pad(tokens)
-        if "learned" in model.config.model.position_pattern:
-            padded_BL = padded_BL[:, : model.config.model.max_positions]
+        padded_BL = _pad(tokens)[:, : model.config.model.table_length]
         capacity = _padded_length(len(tokens) + count)
         logits_1V, cache = _prefill(model, padded_BL, np.array([len(tokens)]), capacity=capacity)
         while True:
@@ -239,7 +237,7 @@ def _place(model: LoadedModel, tokens: Sequence[int], start: int = 0) -> tuple[n
         None if x is None else np.asarray(x)[0, :length] for x in model.layout.positions_and_segments(config, row_BL)
     ]
     positions_L = (np.arange(length) if found[0] is None else found[0]) + start
-    if "learned" in config.position_pattern and positions_L.max() >= config.max_positions:
+    if positions_L.max() >= (config.table_length or math.inf):
         text = f"a text of {length} tokens{f' from position {start}' if start else ''}"
         needed = f"{text} needs {positions_L.max() + 1}"
         raise UserError(f"The learned table has {config.max_positions} positions: {needed}.")

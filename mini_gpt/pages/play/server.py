@@ -11,7 +11,7 @@ import json
 import logging
 import time
 from collections.abc import AsyncIterator, Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import h11
 import numpy as np
@@ -29,9 +29,9 @@ from mini_gpt.runtime.errors import UserError
 
 ADDRESS = "127.0.0.1"  # of this machine only
 MOST_BYTES = 2**20  # of a request
-HEADER_SECONDS = 5.0  # in which the headers of a request must arrive
-BODY_SECONDS = 10.0  # in which the body of a request must arrive
-MOST_WAITING = 8  # requests at the same time
+ARRIVAL_SECONDS = 5.0  # in which the headers and the body of a request must arrive
+MOST_ARRIVING = 32  # connections whose request has not arrived; the oldest of more is closed
+MOST_WAITING = 8  # requests that have arrived and are not yet answered
 MOST_IN_A_SECOND = 40  # requests
 HEADERS = {
     "Cache-Control": "no-store",
@@ -52,25 +52,11 @@ class Server:
         self.html, self.answers = html, answers
         self.hosts = {f"{name}:{port}" for name in (ADDRESS, "localhost")}
         self.lock = asyncio.Lock()  # the model computes for one request at a time
-        self.waiting = 0  # requests to /ask, from their first byte to the last one of the answer
+        self.waiting = 0  # requests to /ask, from their last byte to the last one of the answer
         self.recent: collections.deque[float] = collections.deque(maxlen=MOST_IN_A_SECOND)
         routes = [Route("/", self.page), Route("/ask", self.ask, methods=["POST"])]
-        app = Starlette(routes=routes)
-        app.router.redirect_slashes = False  # a redirection would name the request's host
-        self.app = self._counted(app)
-
-    def _counted(self, routes: ASGIApp) -> ASGIApp:
-        """Return an application that counts the requests to /ask which are not yet answered."""
-
-        async def app(scope: Scope, receive: Receive, send: Send) -> None:
-            is_ask = scope.get("path") == "/ask"
-            self.waiting += is_ask
-            try:
-                await routes(scope, receive, send)
-            finally:
-                self.waiting -= is_ask
-
-        return app
+        self.app = Starlette(routes=routes)
+        self.app.router.redirect_slashes = False  # a redirection would name the request's host
 
     async def page(self, request: Request) -> Response:
         refusal = self._refusal(request)
@@ -78,24 +64,25 @@ class Server:
 
     async def ask(self, request: Request) -> Response:
         """Answer a request of worker.js with one reply a line."""
-        if refusal := self._refusal(request) or self._foreign(request) or self._too_many():
+        if refusal := self._refusal(request) or self._foreign(request):
             return refusal
         body = bytearray()
         try:
-            async with asyncio.timeout(BODY_SECONDS):
-                async for part in request.stream():
-                    body += part
-                    if len(body) > MOST_BYTES:
-                        return PlainTextResponse(f"a request has at most {MOST_BYTES} bytes", 413, headers=HEADERS)
-        except (TimeoutError, ClientDisconnect):
+            async for part in request.stream():
+                body += part
+                if len(body) > MOST_BYTES:
+                    return PlainTextResponse(f"a request has at most {MOST_BYTES} bytes", 413, headers=HEADERS)
+        except ClientDisconnect:
             return PlainTextResponse("the whole request did not arrive", 408, headers=HEADERS)
+        if refusal := self._too_many():
+            return refusal
         try:
             asked = json.loads(body)
         except (ValueError, RecursionError):
             return PlainTextResponse("the request is not JSON", 400, headers=HEADERS)
         if not isinstance(asked, dict):
             return PlainTextResponse("the request is not a JSON object", 400, headers=HEADERS)
-        return StreamingResponse(self._lines(asked), media_type="application/x-ndjson", headers=HEADERS)
+        return _Answer(self, asked)
 
     async def _lines(self, asked: dict[str, Any]) -> AsyncIterator[str]:
         """Yield the replies as lines. Other requests may be answered between two replies."""
@@ -121,16 +108,35 @@ class Server:
     def _too_many(self) -> Response | None:
         now = time.monotonic()
         is_fast = len(self.recent) == MOST_IN_A_SECOND and now - self.recent[0] < 1
-        if is_fast or self.waiting > MOST_WAITING:  # this request is one of them
+        if is_fast or self.waiting >= MOST_WAITING:
             return PlainTextResponse(_refused("The server is busy. Type more slowly."), 429, headers=HEADERS)
         self.recent.append(now)
         return None
 
 
-class _Connection(H11Protocol):
-    """A connection that is closed if it waits too long for the headers of a request: uvicorn has no such limit."""
+class _Answer(StreamingResponse):
+    """The replies to a request, one a line. The request counts as waiting until the last one is sent."""
 
-    late: asyncio.TimerHandle | None = None
+    def __init__(self, server: Server, asked: dict[str, Any]):
+        super().__init__(server._lines(asked), media_type="application/x-ndjson", headers=HEADERS)
+        self.server = server
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.server.waiting += 1
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self.server.waiting -= 1
+
+
+class _Connection(H11Protocol):
+    """A connection that is closed if it waits too long for a whole request: uvicorn has no such limit.
+
+    arriving: the connections that wait, oldest first, each with its time limit. If there are too many, the oldest is
+    closed: a request of the page arrives in a moment.
+    """
+
+    arriving: ClassVar[dict["_Connection", asyncio.TimerHandle]] = {}
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -145,15 +151,18 @@ class _Connection(H11Protocol):
         super().connection_lost(exc)
 
     def _watch(self) -> None:
-        if self.conn.their_state is not h11.IDLE:
+        if self.conn.their_state not in (h11.IDLE, h11.SEND_BODY):
             self._forget()
-        elif self.late is None:  # parts of headers do not give more time
-            self.late = self.loop.call_later(HEADER_SECONDS, self.transport.close)
+        elif self not in self.arriving:  # parts of a request do not give more time
+            self.arriving[self] = self.loop.call_later(ARRIVAL_SECONDS, self.transport.close)
+            if len(self.arriving) > MOST_ARRIVING:
+                oldest = next(iter(self.arriving))
+                oldest.transport.close()
+                oldest._forget()
 
     def _forget(self) -> None:
-        if self.late is not None:
-            self.late.cancel()
-            self.late = None
+        if self in self.arriving:
+            self.arriving.pop(self).cancel()
 
 
 def make_server(app: ASGIApp) -> uvicorn.Server:
