@@ -1,9 +1,7 @@
-"""Generate parts of the pages: config fields, --help texts of commands, the Python API, and notebooks.
+"""Make parts of the site: pages from notebooks, with the outputs that they have in their files, and the lab page.
 
-It replaces lines such as `<!-- config reference -->`, `<!-- help: eval.py -->`, `<!-- notebook: 1_block.ipynb -->` and
-`<!-- api: insight without explorer -->` (the modules of a package). The commands run with $MINI_GPT_PYTHON, else with
-.venv/bin/python, else with the running Python. Notebooks are shown with the outputs that they have in their files.
-The lab page becomes a file of the site.
+It replaces lines such as `<!-- notebook: 1_block.ipynb -->`. The lab page becomes a file of the site. It is made with
+$MINI_GPT_PYTHON, else with .venv/bin/python, else with the running Python.
 A figure becomes a link to its file. Numbers in tables and short code get CSS classes, which keep them on one line.
 """
 
@@ -15,17 +13,13 @@ import os
 import re
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from mkdocs.structure.files import File
 
 ROOT = Path(__file__).resolve().parents[1]
-HELP = re.compile(r"^<!-- help: (.+) -->$", re.MULTILINE)
-API = re.compile(r"^<!-- api: (\w+)(?: without (.+))? -->$", re.MULTILINE)
 NOTEBOOK = re.compile(r"^<!-- notebook: (\S+) -->$", re.MULTILINE)
-CONFIG = "<!-- config reference -->"
 LAB = "<!-- link to the lab page -->"
 FIGURE = re.compile(r'<img alt="[^"]*" src="([^"]+)" ?/?>')
 NUMBERS = re.compile(r"<td>((?:<strong>)?[\d.,()±×~%−+-](?:[\d .,()±×~%−+-]|to|and)*(?:</strong>)?|undefined|)</td>")
@@ -47,15 +41,7 @@ def on_page_markdown(markdown: str, page: Any, **_) -> str:
     """Replace the marker lines of a page by the generated parts."""
     folder = Path(page.file.abs_src_path).parent
     markdown = markdown.replace(LAB, "**[Open the lab](../lab.html)**")
-    markdown = NOTEBOOK.sub(lambda match: notebook(folder / match[1])[0], markdown)
-    if CONFIG in markdown:
-        markdown = markdown.replace(CONFIG, config_reference())
-    commands = HELP.findall(markdown)
-    if commands:
-        with ThreadPoolExecutor(2) as pool:
-            printed = dict(zip(commands, pool.map(help_of, commands), strict=True))
-        markdown = HELP.sub(lambda match: printed[match[1]], markdown)
-    return API.sub(lambda match: modules(match[1], (match[2] or "").split()), markdown)
+    return NOTEBOOK.sub(lambda match: notebook(folder / match[1])[0], markdown)
 
 
 def on_page_content(html: str, **_) -> str:
@@ -83,28 +69,9 @@ def notebook(path: Path) -> tuple[str, dict[str, bytes]]:
     return "\n\n".join(parts), figures
 
 
-@functools.cache
-def config_reference() -> str:
-    """Return the Markdown of all config fields, without its title."""
-    return re.sub(r"\A# .*\n", "", run("-m", "mini_gpt.config", "--markdown"))
-
-
-def modules(package: str, left_out: list[str]) -> str:
-    """Return the mkdocstrings directive for each module of a package, sorted by name."""
-    found = sorted((ROOT / "mini_gpt" / package).rglob("*.py"))
-    names = [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in found if not path.stem.startswith("_")]
-    return "\n\n".join(f"::: {name}" for name in names if not set(name.split(".")) & set(left_out))
-
-
-@functools.cache
-def help_of(command: str) -> str:
-    """Return the --help of `train.py`, `-m mini_gpt.bench` or `-m mini_gpt.hugging_face export` as a code block."""
-    return f"```text\n{run(*command.split(), '--help').strip()}\n```"
-
-
 def run(*arguments: str) -> str:
     """Return the stdout of a Python command. A failure is logged as a warning, which fails a strict build."""
-    environment = os.environ | {"COLUMNS": "100", "NO_COLOR": "1", "JAX_PLATFORMS": "cpu"}
+    environment = os.environ | {"JAX_PLATFORMS": "cpu"}
     done = subprocess.run(
         [python(), *arguments], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300
     )
