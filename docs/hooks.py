@@ -1,32 +1,24 @@
-"""Generate parts of the pages: config fields, --help texts of commands, the Python API, and notebooks.
+"""Make the pages of the site that are not Markdown files of this folder, and fit the links and the HTML to the site.
 
-It replaces lines such as `<!-- config reference -->`, `<!-- help: eval.py -->`, `<!-- notebook: 1_block.ipynb -->` and
-`<!-- api: insight without explorer -->` (the modules of a package). The commands run with $MINI_GPT_PYTHON, else with
-.venv/bin/python, else with the running Python. Notebooks are shown with the outputs that they have in their files.
-The lab page becomes a file of the site.
+The home page is README.md. Each notebook becomes a page with the outputs that it has in its file. The lab page becomes
+a file of the site; it is made with $MINI_GPT_PYTHON, else with .venv/bin/python, else with the running Python.
 A figure becomes a link to its file. Numbers in tables and short code get CSS classes, which keep them on one line.
 """
 
 import base64
-import functools
 import json
 import logging
 import os
 import re
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from mkdocs.structure.files import File
-
 ROOT = Path(__file__).resolve().parents[1]
-HELP = re.compile(r"^<!-- help: (.+) -->$", re.MULTILINE)
-API = re.compile(r"^<!-- api: (\w+)(?: without (.+))? -->$", re.MULTILINE)
-NOTEBOOK = re.compile(r"^<!-- notebook: (\S+) -->$", re.MULTILINE)
-CONFIG = "<!-- config reference -->"
+DOCS, README = ROOT / "docs", ROOT / "README.md"
 LAB = "<!-- link to the lab page -->"
+LINK = re.compile(r"^( *)```.*?^\1```|`[^`\n]*`|\[([^\[\]]*)\]\(([^()\s]+)\)", re.MULTILINE | re.DOTALL)  # or code
 FIGURE = re.compile(r'<img alt="[^"]*" src="([^"]+)" ?/?>')
 NUMBERS = re.compile(r"<td>((?:<strong>)?[\d.,()±×~%−+-](?:[\d .,()±×~%−+-]|to|and)*(?:</strong>)?|undefined|)</td>")
 SHORT = re.compile(r"<code>([^<\n]{1,32})</code>")
@@ -34,28 +26,52 @@ log = logging.getLogger("mkdocs.hooks")
 
 
 def on_files(files: Any, config: Any) -> None:
-    """Add the lab page, and the figures of the notebooks."""
-    page = run("-c", "from mini_gpt.pages.lab.page import lab; print(lab())")
-    files.append(File.generated(config, "lab.html", content=page))
-    for path in (ROOT / "docs").rglob("*.ipynb"):
-        folder = path.parent.relative_to(ROOT / "docs")
-        for name, png in notebook(path)[1].items():
-            files.append(File.generated(config, (folder / name).as_posix(), content=png))
+    """Add the home page, the pages and the figures of the notebooks, and the lab page."""
+    from mkdocs.structure.files import File  # the tests of `site_links` have no mkdocs
+
+    home = site_links(README.read_text(encoding="utf-8"), README, DOCS / "index.md")
+    made: dict[str, str | bytes] = {"index.md": home, "lab.html": lab()}
+    for path in DOCS.rglob("*.ipynb"):
+        page = path.with_suffix(".md").relative_to(DOCS)
+        text, figures = notebook(path)
+        made[page.as_posix()] = text
+        made |= {(page.parent / name).as_posix(): png for name, png in figures.items()}
+    for name, content in made.items():
+        files.append(File.generated(config, name, content=content))
 
 
 def on_page_markdown(markdown: str, page: Any, **_) -> str:
-    """Replace the marker lines of a page by the generated parts."""
-    folder = Path(page.file.abs_src_path).parent
-    markdown = markdown.replace(LAB, "**[Open the lab](../lab.html)**")
-    markdown = NOTEBOOK.sub(lambda match: notebook(folder / match[1])[0], markdown)
-    if CONFIG in markdown:
-        markdown = markdown.replace(CONFIG, config_reference())
-    commands = HELP.findall(markdown)
-    if commands:
-        with ThreadPoolExecutor(2) as pool:
-            printed = dict(zip(commands, pool.map(help_of, commands), strict=True))
-        markdown = HELP.sub(lambda match: printed[match[1]], markdown)
-    return API.sub(lambda match: modules(match[1], (match[2] or "").split()), markdown)
+    """Let links lead to pages of the site, and replace the marker of the lab page."""
+    path = DOCS / page.file.src_uri
+    return site_links(markdown.replace(LAB, "**[Open the lab](../lab.html)**"), path, path)
+
+
+def site_links(markdown: str, source: Path, page: Path) -> str:
+    """Return Markdown with links for the site.
+
+    A link to a notebook leads to its page, and one to README.md to the home page. Of a link to another file outside
+    docs/, which the site does not have, the text and the name of the file stay.
+
+    source: the file with the links.
+    page: the page of the site that is made from it.
+    """
+
+    def replaced(match: re.Match[str]) -> str:
+        text, target = match[2], match[3]
+        if target is None or ":" in target or target.startswith("#"):
+            return match[0]
+        name, mark, anchor = target.partition("#")
+        path = Path(os.path.normpath(source.parent / name))
+        if path.suffix == ".ipynb":
+            path = path.with_suffix(".md")
+        elif path == README:
+            path = DOCS / "index.md"
+        elif not path.is_relative_to(DOCS):
+            file = path.relative_to(ROOT).as_posix()
+            return f"`{file}`" if text.strip("`") == file else f"{text} (`{file}`)"
+        return f"[{text}]({Path(os.path.relpath(path, page.parent)).as_posix()}{mark}{anchor})"
+
+    return LINK.sub(replaced, markdown)
 
 
 def on_page_content(html: str, **_) -> str:
@@ -65,7 +81,6 @@ def on_page_content(html: str, **_) -> str:
     return NUMBERS.sub(r'<td class="number">\1</td>', html)
 
 
-@functools.cache
 def notebook(path: Path) -> tuple[str, dict[str, bytes]]:
     """Return the Markdown of an executed notebook, and {file name: PNG} of its figures."""
     parts, figures = [], {}
@@ -79,42 +94,20 @@ def notebook(path: Path) -> tuple[str, dict[str, bytes]]:
                 parts.append(f"![{cell['metadata'].get('alt', 'Figure')}]({name})")
             elif text := "".join(data.get("text/plain", output.get("text", ""))).rstrip():
                 parts.append(f"```{{ .text .output }}\n{text}\n```")
-    parts.insert(1, f"*This page is a notebook: [{path.name}]({path.name}). [How to run it](index.md#run-them).*")
+    download = f'<a href="{path.name}" download>download it</a>'  # no Markdown link, which would lead to this page
+    parts.insert(1, f"*This page is a notebook: {download}, and [run it](index.md#run-them).*")
     return "\n\n".join(parts), figures
 
 
-@functools.cache
-def config_reference() -> str:
-    """Return the Markdown of all config fields, without its title."""
-    return re.sub(r"\A# .*\n", "", run("-m", "mini_gpt.config", "--markdown"))
-
-
-def modules(package: str, left_out: list[str]) -> str:
-    """Return the mkdocstrings directive for each module of a package, sorted by name."""
-    found = sorted((ROOT / "mini_gpt" / package).rglob("*.py"))
-    names = [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in found if not path.stem.startswith("_")]
-    return "\n\n".join(f"::: {name}" for name in names if not set(name.split(".")) & set(left_out))
-
-
-@functools.cache
-def help_of(command: str) -> str:
-    """Return the --help of `train.py`, `-m mini_gpt.bench` or `-m mini_gpt.hugging_face export` as a code block."""
-    return f"```text\n{run(*command.split(), '--help').strip()}\n```"
-
-
-def run(*arguments: str) -> str:
-    """Return the stdout of a Python command. A failure is logged as a warning, which fails a strict build."""
-    environment = os.environ | {"COLUMNS": "100", "NO_COLOR": "1", "JAX_PLATFORMS": "cpu"}
-    done = subprocess.run(
-        [python(), *arguments], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300
-    )
-    if done.returncode:
-        reason = (done.stderr.strip().splitlines() or ["no output"])[-1]
-        log.warning(f"{' '.join(arguments)}: status {done.returncode}: {reason}")
-    return done.stdout
-
-
-def python() -> str:
-    """Return the path of a Python that has the project's dependencies."""
+def lab() -> str:
+    """Return the HTML of the lab page. A failure is logged as a warning, which fails a strict build."""
     here = ROOT / ".venv" / "bin" / "python"
-    return os.environ.get("MINI_GPT_PYTHON") or (str(here) if here.exists() else sys.executable)
+    python = os.environ.get("MINI_GPT_PYTHON") or (str(here) if here.exists() else sys.executable)
+    command = [python, "-c", "from mini_gpt.pages.lab.page import lab; print(lab())"]
+    environment = os.environ | {"JAX_PLATFORMS": "cpu"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
+    if done.returncode:
+        log.warning(
+            f"the lab page: status {done.returncode}: {(done.stderr.strip().splitlines() or ['no output'])[-1]}"
+        )
+    return done.stdout

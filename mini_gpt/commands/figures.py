@@ -68,7 +68,7 @@ def _pairs(runs: list[Run]) -> list[Example]:
 
 @command_line.command
 def main() -> None:
-    parser = command_line.parser(__doc__)
+    parser = command_line.parser(__doc__, prog="python -m mini_gpt.commands.figures")
     add = parser.add_argument
     add("--only", help=f"comma-separated, from: {', '.join(ENCODINGS)}; default: all, or none with --maps")
     add("--out", type=command_line.directory, default=Path("figures"), help="directory for the PNG files")

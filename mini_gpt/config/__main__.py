@@ -9,11 +9,14 @@ from mini_gpt.config.loading import check_field
 from mini_gpt.config.schema import Config
 from mini_gpt.runtime import errors
 
-PAGE = """# Config fields
+PAGE = """# Config
 
-This page is the output of `python -m mini_gpt.config --markdown`.
-Set a field with `config.FIELD = VALUE` in a config file, or with `--config.FIELD=VALUE` on the command line.
-A default that names other fields is computed from them if the field is None.
+This page is the output of `python -m mini_gpt.config --markdown`. `python -m mini_gpt.config model.rope` prints the
+fields of one section.
+
+Set a field with `config.FIELD = VALUE` in a config file, or with `--config.FIELD=VALUE` on the command line: in
+`train.py`, and for a trained run in `eval.py` and `python -m mini_gpt.play`. A default that names other fields is
+computed from them if the field is None.
 """
 
 
@@ -30,7 +33,8 @@ def markdown(fields: Mapping[str, Spec]) -> Iterator[str]:
         yield f"## {section.prefix[:-1] or 'top level'}\n\n{section.__doc__}\n"
         yield "| field | type | default | meaning |\n|---|---|---|---|"
         for name, kind, default, meaning in itertools.starmap(columns, group):
-            yield f"| `{name}` | {kind} | `{default}` | {meaning} |"
+            shown = f"`{default}`" if default else "empty"
+            yield f"| `{name}` | {kind} | {shown} | {meaning} |"
         yield ""
 
 
@@ -44,7 +48,7 @@ def main() -> None:
     if not fields:
         check_field(flags.name)
     if flags.markdown:
-        print("\n".join(markdown(fields)))
+        print("\n".join(markdown(fields)), end="")
         return
     for name, kind, default, meaning in itertools.starmap(columns, fields.items()):
         print(f"{name} = {default}\n    {meaning} ({kind})")

@@ -2,4 +2,5 @@
 
 from mini_gpt.commands.hugging_face import main
 
-main()
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,87 @@
+"""Write the generated parts of the reference into its pages: config fields, --help of commands, and the Python API.
+
+python -m docs.reference.write
+
+All of config.md is generated. In the other pages, the script writes what stands between two marks, such as
+`<!-- help: eval.py -->` and `<!-- /help -->`, or `<!-- api: insight without explorer -->` and `<!-- /api -->`: the
+modules of a package, without those that are named.
+"""
+
+import argparse
+import contextlib
+import importlib
+import importlib.util
+import io
+import os
+import re
+import sys
+import textwrap
+from pathlib import Path
+from unittest import mock
+
+from docs.reference import python_api
+from mini_gpt.config import __main__ as config_fields
+from mini_gpt.config.fields import specs
+from mini_gpt.config.schema import Config
+from mini_gpt.runtime import files
+
+FOLDER = Path(__file__).parent
+ROOT = FOLDER.parents[1]
+WIDTH = 100  # characters of a line of help
+MARKED = re.compile(r"^(<!-- (help|api): ([^\n]+) -->)\n(.*?)^(<!-- /\2 -->)$", re.MULTILINE | re.DOTALL)
+
+
+def pages() -> dict[Path, str]:
+    """Return the text of each page that has generated parts, with these parts written anew."""
+    written = {FOLDER / "config.md": "\n".join(config_fields.markdown(specs(Config)))}
+    for path in [FOLDER / "commands.md", *sorted((FOLDER / "api").glob("*.md"))]:
+        written[path] = MARKED.sub(
+            lambda mark: f"{mark[1]}\n\n{(help_of if mark[2] == 'help' else package)(mark[3])}\n\n{mark[5]}",
+            path.read_text(encoding="utf-8"),
+        )
+    return written
+
+
+def package(text: str) -> str:
+    """Return the Markdown of the modules of `PACKAGE` or `PACKAGE without MODULE MODULE`, sorted by name."""
+    name, _, left_out = text.partition(" without ")
+    sections = []
+    for path in sorted((ROOT / "mini_gpt" / name).rglob("*.py")):
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        if not path.stem.startswith("_") and not set(parts) & set(left_out.split()):
+            sections.append(python_api.markdown(path, ".".join(parts)))
+    return "\n\n".join(sections)
+
+
+def help_of(command: str) -> str:
+    """Return the --help of `train.py`, `-m mini_gpt.bench` or `-m mini_gpt.hugging_face export` as a code block."""
+    file, *arguments = command.removeprefix("-m ").split()
+    name = file.removesuffix(".py")
+    if importlib.util.find_spec(name).submodule_search_locations:
+        name += ".__main__"
+    printed = io.StringIO()
+    changed = mock.patch.object(sys, "argv", [file, *arguments, "--help"])
+    width = mock.patch.dict(os.environ, COLUMNS=str(WIDTH))
+    with changed, width, contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):
+        importlib.import_module(name).main()
+    usage, rest = printed.getvalue().strip().split("\n\n", 1)
+    return f"```text\n{wrapped(usage)}\n\n{rest}\n```"
+
+
+def wrapped(usage: str) -> str:
+    """Return a usage with lines that do not depend on the version of Python. A flag and its value share a line."""
+    usage = re.sub(r"\[[^]]*\]|--\w+ (?=[A-Z])", lambda part: part[0].replace(" ", "\0"), " ".join(usage.split()))
+    lines = textwrap.wrap(usage, WIDTH, subsequent_indent=" " * 6, break_on_hyphens=False, break_long_words=False)
+    return "\n".join(lines).replace("\0", " ")
+
+
+def main() -> None:
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+    for path, text in pages().items():
+        if text != path.read_text(encoding="utf-8"):
+            files.write_text(path, text)
+            print(path.relative_to(ROOT))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,113 @@
+"""The pages of docs/reference are in step with the code, and show signatures and docstrings as they are."""
+
+import importlib
+import inspect
+import re
+
+import pytest
+
+from docs.reference import python_api, write
+from tests.conftest import REPOSITORY
+
+SOURCE = '''
+def first(
+    tokens_BL: list[list[int]], window: int = 2**10, *, names: tuple[str, ...] = ("a", "b"), most: int | None = None
+) -> None:
+    """Return 2**3 < 4 * 5, _private and `2**3`:
+        a  b
+
+    tokens_BL: token ids.
+    names, most: of the
+      tokens.
+    Raises UserError: never.
+    """
+
+def second(x):
+    return x
+
+class Third(NamedTuple):
+    """Fields.
+
+    width: in tokens.
+    """
+
+    width: int  # of a head
+    _private: int = 0
+
+    @property
+    def half(self) -> float:  # rounded
+        """Half of it."""
+
+    def _hidden(self) -> None:
+        """Not shown."""
+'''
+EXPECTED = [
+    "## `mini_gpt.some`",
+    "### `first`",
+    """```python
+def first(
+    tokens_BL: list[list[int]],
+    window: int = 2**10,
+    *,
+    names: tuple[str, ...] = ("a", "b"),
+    most: int | None = None,
+) -> None
+```""",
+    "Return 2\\*\\*3 &lt; 4 \\* 5, \\_private and `2**3`:",
+    "```text\na  b\n```",
+    "- `tokens_BL`: token ids.\n- `names`, `most`: of the\n  tokens.",
+    "Raises UserError: never.",
+    "### `Third`",
+    "```python\nclass Third(NamedTuple):\n    width: int  # of a head\n```",
+    "Fields.",
+    "- `width`: in tokens.",
+    "#### `Third.half`",
+    "```python\n@property\ndef half(self) -> float\n```",
+    "Half of it.",
+]
+
+
+def test_committed_pages_are_in_step_with_the_code():
+    stale = [path.name for path, text in write.pages().items() if path.read_text(encoding="utf-8") != text]
+    assert not stale, f"the code has changed: run python -m docs.reference.write, and commit {', '.join(stale)}"
+
+
+def test_a_module_is_shown_by_its_signatures_and_docstrings(tmp_path):
+    path = tmp_path / "some.py"
+    path.write_text(SOURCE, encoding="utf-8")
+    assert python_api.markdown(path, "mini_gpt.some").split("\n\n") == EXPECTED
+
+
+@pytest.mark.parametrize("name", ["mini_gpt.evaluation.scoring", "mini_gpt.model.gpt", "mini_gpt.data.layout"])
+def test_each_documented_name_of_a_module_is_on_its_page(name):
+    page = (REPOSITORY / "docs" / "reference" / "api" / f"{name.split('.')[1]}.md").read_text(encoding="utf-8")
+    (section,) = re.findall(rf"^## `{re.escape(name)}`\n(.*?)(?=^## |^<!-- /api)", page, re.MULTILINE | re.DOTALL)
+    own = {
+        key: value for key, value in vars(importlib.import_module(name)).items()
+        if (inspect.isfunction(value) or inspect.isclass(value)) and value.__module__ == name and value.__doc__
+    }  # fmt: skip
+    assert re.findall(r"^### `(\w+)`$", section, re.MULTILINE) == [key for key in own if not key.startswith("_")]
+
+
+def test_each_package_beside_suites_and_commands_has_its_page():
+    pages = {path.stem for path in (REPOSITORY / "docs" / "reference" / "api").glob("*.md")} - {"index"}
+    packages = {path.parent.name for path in (REPOSITORY / "mini_gpt").glob("*/__init__.py")}
+    assert pages == packages - {"suites", "commands"}
+    index = (REPOSITORY / "docs" / "reference" / "api" / "index.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"\((\w+)\.md\)", index)) == pages
+
+
+def test_each_usage_names_the_command_of_its_heading():
+    page = (REPOSITORY / "docs" / "reference" / "commands.md").read_text(encoding="utf-8")
+    headings = re.findall(r"^##+ (.+)$", page, re.MULTILINE)
+    usages = re.findall(r"^usage: (.+?) (?:\[-h\]|--)", page, re.MULTILINE)
+    full = [f"python -m mini_gpt.hugging_face {name}" if name in ("export", "import") else name for name in headings]
+    assert usages == full and len(full) >= 15
+
+
+def test_a_usage_is_the_same_from_any_python():
+    older = "usage: bench [-h]\n         (--config FILE | --decode FILE[,FIELD=VALUE ...])\n         --workdir\n    DIR"
+    newer = "usage: bench [-h] (--config FILE |\n         --decode FILE[,FIELD=VALUE ...])\n         --workdir DIR"
+    assert write.wrapped(older) == write.wrapped(newer) == " ".join(newer.split())
+    long = write.wrapped(f"usage: bench {' '.join(f'[--flag_{number} VALUE]' for number in range(20))} --workdir DIR")
+    assert max(map(len, long.splitlines())) <= 100 and "VALUE]\n      [--flag" in long and "VALUE\n" not in long
