@@ -66,6 +66,7 @@ def test_the_page_holds_the_known_alignment_of_cross_attention(small, known):
     alignment = (((0, 2), (1, 3)), ((3, 4), (0, 1)))  # of characters
     pair = examples.of_problem(("ab c", "cab"), config, TOKENIZER, alignment if known else ())
     kinds = data_of(page.explorer(model, TOKENIZER, pair, title="", subtitle=""))["kinds"]
+    assert list(kinds) == ["encoder", "decoder", "cross"], "the page opens on the last"
     assert [kind for kind, held in kinds.items() if "alignment" in held] == ["cross"] * known
     if not known:
         return
