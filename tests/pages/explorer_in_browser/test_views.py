@@ -185,3 +185,14 @@ def test_a_value_that_is_not_a_number_has_no_colour(pages, browser):
         const opacity = [...canvas.getContext("2d").getImageData(0, 0, 3, 1).data].filter((_, n) => n % 4 === 3);
         return [opacity, shadeStyle(scales.weights, NaN)];"""
     assert browser.execute_script(script) == [[0, 0, 255], None]
+
+
+@pytest.mark.slow
+def test_small_maps_stay_small_on_a_wide_screen(pages, browser, sized):
+    sizes = lambda: browser.execute_script(
+        "return [...document.querySelectorAll('.thumb canvas')].map((e) => [e.clientWidth, e.clientHeight])"
+    )
+    for width, least, most in ((1440, 180, 220), (390, 50, 100)):
+        sized(width)
+        go(browser, pages / "text.html", "tab=Heads")
+        assert len(sizes()) == 8 and all(least < size <= most for pair in sizes() for size in pair), sizes()
