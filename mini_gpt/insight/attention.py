@@ -68,7 +68,8 @@ def maps_by_kind(model: LoadedModel, tokens_BL: np.ndarray, source_BS: np.ndarra
     """
     padded_BL, padded_BS = (sharding.pad_rows(array, model.mesh) for array in (tokens_BL, source_BS))
     found = each_layer_by_kind(model, padded_BL, padded_BS, dict.fromkeys(KINDS, _maps))
-    return jax.tree.map(lambda array: array[: len(tokens_BL)], found)
+    own = lambda array: array[: len(tokens_BL)]
+    return {kind: jax.tree.map(own, layers) for kind, layers in found.items()}  # a mapped dict would be sorted
 
 
 def each_layer_by_kind(

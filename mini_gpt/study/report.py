@@ -276,5 +276,5 @@ def _page(title: str, text: str, workdir: Path) -> str:
         return f'src="data:image/png;base64,{base64.b64encode((workdir / match[1]).read_bytes()).decode()}"'
 
     body = re.sub(r'src="([^":/]+\.png)"', encoded, body)
-    body = body.replace("<table>", '<div class="wide"><table>').replace("</table>", "</table></div>")
+    body = body.replace("<table>", '<div class="wide" tabindex="0"><table>').replace("</table>", "</table></div>")
     return PAGE.read_text(encoding="utf-8").replace("BODY", body, 1).replace("TITLE", html.escape(title), 1)

@@ -182,6 +182,20 @@ def problems(run: Run, split: str, num_tokens: int) -> list[tuple[str, str]]:
     return run.problems(split, max(1, num_tokens // run.config.context_length))
 
 
+def problem_inputs(run: Run, split: str, num_tokens: int) -> np.ndarray:
+    """Return the inputs_BL of `problems`, with separators after them."""
+    found = problems(run, split, num_tokens)
+    return task_batches.problem_batch(found, run.config, run.tokenizer, run.config.context_length)["inputs"]
+
+
+def train_tokens(run: Run, num_tokens: int) -> np.ndarray:
+    """Return the tokens of the training split, or up to `num_tokens` of a task's problems."""
+    if not run.config.data.is_task:
+        return run.store.tokens("train")
+    inputs_BL = problem_inputs(run, "train", num_tokens)
+    return inputs_BL[inputs_BL < tokenizers.separator(run.tokenizer)]
+
+
 def problem_lengths(corpus: str, trained_length: int, options: SuiteOptions) -> tuple[int, ...]:
     """Return the lengths of --lengths, or the default ones. Raise UserError if the task has no problems of a length."""
     if options.lengths is None:

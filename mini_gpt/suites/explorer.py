@@ -4,8 +4,12 @@ import dataclasses
 from typing import Any
 
 import jax
+import numpy as np
 
 from mini_gpt.config.schema import Config
+from mini_gpt.insight.examples import Example
+from mini_gpt.insight.heads import inputs, report
+from mini_gpt.insight.heads.templates import Templates
 from mini_gpt.model import editing
 from mini_gpt.pages.explorer import page
 from mini_gpt.pages.explorer.page import HeadLabel, HeadLabels
@@ -17,6 +21,7 @@ from mini_gpt.suites.results import Contents
 from mini_gpt.training.run import Run
 
 LABEL_TOKENS = 8192  # for labels of heads, if the suite `heads` has no result
+ByKind = dict[str, list[list[HeadLabel]]]
 MOST_PARAMETERS = 10_000_000  # of a model that the page measures itself; it takes a few seconds
 
 
@@ -55,17 +60,21 @@ class Explorer(Suite):
             run.model,
             run.tokenizer,
             text,
-            labels=self._labels(run, options),
+            labels=self._labels(run, options, text),
             title=f"{run.workdir.resolve().name}: attention, {layers} layers × {config.num_heads} heads",
             subtitle=f"step {run.step:,}, {count} of {source}, position={config.position}",
         )
         return {".html": html}
 
-    def _labels(self, run: Run, options: SuiteOptions) -> HeadLabels | None:
+    def _labels(self, run: Run, options: SuiteOptions, text: np.ndarray | Example) -> HeadLabels | None:
+        """Return the labels, and the keys of their kinds in the text; None if the heads are not measured."""
+        measured = self._measured(run, dataclasses.replace(options, text=None))
+        return None if measured is None else HeadLabels(*measured, _templates(run, options, text))
+
+    def _measured(self, run: Run, options: SuiteOptions) -> tuple[ByKind, str] | None:
         """Return the labels of the suite `heads`, or measure them on fewer tokens; None for a large model."""
-        options = dataclasses.replace(options, text=None)
         try:
-            return HeadLabels(_by_kind(run, _heads_of_result(run, options)), "--suite=heads")
+            return _by_kind(run, _heads_of_result(run, options)), "--suite=heads"
         except (OSError, ValueError, KeyError, IndexError, TypeError, RecursionError):
             pass  # no result for this checkpoint
         if sum(leaf.size for leaf in jax.tree.leaves(run.model.parameters)) > MOST_PARAMETERS:
@@ -74,21 +83,33 @@ class Explorer(Suite):
             heads = self.heads.measure(run, dataclasses.replace(options, tokens=LABEL_TOKENS))["heads"]
         except UserError:
             return None  # the split is too short; the page is useful without labels
-        return HeadLabels(_by_kind(run, heads), f"up to {LABEL_TOKENS:,} tokens of the {options.split} split")
+        return _by_kind(run, heads), f"up to {LABEL_TOKENS:,} tokens of the {options.split} split"
+
+
+def _templates(run: Run, options: SuiteOptions, text: np.ndarray | Example) -> dict[str, Templates]:
+    """Return {kind of attention: for each kind of key its mask_BLS} of the page's text, B = 1."""
+    if isinstance(text, Example):
+        return report.pair_templates(run.tokenizer, text, base.examples_of(run, "train", inputs.TOKENS))
+    is_start = options.text is None and not run.config.data.is_task
+    whole = base.split_tokens(run, options.split) if is_start else text  # a document that is cut can't be parsed
+    relations, _ = inputs.parsed_relations(whole, run.tokenizer, np.array([0]), len(text))
+    shown = inputs.Inputs(text[None], np.ones((1, len(text)), bool), relations)
+    train_tokens = base.train_tokens(run, inputs.TOKENS)
+    return {"decoder": report.text_templates(run.model, run.tokenizer, shown, train_tokens)}
 
 
 def _heads_of_result(run: Run, options: SuiteOptions) -> list[Row]:
     """Return the heads of the result of the suite `heads`. Raise KeyError if it is of another step."""
     stem = base.file_stem("heads", options, run.checkpoint, run.overrides)
-    report = files.read_with_checksum(run.workdir / "eval" / f"{stem}.json")
-    if report["checkpoint_step"] != run.step or report["overrides"] != run.overrides:
+    result = files.read_with_checksum(run.workdir / "eval" / f"{stem}.json")
+    if result["checkpoint_step"] != run.step or result["overrides"] != run.overrides:
         raise KeyError(run.step)
-    return report["heads"]
+    return result["heads"]
 
 
-def _by_kind(run: Run, heads: list[Row]) -> dict[str, list[list[HeadLabel]]]:
+def _by_kind(run: Run, heads: list[Row]) -> ByKind:
     """Return labels[kind][layer][head]."""
-    labels: dict[str, list[list[HeadLabel]]] = {}
+    labels: ByKind = {}
     for kind, _ in editing.attention_layers(run.config.model):
         labels.setdefault(kind, []).append([HeadLabel("", None)] * run.config.model.num_heads)
     for head in heads:

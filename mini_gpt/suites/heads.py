@@ -6,7 +6,6 @@ import statistics
 from matplotlib.figure import Figure
 
 from mini_gpt.config.schema import Config
-from mini_gpt.data import task_batches, tokenizers
 from mini_gpt.insight.heads import figure, inputs, report
 from mini_gpt.runtime import progress
 from mini_gpt.suites import base, results
@@ -59,13 +58,8 @@ class Heads(Suite):
 
 def _of_texts(run: Run, options: SuiteOptions) -> list[Row]:
     texts = _inputs(run, options.split, _most(options)) if options.text is None else _own_text(run, options)
-    if run.config.data.is_task:
-        train_BL = _inputs(run, "train", inputs.TOKENS).tokens_BL
-        train_tokens = train_BL[train_BL < tokenizers.separator(run.tokenizer)]
-    else:
-        train_tokens = run.store.tokens("train")
     with progress.shown("head report", report.cost(texts, run.config.context_length)):
-        return report.head_report(run.model, run.tokenizer, texts, train_tokens)
+        return report.head_report(run.model, run.tokenizer, texts, base.train_tokens(run, inputs.TOKENS))
 
 
 def _of_pairs(run: Run, options: SuiteOptions) -> list[Row]:
@@ -87,9 +81,7 @@ def _inputs(run: Run, split: str, most: int) -> inputs.Inputs:
     length = run.config.context_length
     if not run.config.data.is_task:
         return inputs.of_text(base.split_tokens(run, split), run.tokenizer, length, most)
-    problems = base.problems(run, split, most)
-    inputs_BL = task_batches.problem_batch(problems, run.config, run.tokenizer, length)["inputs"]
-    return inputs.of_problems(inputs_BL, run.tokenizer)
+    return inputs.of_problems(base.problem_inputs(run, split, most), run.tokenizer)
 
 
 def _own_text(run: Run, options: SuiteOptions) -> inputs.Inputs:

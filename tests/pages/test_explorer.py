@@ -30,6 +30,7 @@ from tests.conftest import slow
 from tests.evaluation.models import random_model
 from tests.pages import node
 
+COMMON = explorer.PAGE.parents[1] / "common"
 HOSTILE = '</script><img src=x onerror="document.title=1"><script>document.title=2</script><!--\u2028&lt;b&gt;\n'
 
 
@@ -261,7 +262,7 @@ def test_a_long_page_keeps_the_largest_weights(small, monkeypatch, length, field
     config = small(context_length=length, model__num_layers=2, **fields)
     model = random_model(config, tokenizers.ByteTokenizer().token_bytes)
     tokens = np.random.default_rng(0).integers(0, 257, length).astype(np.int32)  # 256 is the separator
-    held = largest.packed(model, tokens)
+    held, _ = largest.packed(model, tokens, np.zeros((0, length, length), bool))
     shown, is_kept = unpacked_long(held, 8, length)
     maps = attention_maps(model, tokens[None])
     weights = np.concatenate([layer.weights_BHLS[0] for layer in maps])
@@ -327,8 +328,7 @@ def test_the_first_pinned_token_sees_the_most_keys(causal, ends, widest):
     seen_LS = (document_L[:, None] == document_L) & (np.tri(5, dtype=bool) | (not causal))
     weights_LS = seen_LS / seen_LS.sum(-1, keepdims=True)
     packed = explorer.packed(np.zeros((1, 1, 5, 5), np.float32), weights_LS[None, None], seen_LS, causal=causal)
-    common = explorer.PAGE.parents[1] / "common"
-    scripts = [common / "arrays.js", common / "tokens.js", explorer.PAGE.parent / "attention.js"]
+    scripts = [COMMON / "arrays.js", COMMON / "tokens.js", explorer.PAGE.parent / "attention.js"]
     program = "(async () => { const held = new Attention(given, await unpack(given.logits));"
     program += " return [held.widest, held.isMasked]; })()"
     given = packed | {"tokens": list("abcde"), "layers": 1, "heads": 1}

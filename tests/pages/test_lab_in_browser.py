@@ -59,6 +59,19 @@ def until(browser, condition):
     return WebDriverWait(browser, 10).until(lambda _: condition())
 
 
+def resize(page, request, width):
+    """Set the width of the window until the end of the test."""
+    request.addfinalizer(lambda: page.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {}))
+    metrics = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+    page.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+
+
+def unfold(page):
+    """Open all sections of a narrow screen."""
+    page.execute_script("document.querySelectorAll('details').forEach((each) => { each.open = true; })")
+    page.execute_async_script("requestAnimationFrame(() => setTimeout(arguments[0], 0))")
+
+
 def softmax(logits_LS):
     exp_LS = np.exp(logits_LS)
     return exp_LS / exp_LS.sum(-1, keepdims=True)
@@ -155,7 +168,7 @@ def test_a_number_is_explained_by_mouse_and_keys(page):
     assert sources() == {"matrix-Q0", "matrix-K0"}
     target = cell(page, "A0", 2, 0)
     page.execute_script("arguments[0].focus()", target)
-    ActionChains(page).move_to_element(find(page, "title-score")).send_keys(Keys.RIGHT).perform()
+    ActionChains(page).move_to_element(find(page, "title-step-score")).send_keys(Keys.RIGHT).perform()
     until(page, lambda: explained().startswith("A₁[sat, cat] exp(2.83) / (1.00 + 16.9 +"))
     assert page.switch_to.active_element == cell(page, "A0", 2, 1) and sources() == {"matrix-S0"}
     ActionChains(page).send_keys(Keys.DOWN).perform()
@@ -222,6 +235,36 @@ def test_a_link_brings_its_result_into_view(page):
     until(page, lambda: marked() == [])
 
 
+def test_sections_fold_on_a_narrow_screen(page, request, path):
+    resize(page, request, 390)
+    page.get("about:blank")
+    page.get(f"{path.as_uri()}#step-score")
+    opened = lambda: [e.get_attribute("id") for e in page.find_elements("css selector", ".step:has(> [open])")]
+    top = lambda name: page.execute_script("return arguments[0].getBoundingClientRect().top", find(page, name))
+    until(page, lambda: opened() == ["roles", "step-score"] and 0 <= top("step-score") < 450)
+    assert page.switch_to.active_element == find(page, "step-score")
+    height = page.execute_script("return document.documentElement.scrollHeight")
+    page.execute_script("arguments[0].focus()", page.find_element("css selector", "#step-mix summary"))
+    for key, names in ((Keys.ENTER, ["roles", "step-score", "step-mix"]), (Keys.SPACE, ["roles", "step-score"])):
+        ActionChains(page).send_keys(key).perform()
+        until(page, lambda names=names: opened() == names)
+    page.find_element("link text", "Use one head").click()
+    until(page, lambda: opened()[2:] == ["one-beside-two"] and 0 <= top("one-beside-two") < 450)
+    page.execute_script("location.hash = 'shapes'")
+    until(page, lambda: opened()[2:] == ["shapes", "one-beside-two"] and 0 <= top("shapes") < 450)
+    assert find(page, "unread").text == ""
+    unfold(page)
+    assert len(opened()) == 10 and page.execute_script("return document.documentElement.scrollHeight") > 2 * height
+
+
+def test_sections_do_not_fold_on_a_wide_screen(page, request, path):
+    resize(page, request, 1440)
+    page.get("about:blank")
+    page.get(f"{path.as_uri()}#reorder")
+    until(page, lambda: page.switch_to.active_element == find(page, "reorder"))
+    assert page.find_elements("tag name", "details") == [] and find(page, "step-mix").size["height"] > 200
+
+
 def test_an_unknown_value_in_the_address_is_said(page, path):
     page.get("about:blank")
     page.get(f"{path.as_uri()}#position=xyz&heads=1")
@@ -254,16 +297,14 @@ def test_sizes_that_do_not_fit_are_said(page):
 
 
 def test_nothing_is_wider_than_the_window(page, request, path):
-    request.addfinalizer(lambda: page.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {}))
     numbers = "&".join(f"{letter}=random.{seed}" for seed, letter in enumerate("QKVO"))
     for fragment in (numbers, f"{numbers}&heads=1&position=sinusoidal", "mask=causal&position=alibi"):
         page.get("about:blank")
         page.get(f"{path.as_uri()}#{fragment}")
         until(page, lambda: page.find_elements("id", "matrix-Y"))
         for width in (320, 390, 600, 768, 1024, 1240, 1319, 1340, 1920):
-            metrics = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
-            page.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
-            page.execute_async_script("requestAnimationFrame(() => setTimeout(arguments[0], 0))")
+            resize(page, request, width)
+            unfold(page)
             found = page.execute_script("""const root = document.documentElement;
                 const right = (element) => element.getBoundingClientRect().right;
                 const matrices = [...document.querySelectorAll(".matrix")];
@@ -281,9 +322,10 @@ def test_controls_are_large_enough_for_fingers(page, request, path):
     page.get("about:blank")
     page.get(f"{path.as_uri()}#Q=random.3&position=sinusoidal")
     until(page, lambda: page.find_elements("id", "matrix-P"))
+    unfold(page)
     small = page.execute_script("""const small = (selector, side) => [...document.querySelectorAll(selector)].filter(
             (e) => side.some((name) => e.getBoundingClientRect()[name] < 39.5)).map((e) => e.outerHTML.slice(0, 80));
-        return [...small("button, select, #temperature, .picker input", ["width", "height"]),
+        return [...small("button, select, summary, #temperature, .picker input", ["width", "height"]),
             ...small("[role=gridcell]", ["height"]), ...small("#experiments a", ["height"])]""")
     assert small == []
     assert page.execute_script("return document.documentElement.scrollWidth <= innerWidth")
@@ -292,11 +334,11 @@ def test_controls_are_large_enough_for_fingers(page, request, path):
 @pytest.mark.parametrize("width", [1440, 390])
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_the_page_is_accessible(page, request, path, width, theme):
-    request.addfinalizer(lambda: page.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {}))
-    metrics = {"width": width, "height": 1200, "deviceScaleFactor": 1, "mobile": False}
-    page.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+    resize(page, request, width)
     page.get(f"{path.as_uri()}#theme={theme}&position=sinusoidal&mask=causal&Q=random.3&O=negated")
     until(page, lambda: page.find_elements("id", "matrix-P"))
     until(page, lambda: page.execute_script("return document.getAnimations().length === 0"))  # colours have settled
     assert page.execute_script("return document.documentElement.scrollWidth <= innerWidth")
+    assert axe_violations(page) == []
+    unfold(page)
     assert axe_violations(page) == []

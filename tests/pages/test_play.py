@@ -16,7 +16,7 @@ from mini_gpt.suites.base import SuiteOptions
 from mini_gpt.training.run import Run
 from tests.conftest import SMALL
 from tests.evaluation.models import random_model
-from tests.pages import play_engine
+from tests.pages import node, play_engine
 
 HOSTILE = '</script><img src=x onerror="document.title=1"><script>document.title=2</script><!--\u2028&lt;b&gt;\n'
 
@@ -54,6 +54,16 @@ def test_hostile_titles_texts_and_tokens_are_data():
     assert data["title"] == data["text"] == data["models"][0]["name"] == HOSTILE
     assert HOSTILE not in page and "<img" not in page
     assert page.count("</script>") == page.count("<script")
+
+
+def test_each_view_opens_on_a_token_that_fits_it():
+    """Two layers; the first token has no loss; what is not a number is never the largest."""
+    result = {"length": 4, "layers": 2, "nll": [9, 1, 3, 2], "norms": [0, 0, 9, 0, 9, 0, 0, 0, 1, 5, 2, 4]}
+    program = "{ return Object.keys(OPENINGS).map((view) => openingOf(view, given, 3)); }"
+    script = playground.PAGE.parent / "view" / "opening.js"
+    assert node.evaluate([script], program, result) == [3, 3, 2, 3, 1]
+    program = "{ return [openingOf('loss', { nll: [9], length: 1 }, 0), indexOfLargest([NaN, -2, NaN, -1], 0, 4)]; }"
+    assert node.evaluate([script], program, None) == [0, 3]
 
 
 def test_the_page_may_not_use_a_network():

@@ -5,6 +5,7 @@ import itertools
 import logging
 import unicodedata
 from collections.abc import Callable, Iterator, Sequence
+from types import ModuleType
 from typing import NamedTuple
 
 import numpy as np
@@ -42,7 +43,11 @@ def of_text(tokens: np.ndarray, tokenizer: Tokenizer, length: int, most: int | N
     """
     starts = window_starts(tokens, length, most)
     tokens_BL = batches.windows(tokens, starts, length)
-    return Inputs(tokens_BL, np.ones(tokens_BL.shape, bool), parsed_relations(tokens, tokenizer, starts, length))
+    relations, error = parsed_relations(tokens, tokenizer, starts, length)
+    if error is not None:
+        kinds = ", ".join(_parser(tokenizer).KINDS)
+        log.warning(f"{kinds}: not measured, since no document can be parsed ({error})")
+    return Inputs(tokens_BL, np.ones(tokens_BL.shape, bool), relations)
 
 
 def of_problems(inputs_BL: np.ndarray, tokenizer: Tokenizer) -> Inputs:
@@ -96,13 +101,13 @@ def rare(tokens: np.ndarray, vocab_size: int) -> np.ndarray:
 
 def parsed_relations(
     tokens: np.ndarray, tokenizer: Tokenizer, starts: np.ndarray, length: int
-) -> Callable[[Sequence[int]], Templates]:
-    """Return the function `Inputs.relations` for the windows at `starts`, which must not overlap.
+) -> tuple[Callable[[Sequence[int]], Templates], UserError | None]:
+    """Return the function `Inputs.relations` for the windows at `starts`, which must not overlap, and an error or None.
 
     Documents are read as English stories if the tokens are words, otherwise as Python source. Others have no relations;
-    a warning says so if this is true of all documents.
+    the error is that of the first document, if this is true of all documents.
     """
-    parser = english_stories if tokenizer.kind == "words" else python_source
+    parser = _parser(tokenizer)
     pairs: dict[str, dict[int, list[tuple[int, int]]]]  # {kind: {window: its (query, key)}}
     pairs = {kind: collections.defaultdict(list) for kind in parser.KINDS}
     reach, parsed, errors = length * int(tokenizer.token_bytes.max()), 0, list[UserError]()
@@ -128,9 +133,6 @@ def parsed_relations(
                 keys = range(max(first, start), last + 1)
                 pairs[relation.kind][window] += [(query - start, key - start) for key in keys if key != query]
 
-    if errors and not parsed:
-        log.warning(f"{', '.join(parser.KINDS)}: not measured, since no document can be parsed ({errors[0]})")
-
     def relations(rows: Sequence[int]) -> Templates:
         templates = {kind: np.zeros((len(rows), length, length), bool) for kind in pairs}
         for kind, (row, window) in itertools.product(pairs, enumerate(rows)):
@@ -138,7 +140,11 @@ def parsed_relations(
             templates[kind][row, queries, keys] = True
         return templates
 
-    return relations
+    return relations, errors[0] if errors and not parsed else None
+
+
+def _parser(tokenizer: Tokenizer) -> ModuleType:
+    return english_stories if tokenizer.kind == "words" else python_source
 
 
 def _documents(tokens: np.ndarray, separator: int, starts: np.ndarray, length: int) -> Iterator[tuple[int, np.ndarray]]:

@@ -55,16 +55,7 @@ def head_report(
     objective (Clark et al. 2019).
     """
     vocabulary = head_inputs.vocabulary(tokenizer, train_tokens)
-
-    def templates(rows: Sequence[int]) -> Templates:
-        tokens_BL = inputs.tokens_BL[rows]
-        opens_BL = np.arange(tokens_BL.shape[1]) == np.zeros((len(tokens_BL), 1), int)
-        if model.layout.separator_id is not None:
-            opens_BL = opens_BL | (tokens_BL == model.layout.separator_id)
-        found = head_templates.of_tokens(tokens_BL, opens_BL, vocabulary, causal=model.config.model.causal)
-        return found | inputs.relations(rows)
-
-    layers = _measure(model, inputs, templates)
+    layers = _measure(model, inputs, lambda rows: _of_rows(model, inputs, rows, vocabulary))
     frequent = np.flatnonzero(~vocabulary.is_rare_V[: tokenizers.separator(tokenizer)])
     repeated: Sequence[_Layer | None] = [None] * len(layers)
     length = model.config.context_length
@@ -79,6 +70,22 @@ def head_report(
         for number, (layer, induction) in enumerate(zip(layers, repeated, strict=True))
         for head in range(model.config.model.num_heads)
     ]
+
+
+def text_templates(model: LoadedModel, tokenizer: Tokenizer, inputs: Inputs, train_tokens: np.ndarray) -> Templates:
+    """Return the templates of `head_report` for texts that are shown; induction is after copies in the texts."""
+    rows = range(len(inputs.tokens_BL))
+    found = _of_rows(model, inputs, rows, head_inputs.vocabulary(tokenizer, train_tokens))
+    return found | {"induction": head_templates.after_copies(inputs.tokens_BL)}
+
+
+def _of_rows(model: LoadedModel, inputs: Inputs, rows: Sequence[int], vocabulary: Vocabulary) -> Templates:
+    tokens_BL = inputs.tokens_BL[rows]
+    opens_BL = np.arange(tokens_BL.shape[1]) == np.zeros((len(tokens_BL), 1), int)
+    if model.layout.separator_id is not None:
+        opens_BL = opens_BL | (tokens_BL == model.layout.separator_id)
+    found = head_templates.of_tokens(tokens_BL, opens_BL, vocabulary, causal=model.config.model.causal)
+    return found | inputs.relations(rows)
 
 
 def cost(inputs: Inputs, context_length: int) -> int:
@@ -204,12 +211,7 @@ def pair_report(
     induction, because random tokens have no source. Cross-attention has no distance and no offset, and it alone has a
     slope, see `CrossSums`. Rare tokens are counted in the sources and in the inputs of `train_pairs`.
     """
-    separator = tokenizers.separator(tokenizer)
-    sources, inputs = [pair.source for pair in train_pairs], [pair.inputs[1:] for pair in train_pairs]
-    vocabularies = {
-        kind: head_inputs.vocabulary(tokenizer, np.concatenate(texts))
-        for kind, texts in (("encoder", sources), ("decoder", inputs))
-    }
+    separator, vocabularies = tokenizers.separator(tokenizer), _vocabularies(tokenizer, train_pairs)
     size = max(len(pair.source) for pair in pairs), max(len(pair.inputs) for pair in pairs)
     rows = model.rows_at_a_time(max(size), "maps", len(pairs))
     kinds: dict[str, tuple[str, ...]] = {}
@@ -230,6 +232,18 @@ def pair_report(
     sides = {"encoder": ("source", "source"), "decoder": ("inputs", "inputs"), "cross": ("targets", "source")}
     texts = {kind: (every[queries], every[keys]) for kind, (queries, keys) in sides.items()}
     return _rows({kind: _summed(kinds[kind], parts[kind]) for kind in parts}, texts, tokenizer)
+
+
+def pair_templates(tokenizer: Tokenizer, pair: Example, train_pairs: Sequence[Example]) -> dict[str, Templates]:
+    """Return {kind of attention: the templates of `pair_report`} of one pair."""
+    batch = batch_of([pair], (len(pair.source), len(pair.inputs)))
+    return _templates([pair], batch, _vocabularies(tokenizer, train_pairs), tokenizers.separator(tokenizer))
+
+
+def _vocabularies(tokenizer: Tokenizer, train_pairs: Sequence[Example]) -> dict[str, Vocabulary]:
+    sources, inputs = [pair.source for pair in train_pairs], [pair.inputs[1:] for pair in train_pairs]
+    sides = (("encoder", sources), ("decoder", inputs))
+    return {kind: head_inputs.vocabulary(tokenizer, np.concatenate(texts)) for kind, texts in sides}
 
 
 def pair_cost(pairs: Sequence[Example]) -> int:

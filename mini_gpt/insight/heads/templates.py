@@ -60,6 +60,13 @@ def of_tokens(tokens_BL: np.ndarray, opens_BL: np.ndarray, vocabulary: Vocabular
     return {kind: np.broadcast_to(keys, (len(tokens_BL), length, length)) for kind, keys in kinds.items()}
 
 
+def after_copies(tokens_BL: np.ndarray) -> np.ndarray:
+    """Return the template of induction in a text: keys that follow an earlier copy of the query's token."""
+    length = tokens_BL.shape[1]
+    is_copy_BLS = (tokens_BL[:, :, None] == tokens_BL[:, None]) & np.tri(length, k=-1, dtype=bool)
+    return np.pad(is_copy_BLS[..., :-1], ((0, 0), (0, 0), (1, 0))) & ~np.eye(length, dtype=bool)
+
+
 def repeated_tokens(tokens: np.ndarray, length: int, rows: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """Return tokens_BL and period_B: each row repeats a random sequence of period_B different tokens.
 

@@ -113,9 +113,14 @@ class Attention {
     const level = this.ofHead(layer * this.heads + head).levels[this.start(i) + j];
     return level === this.hidden ? Infinity : this.floor * (level / this.steps) ** 2;
   }
-  // The token that is pinned at first: as a query it sees the most keys, and as a key it is seen by many queries.
-  firstPin(side) {
-    return side === "query" ? this.widest : this.causal ? this.columns >> 1 : this.columns - 1;
+  // The token that is marked at first: the query that is typical of the head, or the key that this query reads the
+  // most. For the mean of the heads: a query that sees the most keys, and a key that many queries see.
+  opening(side, layer, head) {
+    if (head === MEAN) return side === "query" ? this.widest : this.causal ? this.columns >> 1 : this.columns - 1;
+    const query = this.typical[layer][head];
+    if (side === "query") return query;
+    const weights = this.weights(layer, head).subarray(query * this.columns, (query + 1) * this.columns);
+    return weights.indexOf(Math.max(...weights));
   }
   // Whether the distance was clipped; the logit may be smaller.
   cut(layer, head, i, j) {

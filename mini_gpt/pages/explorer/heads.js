@@ -2,6 +2,7 @@
 // What several views share: the choice of a layer and a head, labels of heads, places in the text.
 
 const MEAN = "mean"; // in the place of a head: the mean of all heads of the layer
+const TYPICAL = "typical"; // in the place of a pinned token: the reader has not chosen one
 // What a head with this label attends to, as --suite=heads measures it.
 const LABELS = {
   "previous token": "the token before",

@@ -2,6 +2,7 @@
 // All heads as small maps: layers downwards from layer 0, heads across.
 
 const THUMB = 128; // points of a small map's side, for long texts
+const WIDEST = 220; // pixels of a head
 
 function HeadsView({ data, attention, set }) {
   const { layers, heads, rows, columns } = attention;
@@ -36,7 +37,7 @@ function HeadsView({ data, attention, set }) {
       class="thumbs"
       role="group"
       aria-label="heads"
-      style=${`grid-template-columns:auto repeat(${heads}, minmax(${heads > 8 ? 76 : 66}px, 1fr))`}>
+      style=${`grid-template-columns:auto repeat(${heads}, minmax(${heads > 8 ? 76 : 66}px, ${WIDEST}px))`}>
       <span></span>${Array.from({ length: heads }, (_, head) => html`<span class="soft small">head ${head}</span>`)}
       ${Array.from(
         { length: layers },

@@ -14,6 +14,7 @@ import numpy as np
 
 from mini_gpt.evaluation.loaded import LoadedModel
 from mini_gpt.insight import attention
+from mini_gpt.insight.heads import typical
 from mini_gpt.insight.observing import Layer
 
 KEPT = 32  # largest weights of a query. All others are below 1 / 33.
@@ -25,17 +26,19 @@ MOST_STEPS = 254  # of quantisation
 HIDDEN = 255  # code of a masked pair
 
 
-def packed(model: LoadedModel, tokens: np.ndarray) -> dict[str, Any]:
-    """Return what the page holds of the attention to a text, from a pass that keeps no maps.
+def packed(model: LoadedModel, tokens: np.ndarray, templates_TLS: np.ndarray) -> tuple[dict[str, Any], np.ndarray]:
+    """Return what the page holds of the attention to a text, from a pass that keeps no maps, and typical query_NHK.
 
     planes: for each head and query, the gaps between the places of the kept keys (low and high bytes), their levels,
       the levels of the blocks' means, and the first and the last visible key.
     error: the largest difference between a kept weight and the one that the page computes.
     """
     rows = model.rows_at_a_time(len(tokens), "maps", 1)
-    layers = attention.each_layer(model, np.resize(tokens, (rows, len(tokens))), _largest)
-    top_XL1, logits_XLK, indices_XLK, weights_XLK, means_XLC, counts_XLC, first_XL, last_XL = (
-        np.concatenate(parts) for parts in zip(*layers, strict=True)
+    templates_BTLS = np.broadcast_to(templates_TLS, (rows, *templates_TLS.shape))
+    layers = attention.each_layer(model, np.resize(tokens, (rows, len(tokens))), _largest, (templates_BTLS,))
+    *of_heads, query_NHK = zip(*layers, strict=True)
+    top_XL1, logits_XLK, indices_XLK, weights_XLK, means_XLC, counts_XLC, first_XL, last_XL = map(
+        np.concatenate, of_heads
     )
     is_kept_XLK = indices_XLK < len(tokens)
     levels_XLK = np.where(is_kept_XLK, _levels(top_XL1 - logits_XLK), HIDDEN).astype(np.uint8)
@@ -48,7 +51,7 @@ def packed(model: LoadedModel, tokens: np.ndarray) -> dict[str, Any]:
     restored_XLK, restored_XLC = _restored(levels_XLK), _restored(levels_XLC)
     sum_XL1 = restored_XLK.sum(axis=-1, keepdims=True) + (restored_XLC * counts_XLC).sum(axis=-1, keepdims=True)
     error_XLK = np.where(is_kept_XLK, restored_XLK / np.maximum(sum_XL1, 1e-30) - weights_XLK, 0)
-    return {
+    fields = {
         "causal": model.config.model.causal,
         "steps": MOST_STEPS,
         "floor": FLOOR,
@@ -59,6 +62,7 @@ def packed(model: LoadedModel, tokens: np.ndarray) -> dict[str, Any]:
         "logits": base64.b64encode(zlib.compress(b"".join(plane.tobytes() for plane in planes), 9)).decode(),
         "error": float(np.abs(error_XLK).max()),
     }
+    return fields, np.stack(query_NHK)
 
 
 def _levels(below: np.ndarray) -> np.ndarray:
@@ -71,11 +75,12 @@ def _restored(levels: np.ndarray) -> np.ndarray:
     return np.where(levels == HIDDEN, 0, np.exp(-FLOOR * (levels / MOST_STEPS) ** 2))
 
 
-def _largest(layer: Layer) -> tuple[jax.Array, ...]:
+def _largest(layer: Layer, templates_BTLS: jax.Array) -> tuple[jax.Array, ...]:
     """Return the parts of `packed` for the first row of a layer; X are its heads, K the kept keys, C blocks of keys.
 
     The largest logits_XL1; logits, places and weights_XLK of the kept keys in order of place, with the place L if fewer
-    keys are visible; means and numbers_XLC of the other visible keys; the first and the last visible key_XL, + 1.
+    keys are visible; means and numbers_XLC of the other visible keys; the first and the last visible key_XL, + 1;
+    the typical queries_XK.
     """
     logits_XLS, weights_XLS, seen_XLS = (maps[0] for maps in (*layer.attention[:2], layer.attention.seen_BHLS))
     length = seen_XLS.shape[-1]
@@ -101,6 +106,7 @@ def _largest(layer: Layer) -> tuple[jax.Array, ...]:
         counts_XLC,
         jnp.argmax(seen_XLS, axis=-1),
         jnp.where(seen_XLS.any(-1), length - jnp.argmax(seen_XLS[..., ::-1], axis=-1), 0),
+        typical.queries(weights_XLS, seen_XLS, templates_BTLS[0]),
     )
 
 

@@ -16,6 +16,8 @@ from mini_gpt.evaluation.loaded import LoadedModel
 from mini_gpt.insight import attention, encodings, figures, images
 from mini_gpt.insight.encodings import Curves
 from mini_gpt.insight.examples import Example
+from mini_gpt.insight.heads import typical
+from mini_gpt.insight.heads.templates import Templates
 from mini_gpt.insight.observing import AttentionMaps
 from mini_gpt.model.positions import biases, waves
 from mini_gpt.pages import document
@@ -41,10 +43,15 @@ class HeadLabel(NamedTuple):
 
 
 class HeadLabels(NamedTuple):
-    """The labels of heads for each kind of attention, layer and head, and in words on what they were measured."""
+    """The labels of heads for each kind of attention, layer and head.
+
+    measured_on: in words.
+    templates: for each kind of attention, the keys of each kind in the text of the page, mask_BLS with B = 1.
+    """
 
     by_kind: Mapping[str, list[list[HeadLabel]]]
     measured_on: str
+    templates: Mapping[str, Templates]
 
 
 def most_tokens(config: Config) -> int:
@@ -67,7 +74,7 @@ def explorer(
     labels: HeadLabels | None = None,
 ) -> str:
     """Return the HTML page for up to `most_tokens` tokens, or for a pair that `check_fits` allows."""
-    label_of = labels.by_kind if labels else {}
+    labels_of = lambda kind: (labels.by_kind[kind], labels.templates[kind]) if labels else (None, {})
     shown: dict[str, Any]
     if isinstance(text, Example):
         source, inputs, written = (spans.decode_each(tokens, tokenizer) for tokens in text[:3])
@@ -76,7 +83,7 @@ def explorer(
         held = {}
         for kind, maps in attention.maps_by_kind(model, text.inputs[None], text.source[None]).items():
             share = entries[kind] / sum(entries.values())
-            held[kind] = _held(maps, axes[kind], label_of.get(kind), causal=kind == "decoder", share=share)
+            held[kind] = _held(maps, axes[kind], labels_of(kind), causal=kind == "decoder", share=share)
         if text.alignment:  # [first key, end, first query, end]; the first source token is a separator
             held["cross"]["alignment"] = [(1 + first, 1 + end, *queries) for (first, end), queries in text.alignment]
         shown = {"kinds": held}
@@ -85,10 +92,13 @@ def explorer(
         pairs = len(text) * (len(text) + 1) // 2 if config.causal else len(text) ** 2
         if config.num_layers * config.num_heads * pairs <= MOST_PAIRS:
             layers = attention.attention_maps(model, text[None])
-            shown = {"attention": _held(layers, (tokens, tokens), label_of.get("decoder"), causal=config.causal)}
+            shown = {"attention": _held(layers, (tokens, tokens), labels_of("decoder"), causal=config.causal)}
         else:
             sizes = {"tokens": tokens, "layers": config.num_layers, "heads": config.num_heads}
-            shown = {"attention": {**sizes, "labels": label_of.get("decoder"), **largest.packed(model, text)}}
+            of_heads, templates = labels_of("decoder")
+            held, query_NHK = largest.packed(model, text, _stacked(templates, (len(text), len(text))))
+            typical_of = _typical(query_NHK, of_heads, templates)
+            shown = {"attention": {**sizes, "labels": of_heads, "typical": typical_of, **held}}
     titles = {"title": title, "subtitle": subtitle, "labels_from": labels.measured_on if labels else None}
     data = {**titles, **shown, "positions": _positions(model)}
     try:
@@ -116,23 +126,42 @@ def _entries(model: ModelConfig, pair: Example) -> dict[str, int]:
 def _held(
     maps: list[AttentionMaps],
     texts: tuple[list[str], list[str]],
-    labels: list[list[HeadLabel]] | None,
+    labels: tuple[list[list[HeadLabel]] | None, Templates],
     *,
     causal: bool,
     share: float = 1.0,
 ) -> dict[str, Any]:
-    """Return what the page holds of one kind of attention. texts: the tokens of queries, and of keys."""
+    """Return what the page holds of one kind of attention.
+
+    texts: the tokens of queries, and of keys.
+    labels: with the templates of their kinds.
+    """
     logits_NHLS = np.stack([layer.logits_BHLS[0] for layer in maps])
     weights_NHLS = np.stack([layer.weights_BHLS[0] for layer in maps])
     seen_NHLS = np.stack([layer.seen_BHLS[0] for layer in maps])
+    templates_TLS = _stacked(labels[1], seen_NHLS.shape[2:])
+    layers = zip(weights_NHLS, seen_NHLS, strict=True)
+    query_NHK = np.stack([typical.queries(weights_HLS, seen_HLS, templates_TLS) for weights_HLS, seen_HLS in layers])
     return {
         "tokens": texts[0],
         **({} if texts[0] == texts[1] else {"keys": texts[1]}),
         "layers": len(maps),
         "heads": logits_NHLS.shape[1],
-        "labels": labels,
+        "labels": labels[0],
+        "typical": _typical(query_NHK, *labels),
         **packed(logits_NHLS, weights_NHLS, seen_NHLS, causal=causal, share=share),
     }
+
+
+def _stacked(templates: Templates, shape: tuple[int, ...]) -> np.ndarray:
+    """Return templates_TLS, also of no kinds."""
+    return np.array([mask_BLS[0] for mask_BLS in templates.values()], bool).reshape(-1, *shape)
+
+
+def _typical(query_NHK: np.ndarray, labels: list[list[HeadLabel]] | None, templates: Templates) -> list[list[int]]:
+    """Return the query[layer][head] on which the page opens, see `typical.queries`."""
+    names = [[label.name for label in layer] for layer in labels] if labels else None
+    return typical.of_labels(query_NHK, list(templates), names)
 
 
 def _positions(model: LoadedModel) -> dict[str, Any]:

@@ -12,7 +12,8 @@ function TextView({ attention, state, set }) {
     () => (head === MEAN ? attention.meansAt(layer) : attention.weightsAt(layer, head)),
     [attention, layer, head],
   );
-  const pinned = state.pin !== null && state.pin < count[state.side] ? { side: state.side, at: state.pin } : null;
+  const pin = state.pin === TYPICAL ? attention.opening(state.side, layer, head) : state.pin;
+  const pinned = pin !== null && pin < count[state.side] ? { side: state.side, at: pin } : null;
   const marked = hover ?? pinned; // {side, at}: the token whose attention is shown
   const valueOf = (n) => (marked.side === "key" ? weightAt(n, marked.at) : weightAt(marked.at, n));
   const other = marked && { query: "key", key: "query" }[marked.side];
@@ -44,6 +45,7 @@ function TextView({ attention, state, set }) {
             ? "Each token is shaded by the attention weight that it gives to the marked token."
             : "Each token is shaded by the attention weight that the marked token gives to it."
       }
+      ${state.pin === TYPICAL && head !== MEAN && " At first, a token that is typical of the head is pinned."}
       ${" "}Point at another token, or click or tap to pin
       it.${attention.keys.includes("") && " ∅ is a token without text, such as the separator."}
     </p>
@@ -58,8 +60,7 @@ function TextView({ attention, state, set }) {
             ["key", "which tokens read it"],
           ]}
           value=${state.side}
-          onChoose=${(side) =>
-            set({ side, pin: state.pin === attention.firstPin(state.side) ? attention.firstPin(side) : state.pin })} />`
+          onChoose=${(side) => set({ side })} />`
       }
       <${ColourBar} scale=${scales.weights} name="attention weight" masked=${masked(attention)} />
       ${

@@ -35,8 +35,7 @@ function OneBesideTwo({ page }) {
       .map((j) => `${words[j]} ${number(one.heads[0].weights[word][j])}`);
     return `One head has one softmax for both: ${weights.join(" and ")}.`;
   };
-  return html`<section class="card step" id="one-beside-two" tabindex="-1" aria-labelledby="title-one">
-    <header><h2 id="title-one">One head beside two</h2></header>
+  return html`<${Section} id="one-beside-two" page=${page} title="One head beside two">
     <p class="soft">
       The same X, the same matrices, the same number of parameters. One head compares all four columns at once and has
       one softmax for each word. Two heads have two.
@@ -57,7 +56,7 @@ function OneBesideTwo({ page }) {
           : html`<b>“${words[word]}”</b> finds ${found(0)}, and ${found(1)}. ${forBoth()}`
       }
     </p>
-  </section>`;
+  </${Section}>`;
 }
 
 // The words in order. They move by drag, or by the buttons on both sides, which keep the focus.
@@ -157,13 +156,10 @@ function Reorder({ page }) {
       return `Each word has the same output as before; only the rows are permuted.${reason ? "" : WITHOUT_ORDER}`;
     return `Outputs change by up to ${number(most)}${reason && `, because of ${reason}`}: the order matters.`;
   };
-  return html`<section class="card step" id="reorder" tabindex="-1" aria-labelledby="title-order">
-    <header>
-      <h2 id="title-order">Change the order of the words</h2>
-      <button id="swap" onClick=${swap}>swap second and last</button>
-      <button id="reverse" onClick=${() => set({ order: [...state.order].reverse() })}>reverse</button>
-      <button id="original" disabled=${!isChanged} onClick=${() => set({ order: first })}>original order</button>
-    </header>
+  const buttons = html`<button id="swap" onClick=${swap}>swap second and last</button>
+    <button id="reverse" onClick=${() => set({ order: [...state.order].reverse() })}>reverse</button>
+    <button id="original" disabled=${!isChanged} onClick=${() => set({ order: first })}>original order</button>`;
+  return html`<${Section} id="reorder" page=${page} title="Change the order of the words" beside=${buttons}>
     <${OrderChips} page=${page} />
     <div class="row tops">
       <div>
@@ -202,5 +198,5 @@ function Reorder({ page }) {
         </p>
       </div>
     </div>
-  </section>`;
+  </${Section}>`;
 }

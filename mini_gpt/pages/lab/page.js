@@ -71,6 +71,7 @@ function App({ data }) {
   const [focused, setFocused] = useState(null);
   const [said, say] = useState("");
   const [pinned, pin] = useState(null);
+  const sections = useSections(sectionOf(fragment.read()));
   const views = useMemo(() => viewsOf(data, state), [state]);
   const { result, held } = views.main;
   useDark();
@@ -80,6 +81,7 @@ function App({ data }) {
     (entries) => {
       setState(stateOf(data, entries));
       setUnread(unreadOf(data, entries));
+      if (sectionOf(entries)) sections.goTo(sectionOf(entries));
     },
   );
   const exists = (cell) => cell && views[cell.view].held[cell.id]?.values[cell.i]?.[cell.j] !== undefined;
@@ -100,6 +102,7 @@ function App({ data }) {
     point,
     focus,
     say,
+    sections,
   };
   return html`<header class="top">
       <h1>The attention lab</h1>
@@ -126,11 +129,11 @@ function App({ data }) {
       <${Experiments} page=${page} />
     </div>
     <${Controls} page=${page} />
-    <section class="card step" id="roles" tabindex="-1" aria-labelledby="title-roles">
-      <header>
-        <h2 id="title-roles">What ${state.heads === 1 ? "the head attends" : "the heads attend"} to</h2>
-        <${ColourBars} />
-      </header>
+    <${Section}
+      id="roles"
+      page=${page}
+      title=${`What ${state.heads === 1 ? "the head attends" : "the heads attend"} to`}
+      beside=${html`<${ColourBars} />`}>
       <p class="soft small">
         Each line joins a word that reads (above, the query) to a word that it reads (below, the key). Its width is the
         attention weight. Choose a word above to see only its lines. A word has no clear key if its largest weight is at
@@ -153,7 +156,7 @@ function App({ data }) {
             </div>`,
         )}
       </div>
-    </section>
+    </${Section}>
     ${[[Input, Project], [Split, Score, Mix], [Output, Shapes], [OneBesideTwo], [Reorder]].map(
       (sections, n) =>
         html`<div class=${`line line-${n} ${result.added ? "added" : ""}`}>
@@ -170,25 +173,17 @@ function App({ data }) {
 }
 
 // Links to states of the page. A link also brings the section into view in which its result is seen.
-function Experiments({ page: { data, state } }) {
-  const [goal, setGoal] = useState(null);
+function Experiments({ page: { data, state, sections } }) {
   const shortOf = (own) => JSON.stringify(entriesOf(data, own));
   const now = shortOf(state);
   const each = useMemo(() => EXPERIMENTS.map(([hash]) => shortOf(stateOf(data, fragment.parse(hash)))), [data]);
-  useEffect(() => {
-    if (goal === null) return;
-    const section = document.getElementById(goal.id);
-    const { top, bottom } = section.getBoundingClientRect();
-    section.focus({ preventScroll: true });
-    if (top < 0 || bottom > innerHeight) section.scrollIntoView({ block: "start" });
-  }, [goal]);
   return html`<nav class="card" id="experiments" aria-label="Things to try">
     <h2>Things to try</h2>
     <ul>
       ${EXPERIMENTS.map(
         ([hash, name, seen, id], n) =>
           html`<li>
-            <a href=${`#${hash}`} aria-current=${now === each[n] ? "true" : null} onClick=${() => setGoal({ id })}
+            <a href=${`#${hash}`} aria-current=${now === each[n] ? "true" : null} onClick=${() => sections.goTo(id)}
               >${typeset(name)}</a
             >: ${seen}
           </li>`,

@@ -39,8 +39,7 @@ function Shapes({ page }) {
           if (read >= 1 && read <= LARGEST_SIZE) setSizes((old) => ({ ...old, [name]: read }));
         }}
     /></label>`;
-  return html`<section class="card step" id="shapes" aria-labelledby="title-shapes">
-    <header><h2 id="title-shapes">Shapes, here and in a model</h2></header>
+  return html`<${Section} id="shapes" page=${page} title="Shapes, here and in a model">
     <div class="controls">${field("length", "tokens")}${field("width", "width")}${field("heads", "heads")}</div>
     <div>
       <div class="wide" tabindex="0" role="group" aria-label="Shapes">
@@ -75,5 +74,5 @@ function Shapes({ page }) {
         }
       </p>
     </div>
-  </section>`;
+  </${Section}>`;
 }

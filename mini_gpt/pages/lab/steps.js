@@ -35,17 +35,17 @@ async function copied(text) {
 function Step({ id, page, formula, said, children }) {
   const { number: count, title } = STEPS.find((step) => step.id === id);
   const matrices = ofStep(page.held, id);
-  return html`<section class="card step" id=${`step-${id}`} tabindex="-1" aria-labelledby=${`title-${id}`}>
-    <header>
-      <h2 id=${`title-${id}`}>${count && html`<span class="badge">${count}</span> `}${title}</h2>
-      <${CopyButtons} ...${{ matrices, what: title, onCopied: page.say }} />
-    </header>
+  return html`<${Section}
+    id=${`step-${id}`}
+    page=${page}
+    title=${html`${count && html`<span class="badge">${count}</span> `}${title}`}
+    beside=${html`<${CopyButtons} ...${{ matrices, what: title, onCopied: page.say }} />`}>
     <div>
       <code>${typeset(formula)}</code>
       <p class="soft small">${typeset(said)}</p>
     </div>
     <div>${children}</div>
-  </section>`;
+  </${Section}>`;
 }
 
 // Something for each head, beside each other.

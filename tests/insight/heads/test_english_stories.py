@@ -59,7 +59,8 @@ def test_tokens_of_all_stories_in_a_window_have_relations():
     tokenizer = tokenizers.WordTokenizer.of_texts([text])
     story = [*tokenizer.encode(text), tokenizers.separator(tokenizer)]
     tokens = np.array(story * 3)
-    templates = inputs.parsed_relations(tokens, tokenizer, np.array([0]), len(tokens))([0])
+    related, _ = inputs.parsed_relations(tokens, tokenizer, np.array([0]), len(tokens))
+    templates = related([0])
     at = [number * len(story) for number in range(3)]
     assert np.argwhere(templates["antecedent of the pronoun"][0]).tolist() == [[n + 6, n + 1] for n in at]
     assert np.argwhere(templates["verb of the object"][0]).tolist() == [[n + 4, n + 2] for n in at]

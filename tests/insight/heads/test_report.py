@@ -120,7 +120,7 @@ def test_relations_of_python_source_are_found_in_tokens(small, tmp_path, kind):
     run = Run(tmp_path / "run")
     tokens, length = run.store.tokens("validation"), 128
     starts = head_inputs.window_starts(tokens, length)
-    related = head_inputs.parsed_relations(tokens, run.tokenizer, starts, length)
+    related, _ = head_inputs.parsed_relations(tokens, run.tokenizer, starts, length)
     for name, template_BLS in related(range(len(starts))).items():
         pairs = [
             (tokens[starts[row] :][query], tokens[starts[row] :][key]) for row, query, key in np.argwhere(template_BLS)
@@ -165,7 +165,7 @@ def test_all_documents_of_a_window_have_relations():
     tokenizer = CharacterTokenizer("\n()a")
     document = tokenizer.encode("(a)\n")
     tokens = np.concatenate([[*document, tokenizers.separator(tokenizer)]] * 4)
-    related = head_inputs.parsed_relations(tokens, tokenizer, np.array([0]), len(tokens))
+    related, _ = head_inputs.parsed_relations(tokens, tokenizer, np.array([0]), len(tokens))
     assert np.argwhere(related([0])["matching bracket"]).tolist() == [[0, 5 * n + 2, 5 * n] for n in range(4)]
 
 

@@ -28,13 +28,16 @@ def pages(tmp_path_factory):
     tokens = np.frombuffer(TEXT.encode(), np.uint8).astype(np.int32)
     strengths = {"previous token": 0.91, "local window": 0.5, "mixed": None, "induction": 0.25}
     layer = [explorer.HeadLabel(*label) for label in strengths.items()]
-    labels = explorer.HeadLabels({"decoder": [layer] * 2}, "a text")
+    keys = lambda length: {"decoder": {"previous token": np.eye(length, k=-1, dtype=bool)[None]}}
+    labels = explorer.HeadLabels({"decoder": [layer] * 2}, "a text", keys(len(tokens)))
     text = explorer.explorer(model, tokenizer, tokens, title="A text", subtitle="step 1", labels=labels)
     (root / "text.html").write_text(text, encoding="utf-8")
     words = WordTokenizer.of_texts(list(STORIES))
     tokens = np.concatenate([[*words.encode(story), separator(words)] for story in STORIES]).astype(np.int32)
     model = random_model(make(SIZES | {"data__isolate_documents": True}), words.token_bytes, noise=0.3)
-    stories = explorer.explorer(model, words, tokens, title="Stories", subtitle="", labels=labels)
+    stories = explorer.explorer(
+        model, words, tokens, title="Stories", subtitle="", labels=labels._replace(templates=keys(len(tokens)))
+    )
     (root / "stories.html").write_text(stories, encoding="utf-8")
     characters = CharacterTokenizer(tasks.ALPHABET)
     config = make(PAIRS | {"model__encoder_layers": 1, "source_length": 12, "context_length": 12})

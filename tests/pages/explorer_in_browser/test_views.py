@@ -48,14 +48,33 @@ def test_each_view_says_what_it_shows(pages, browser):
 
 
 @pytest.mark.slow
-def test_the_first_key_is_read_by_many_queries(pages, browser):
+def test_a_typical_token_is_pinned_until_the_reader_chooses_one(pages, browser):
     go(browser, pages / "text.html", "tab=Text")
-    browser.find_element(By.ID, "side-key").click()
+    typical = browser.execute_script("return JSON.parse(document.getElementById('data').textContent).attention.typical")
+    assert typical[0][0] != typical[0][1]
     pinned = lambda: browser.find_element(By.CSS_SELECTOR, ".pinned").get_attribute("id")
-    WebDriverWait(browser, 10).until(lambda _: pinned() == f"queries-{len(TEXT) // 2}")
-    browser.find_element(By.ID, "queries-3").click()
-    browser.find_element(By.ID, "side-query").click()
-    WebDriverWait(browser, 10).until(lambda _: pinned() == "queries-3")  # the reader's own choice stays
+    until = lambda place: WebDriverWait(browser, 10).until(lambda _: pinned() == f"queries-{place}")
+    click = lambda name: browser.find_element(By.ID, name).click()
+    said = "At first, a token that is typical of the head is pinned."
+    until(typical[0][0])
+    assert browser.find_element(By.ID, "label").text == "previous token"
+    first = browser.find_element(By.CSS_SELECTOR, "#strongest tbody tr").text
+    assert first.split()[-3:-1] == [str(typical[0][0] - 1), "1"], "position and distance of the largest weight"
+    click("head-1")
+    until(typical[0][1])
+    assert said in browser.find_element(By.ID, "panel").text
+    click("head-0")
+    click("side-key")
+    until(typical[0][0] - 1)  # the key that this query reads the most
+    click("head-mean")
+    until(len(TEXT) // 2)  # a key that many queries see
+    WebDriverWait(browser, 10).until(lambda b: "head=mean" in b.current_url)
+    assert "pin=" not in browser.current_url
+    click("queries-3")
+    for name in ("side-query", "head-0", "layer-1"):
+        click(name)
+        until(3)
+    assert said not in browser.find_element(By.ID, "panel").text
 
 
 @pytest.mark.slow
@@ -166,3 +185,14 @@ def test_a_value_that_is_not_a_number_has_no_colour(pages, browser):
         const opacity = [...canvas.getContext("2d").getImageData(0, 0, 3, 1).data].filter((_, n) => n % 4 === 3);
         return [opacity, shadeStyle(scales.weights, NaN)];"""
     assert browser.execute_script(script) == [[0, 0, 255], None]
+
+
+@pytest.mark.slow
+def test_small_maps_stay_small_on_a_wide_screen(pages, browser, sized):
+    sizes = lambda: browser.execute_script(
+        "return [...document.querySelectorAll('.thumb canvas')].map((e) => [e.clientWidth, e.clientHeight])"
+    )
+    for width, least, most in ((1440, 180, 220), (390, 50, 100)):
+        sized(width)
+        go(browser, pages / "text.html", "tab=Heads")
+        assert len(sizes()) == 8 and all(least < size <= most for pair in sizes() for size in pair), sizes()

@@ -12,7 +12,7 @@ from selenium.webdriver.common.keys import Keys
 from mini_gpt.data.simple_tokenizers import ByteTokenizer
 from mini_gpt.insight import observing
 from mini_gpt.insight.attention import attention_maps
-from tests.pages.play_in_browser.play_page import LIMIT, TEXT, without_head
+from tests.pages.play_in_browser.play_page import LIMIT, TEXT, losses_of, without_head
 
 pytestmark = pytest.mark.slow
 
@@ -70,7 +70,7 @@ def test_views_show_the_models_attention_lens_and_norms(page, runs):
     assert said == [f"weight {weight:.3f}" for weight in weights_LS[place]]
     page.open("one", layer=1, head=2, pin=place, view="map")
     page.wait(lambda: "weight" in page.find("pointed").text)
-    assert f"weight {weights_LS[place, place]:.4f}" in page.find("pointed").text
+    assert f"weight {weights_LS[place].max():.4f}" in page.find("pointed").text
 
     module = model.merge()
     layers = observing.layers(module, model.with_layout(jnp.asarray(tokens)))
@@ -84,6 +84,37 @@ def test_views_show_the_models_attention_lens_and_norms(page, runs):
         cell = f'return document.querySelector(\'[data-layer="{layer}"][data-place="{place}"]\').title'
         label = page.js("return labelOf(Tokenizer.of(JSON.parse(data.textContent).tokenizer), arguments[0])", likely)
         assert page.js(cell).startswith(f"{label} ")
+
+
+def test_each_view_opens_on_a_token_that_fits_it(page, runs):
+    model, text = runs[0].model, f"{TEXT}\n\n"
+    tokens = ByteTokenizer().encode(text)[None].astype(np.int32)
+    stream_LD = observing.layers(model.merge(), model.with_layout(jnp.asarray(tokens)))[-1].after_BLD[0]
+    last, loss = len(TEXT) - 1, 1 + int(losses_of(model, text).argmax())
+    norm = int(np.linalg.norm(stream_LD, axis=-1).argmax())
+    assert len({last, loss, norm}) == 3
+    marks = {
+        "attention": (last, "return +document.querySelector('#flow .pointed').id.split('-')[1]"),
+        "map": (last, "return +/^query (\\d+)/.exec(pointed.textContent)[1]"),
+        "loss": (loss, "return +/^place (\\d+)/.exec(pointed.textContent)[1]"),
+        "lens": (
+            last,
+            "return [...document.querySelectorAll('.lens th button')].findIndex((e) => e.matches('.here')) +"
+            " +document.querySelector('td[data-place]').dataset.place",
+        ),
+        "stream": (
+            norm,
+            f"return Math.round(parseFloat(document.querySelector('.strips .mark').style.left) / 100 * {len(text)})",
+        ),
+    }
+    for view, (place, script) in marks.items():
+        page.open("one", view=view, text=text)
+        page.wait(lambda view=view: page.browser.find_elements(By.CSS_SELECTOR, "#pointed, #flow, .lens, .strips"))
+        page.wait(lambda place=place, script=script: page.js(script) == place)
+        assert page.find("opening").text.startswith("Marked at first: the ")
+        page.open("one", view=view, text=text, pin=5)
+        page.wait(lambda script=script: page.js(script.replace(".pointed", ".pinned")) == 5)
+        assert not page.browser.find_elements(By.ID, "opening")
 
 
 def test_the_cursor_chooses_the_place(page):

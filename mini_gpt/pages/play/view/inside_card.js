@@ -1,9 +1,12 @@
 "use strict";
 // The views of the inside of a run, in tabs.
 
-function InsideCard({ facts, state, set, results, texts, place, tokenizer, setPointed }) {
+// chosen: the token that is pointed at or pinned, or null. last: the last one.
+function InsideCard({ facts, state, set, results, texts, chosen, last, tokenizer, setPointed }) {
   const run = state.run;
   const own = results[run];
+  const measured = results[state.view === "loss" ? 0 : run].edited;
+  const place = Math.min(chosen ?? (measured ? openingOf(state.view, measured, last) : last), texts.length - 1);
   const needsMaps = ["attention", "map"].includes(state.view);
   const maps = useAttention(run, needsMaps ? own.edited : null, state.layer, state.head);
   const lines = facts.flatMap((each, n) => {
@@ -27,9 +30,7 @@ function InsideCard({ facts, state, set, results, texts, place, tokenizer, setPo
     if (state.view === "loss" ? !lines.length : !own.edited)
       return own.refused ? html`<p>${own.refused}</p>` : html`<${Waiting} />`;
     if (state.view === "loss")
-      return html`<${LossChart}
-        ...${{ lines, unit: state.unit, texts, place: state.pin }}
-        onPin=${(pin) => set({ pin })} />`;
+      return html`<${LossChart} ...${{ lines, unit: state.unit, texts, place }} onPin=${(pin) => set({ pin })} />`;
     if (state.view === "attention") return html`<${AttentionView} ...${common} onPoint=${setPointed} />`;
     if (state.view === "map") return html`<${MapView} ...${common} />`;
     return state.view === "lens" ? html`<${LensView} ...${common} />` : html`<${StreamView} ...${common} />`;
@@ -44,7 +45,15 @@ function InsideCard({ facts, state, set, results, texts, place, tokenizer, setPo
           This view shows the run <b style=${`color:${seriesColour(run)}`}>${facts[run].name}</b> with its edits. To see
           the other run, choose it under “Edit the model”.
         </p>`
-      }${view()}
+      }${view()}${
+        state.pin === null &&
+        own.edited &&
+        html`<p class="small soft" id="opening" data-picture="no">
+          Marked at first:
+          ${` ${OPENINGS[state.view]}${state.view === "loss" && facts.length > 1 ? ` of ${facts[0].name}` : ""}`}. A
+          token that you choose is marked in all views.
+        </p>`
+      }
     </${TabPanel}>
   </section>`;
 }

@@ -34,12 +34,13 @@ function MapView({ facts, state, set, result, maps, texts, place }) {
   const length = result.edited.length;
   const [hovered, setHovered] = useState(null);
   const [chosen, setChosen] = useState(null);
-  // A chosen cell counts until another place is chosen elsewhere. A cell can be beyond a text that was made shorter.
+  // A chosen cell counts until another place is chosen elsewhere: then the key that this token reads the most is
+  // marked. A cell can be beyond a text that was made shorter.
   const isInside = (cell) => cell !== null && cell.i < length && cell.j < length;
-  const kept = [chosen?.i === state.pin ? chosen : null, state.pin === null ? null : { i: state.pin, j: state.pin }];
-  const pinned = kept.find(isInside) ?? null;
-  const shownAt = isInside(hovered) ? hovered : pinned;
   if (!maps) return html`<${HeadPickers} ...${{ facts, state, set }} /><${Waiting} />`;
+  const mostRead = indexOfLargest(maps.weights, place * length, (place + 1) * length);
+  const pinned = isInside(chosen) && chosen.i === state.pin ? chosen : null;
+  const shownAt = [hovered, pinned, { i: place, j: mostRead ?? place }].find(isInside) ?? null;
   const values = state.logits ? maps.logits : maps.weights;
   let reach = 0.01;
   if (state.logits)

@@ -16,7 +16,7 @@ function runningMeans(nll, reach) {
   return found;
 }
 
-// lines: [{name, values, colour, dashed, context}]. texts: the tokens. place: the pinned one, or null.
+// lines: [{name, values, colour, dashed, context}]. texts: the tokens. place: the marked one.
 function LossChart({ lines, unit, texts, place, onPin }) {
   useDark();
   const box = useRef();
@@ -47,7 +47,7 @@ function LossChart({ lines, unit, texts, place, onPin }) {
     const n = Math.round(((event.clientX - from - left) / (width - left - right)) * (count - 1) + 0.5);
     setAt(clamped(n, 1, count - 1));
   };
-  const marked = at ?? (place !== null && place > 0 && place < count ? place : null);
+  const marked = at ?? (place > 0 && place < count ? place : null);
   const two = (value = NaN) => (value * factor).toFixed(2);
   const valuesOf = (line, n) =>
     `${line.name} ${two(line.values[marked])}${reach ? ` (mean around ${two(means[n][marked])})` : ""}`;

@@ -41,7 +41,6 @@ function App({ data, tokenizer, facts, first }) {
   const last = Math.max(0, ids.length - 1);
   const place = Math.min(last, pointed ?? state.pin ?? last);
   const visible = ids.findLastIndex((id) => textOf(id).trim());
-  const viewed = pointed ?? state.pin ?? (visible < 0 ? last : visible);
   const seen = results[state.run].edited?.tokens ?? ids;
   const texts = useMemo(() => Array.from(seen, textOf), [seen]);
   const counts = { own: ids.length, other: other.length };
@@ -100,7 +99,7 @@ function App({ data, tokenizer, facts, first }) {
         }} /><${NextCard} ...${common} />
     </div>
     <${EditsCard} ...${{ ...common, edits: engine, range, counts, canPatch, rows }} />
-    <${InsideCard} ...${{ ...common, texts }} place=${Math.min(viewed, seen.length - 1)} />
+    <${InsideCard} ...${{ ...common, texts }} chosen=${pointed ?? state.pin} last=${visible < 0 ? last : visible} />
     <p class="small soft" data-picture="no">
       ${
         data.served
