@@ -12,6 +12,7 @@ from docs.tutorials import execute
 from tests.conftest import REPOSITORY
 
 NOTEBOOKS = execute.NOTEBOOKS
+TRY_IT = REPOSITORY / "docs" / "try_it.ipynb"
 TIME_LIMIT = 480  # seconds; the slowest notebook took 80 to 190 s on two cores of different machines
 
 
@@ -29,6 +30,17 @@ def test_notebooks_run_without_errors(path):
     start = time.monotonic()
     execute.execute(path)
     assert time.monotonic() - start < TIME_LIMIT
+
+
+@pytest.mark.slow
+def test_the_notebook_for_the_first_try_runs_and_shows_the_explorer():
+    notebook = execute.execute(TRY_IT)
+    (shown,) = (
+        o.data["text/html"] for cell in notebook.cells for o in cell.get("outputs", ()) if "text/html" in o.data
+    )
+    assert shown.startswith("<iframe srcdoc=") and "attention" in shown
+    said = "".join(o.get("text", "") for cell in notebook.cells for o in cell.get("outputs", ()))
+    assert "4 of 4 runs are complete" in said and "Verdicts: 1 undecided" in said and "\x1b" not in said
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=name)
@@ -54,7 +66,7 @@ def test_stored_notebooks_have_figures_with_descriptions_and_no_errors(path):
     assert figures >= 2
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=name)
+@pytest.mark.parametrize("path", [*NOTEBOOKS, TRY_IT], ids=name)
 def test_links_of_notebooks_lead_to_files(path):
     for source in sources(path, "markdown"):
         for target in re.findall(r"\]\(([^)\s#]+)", source):
