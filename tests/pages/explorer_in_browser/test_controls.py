@@ -69,6 +69,7 @@ def go(browser, run, fragment, name="explorer"):
     browser.get("about:blank")
     browser.get(f"{(run.workdir / 'eval' / f'{name}.html').as_uri()}#{fragment}")
     WebDriverWait(browser, 20).until(lambda b: b.execute_script("return document.documentElement.dataset.ready"))
+    browser.execute_async_script("requestAnimationFrame(() => setTimeout(arguments[0], 0))")  # maps know their width
 
 
 @pytest.mark.slow
