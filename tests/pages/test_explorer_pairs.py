@@ -131,6 +131,7 @@ def marked_pixels(browser):
         const isMark = (n) => mark.every((v, k) => Math.abs(v - data[n + k]) < 4);
         for (let n = 0; n < data.length; n += 4) found.push(isMark(n) ? 1 : 0);
         return [...['left', 'top', 'cell'].map((name) => +c.dataset[name]), c.width, found];"""
+    browser.execute_async_script("requestAnimationFrame(() => setTimeout(arguments[0], 0))")  # the map knows its width
     left, top, cell, width, found = browser.execute_script(script)
     return left, top, cell, np.array(found, bool).reshape(-1, width)
 
