@@ -110,7 +110,7 @@ def test_an_edited_cell_changes_the_steps_and_the_address(page):
     assert page.switch_to.active_element == cell(page, "WQ", 1, 0).find_element("tag name", "input")
     word = cell(page, "X", 3, 1).find_element("tag name", "input")
     word.send_keys(ALL, "3")
-    find(page, "position-rope").click()
+    Select(find(page, "position")).select_by_value("rope")
     until(page, lambda: "position=rope" in page.current_url)
     changed = {name: values(page, name) for name in ("X", "Q", "S0", "A1", "Y")}
     page.refresh()
@@ -135,6 +135,12 @@ def test_presets_and_seeds_change_a_matrix(page):
     find(page, "seed-V").send_keys(ALL, "42")
     until(page, lambda: "V=random.42" in page.current_url)
     assert not np.array_equal(values(page, "WV"), first)
+
+
+def test_the_numbers_of_a_chosen_encoding_are_shown(page):
+    Select(find(page, "position")).select_by_visible_text("KERPLE")
+    bias_HLS = example.data()["encodings"]["kerple"]["numbers"]["2,false"]["bias"]
+    until(page, lambda: np.array_equal(values(page, "B1"), bias_HLS[1]))
 
 
 def test_scale_and_temperature_change_the_weights(page):
@@ -207,7 +213,7 @@ def test_words_are_reordered_by_buttons_and_by_drag(page):
         actions.drag_and_drop(grips[5], grips[0]).perform()
         until(page, lambda last=last: words()[0] == last)
         assert sorted(words()) == sorted(WORDS) and not page.find_elements("css selector", ".dragged")
-    find(page, "position-alibi").click()
+    Select(find(page, "position")).select_by_visible_text("ALiBi")
     until(page, lambda: "because of ALiBi: the order matters" in find(page, "verdict").text)
     find(page, "original").click()
     until(page, lambda: words() == WORDS)
@@ -298,7 +304,7 @@ def test_sizes_that_do_not_fit_are_said(page):
 
 def test_nothing_is_wider_than_the_window(page, request, path):
     numbers = "&".join(f"{letter}=random.{seed}" for seed, letter in enumerate("QKVO"))
-    for fragment in (numbers, f"{numbers}&heads=1&position=sinusoidal", "mask=causal&position=alibi"):
+    for fragment in (numbers, f"{numbers}&heads=1&position=sinusoidal", "mask=causal&position=hard_alibi"):
         page.get("about:blank")
         page.get(f"{path.as_uri()}#{fragment}")
         until(page, lambda: page.find_elements("id", "matrix-Y"))

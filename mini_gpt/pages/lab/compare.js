@@ -144,10 +144,7 @@ function Reorder({ page }) {
     [order[1], order[order.length - 1]] = [order[order.length - 1], order[1]];
     set({ order });
   };
-  const reason = [
-    state.position === "none" ? null : { sinusoidal: "the sinusoids", rope: "RoPE", alibi: "ALiBi" }[state.position],
-    state.causal ? "the causal mask" : null,
-  ]
+  const reason = [wordsAbout(result.encoding).cause, state.causal ? "the causal mask" : null]
     .filter(Boolean)
     .join(" and ");
   const verdict = () => {

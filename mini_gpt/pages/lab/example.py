@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from mini_gpt.pages.lab import encodings
+
 DIMENSIONS = ("subject", "verb", "determiner", "place")
 SENTENCES: dict[str, np.ndarray] = {  # x_LD of each word
     "The cat sat on the mat": np.array(
@@ -28,10 +30,11 @@ DEFAULTS = {"Q": "identity", "K": "swapped in pairs", "V": "identity", "O": "ide
 
 
 def data() -> dict[str, Any]:
-    """Return the sentences and the presets in the form that the page reads."""
+    """Return the sentences, the presets and the encodings in the form that the page reads."""
     return {
         "dimensions": DIMENSIONS,
         "sentences": {text: x_LD.tolist() for text, x_LD in SENTENCES.items()},
         "presets": {name: w_DE.tolist() for name, w_DE in PRESETS.items()},
         "defaults": DEFAULTS,
+        "encodings": encodings.computed(len(DIMENSIONS), max(map(len, SENTENCES.values()))),
     }

@@ -2,11 +2,11 @@
 // How a number of the page is computed, as text, and from which rows and columns. No view.
 
 const number = (value, digits = 2) =>
-  value === -Infinity ? "−∞" : (Math.abs(value) < 0.5 * 10 ** -digits ? 0 : value).toFixed(digits).replace("-", "−");
+  isHidden(value) ? "−∞" : (Math.abs(value) < 0.5 * 10 ** -digits ? 0 : value).toFixed(digits).replace("-", "−");
 // Three digits or so, as cells show it.
 function brief(value) {
   const size = Math.abs(value);
-  return size >= 9999.5 && size < Infinity
+  return size >= 9999.5 && !isHidden(value)
     ? value.toExponential(0).replace("e+", "e").replace("-", "−")
     : number(value, size < 9.995 ? 2 : size < 99.95 ? 1 : 0);
 }
@@ -20,34 +20,20 @@ function exponential(value) {
   return text.replace("-", "−");
 }
 
-function aboutPositions(i, j, width) {
-  const angle = i * frequency(Math.floor(j / 2), width);
-  const [name, value] = j % 2 ? ["cos", Math.cos(angle)] : ["sin", Math.sin(angle)];
-  return `${name}(${i} · ${frequency(Math.floor(j / 2), width)}) = ${number(value)}`;
-}
-
-function aboutRotation(head, letter, i, j) {
-  const row = head.plain[letter][i];
-  const half = row.length / 2;
-  const isFirst = j < half;
-  const other = isFirst ? j + half : j - half;
-  const angle = number(i * frequency(j % half, row.length));
-  const parts = `${term(row[j])}·cos(${angle}) ${isFirst ? "−" : "+"} ${term(row[other])}·sin(${angle})`;
-  const pair = `(${Math.min(j, other) + 1}, ${Math.max(j, other) + 1})`;
-  return `RoPE rotates the pair ${pair} of the head by ${angle} radians: ${parts} = ${number(head[letter][i][j])}`;
-}
-
-function aboutLogit(head, state, i, j, words) {
+function aboutLogit({ heads, encoding }, n, state, i, j, words) {
+  const head = heads[n];
   if (head.logits[i][j] === -Infinity) return `hidden by the causal mask: ${words[j]} comes after ${words[i]}`;
+  if (isHidden(head.logits[i][j])) return `hidden by the bias of ${encoding.title}`;
   const sum = terms(head.q[i], head.k[j]);
   const width = head.q[0].length;
-  const bias = state.position === "alibi" ? ` − ${Math.abs(i - j)}/${1 / head.slope}` : "";
+  const bias = wordsAbout(encoding).atLogit(n, i, j);
   return `${state.scale ? `(${sum}) / √${width}` : sum}${bias} = ${number(head.logits[i][j])}`;
 }
 
 function aboutWeight(head, state, i, j, words) {
-  if (head.logits[i][j] === -Infinity) return `0, because the key ${words[j]} is hidden`;
-  const seen = head.logits[i].filter((value) => value !== -Infinity);
+  const seen = head.logits[i].filter((value) => !isHidden(value));
+  if (head.weights[i][j] > 0 && !seen.length) return "the softmax is even: the bias hides all keys that the mask shows";
+  if (isHidden(head.logits[i][j])) return `0, because the key ${words[j]} is hidden`;
   const most = Math.max(...seen);
   const isLarge = most > 20 * state.temperature;
   const shift = isLarge ? most : 0;
@@ -80,7 +66,8 @@ function explain({ held, state, result }, { id, i, j }) {
     return said(
       `${number(matrix.values[i][j])}, row “${matrix.rows[i]}”, column ${matrix.columns[j]}. Type another number.`,
     );
-  if (id === "P") return said(aboutPositions(i, j, matrix.columns.length));
+  const about = wordsAbout(result.encoding);
+  if (id === "P") return said(about.atTable(i, j));
   if (id === "input")
     return said(`${term(held.X.values[i][j])} + ${term(held.P.values[i][j])} = ${value}`, { X: cell, P: cell });
   if (["Q", "K", "V"].includes(id)) {
@@ -104,18 +91,21 @@ function explain({ held, state, result }, { id, i, j }) {
   const n = matrix.head;
   const head = result.heads[n];
   const kind = id[0];
-  if (kind === "S") return said(aboutLogit(head, state, i, j, words), { [`Q${n}`]: row(i), [`K${n}`]: row(j) });
+  if (kind === "S")
+    return said(aboutLogit(result, n, state, i, j, words), { [`Q${n}`]: row(i), [`K${n}`]: row(j), [`B${n}`]: cell });
+  if (kind === "B")
+    return said(`${value}, which ${result.encoding.title} adds to the logit of positions ${i} and ${j}`);
   if (kind === "A") return said(aboutWeight(head, state, i, j, words), { [`S${n}`]: row(i) });
   if (kind === "O")
     return said(`${terms(head.weights[i], columnOf(head.v, j))} = ${value}`, {
       [`A${n}`]: row(i),
       [`V${n}`]: column(j),
     });
-  const from = { [kind]: { rows: [i], columns: [n * result.width + j] } };
-  if (state.position === "rope" && kind !== "V") {
-    const half = result.width / 2;
-    const pair = [j % half, (j % half) + half].map((place) => n * result.width + place);
-    return said(aboutRotation(head, kind.toLowerCase(), i, j), { [kind]: { rows: [i], columns: pair } });
+  const columns = (own) => ({ [kind]: { rows: [i], columns: own.map((place) => n * result.width + place) } });
+  const turns = { Q: result.encoding.queries, K: result.encoding.keys }[kind];
+  if (turns) {
+    const { text, columns: own } = about.atRow(head.plain[kind.toLowerCase()][i], turns[n], i, j);
+    return said(`${text} = ${value}`, columns(own));
   }
-  return said(`${value}, column ${n * result.width + j + 1} of ${kind}`, from);
+  return said(`${value}, column ${n * result.width + j + 1} of ${kind}`, columns([j]));
 }

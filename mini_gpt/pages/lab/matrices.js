@@ -39,6 +39,10 @@ function matricesShown(data, state, result) {
     const names = (letter) => ({ id: `${letter}${n}`, name: `${letter}${subscript(n)}`, python: `${letter}_${n + 1}` });
     const addOfHead = (letter, matrix) => add({ ...names(letter), rows: words, columns: own, head: n, ...matrix });
     for (const letter of ["Q", "K", "V"]) addOfHead(letter, { step: "split", values: head[letter.toLowerCase()] });
+    if (wordsAbout(result.encoding).isShown) {
+      const bias = result.encoding.bias[n].slice(0, words.length).map((row) => row.slice(0, words.length));
+      addOfHead("B", { step: "score", values: bias, columns: words });
+    }
     addOfHead("S", { step: "score", values: head.logits, columns: words });
     // logits: of hidden keys, -Infinity.
     addOfHead("A", { step: "mix", values: head.weights, columns: words, scale: "weights", logits: head.logits });

@@ -79,11 +79,11 @@ function Matrix({
   };
   const cellAt = (i, j) => ({ view: page.view, place, id, i, j });
   const cell = (value, i, j) => {
-    const isHidden = (matrix.logits ?? values)[i][j] === -Infinity;
-    const style = isHidden ? "" : textOn(colourOf(SCALES[matrix.scale], value));
+    const isMasked = isHidden((matrix.logits ?? values)[i][j]);
+    const style = isMasked ? "" : textOn(colourOf(SCALES[matrix.scale], value));
     const of = `${name}, ${rows[i]}, ${columns[j]}`;
     const tab = i === stopI && j === stopJ ? 0 : -1;
-    const marks = `${isPointed(i, j) ? "pointed" : ""} ${isSource(i, j) ? "source" : ""} ${isHidden ? "masked" : ""}`;
+    const marks = `${isPointed(i, j) ? "pointed" : ""} ${isSource(i, j) ? "source" : ""} ${isMasked ? "masked" : ""}`;
     const shared = {
       role: "gridcell",
       class: marks,
@@ -106,7 +106,7 @@ function Matrix({
           <${NumberField} value=${value} label=${of} onChange=${(read) => onEdit(i, j, read)} ...${focus} />
         </td>`
       : html`<td ...${shared} ...${focus} aria-label=${`${of}: ${brief(value)}`}>
-          ${isHidden && value === 0 ? "0" : brief(value)}
+          ${isMasked && value === 0 ? "0" : brief(value)}
         </td>`;
   };
   return html`<figure

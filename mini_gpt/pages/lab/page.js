@@ -3,7 +3,6 @@
 
 function Controls({ page }) {
   const { data, state, set } = page;
-  const options = (names) => names.map((name) => [name, { rope: "RoPE", alibi: "ALiBi" }[name] ?? name]);
   return html`<div class="card controls" role="group" aria-label="Settings">
     <label
       ><span class="soft">sentence</span
@@ -12,12 +11,12 @@ function Controls({ page }) {
       </select></label
     >
     <${Choice} id="heads" name="heads" options=${HEADS} value=${state.heads} onChoose=${(heads) => set({ heads })} />
-    <${Choice}
-      id="position"
-      name="positions"
-      options=${options(POSITIONS)}
-      value=${state.position}
-      onChoose=${(position) => set({ position })} />
+    <label
+      ><span class="soft">positions</span
+      ><select id="position" value=${state.position} onChange=${(event) => set({ position: event.target.value })}>
+        ${Object.entries(data.encodings).map(([name, { title }]) => html`<option value=${name}>${title}</option>`)}
+      </select></label
+    >
     <${Choice}
       id="mask"
       name="mask"
@@ -195,7 +194,7 @@ function Experiments({ page: { data, state, sections } }) {
 const ColourBars = () =>
   html`<span class="bars"
     ><${ColourBar} scale=${SCALES.signed} name="numbers" format=${(value) => number(value, 0)} />
-    <${ColourBar} scale=${SCALES.weights} name="weights" masked="hidden by the mask"
+    <${ColourBar} scale=${SCALES.weights} name="weights" masked="hidden"
   /></span>`;
 
 (() => {

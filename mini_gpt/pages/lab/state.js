@@ -3,7 +3,6 @@
 // A weight matrix is held as {preset, seed, cells}: the name of a preset, "random" with a seed, or "edited" with cells.
 
 const LETTERS = ["Q", "K", "V", "O"];
-const POSITIONS = ["none", "sinusoidal", "rope", "alibi"];
 const HEADS = [1, 2];
 const LARGEST_SEED = 9999;
 const COLDEST = 0.1;
@@ -53,11 +52,12 @@ function defaultState(data) {
 // The inputs of attention().
 function settingsOf(data, state) {
   const { heads, position, causal, scale, temperature } = state;
+  const { numbers, ...about } = data.encodings[position];
   return {
     x: state.order.map((n) => state.x[n]),
     matrices: matricesOf(data, state),
     heads,
-    position,
+    encoding: { name: position, ...about, ...numbers[[heads, causal]] },
     causal,
     scale,
     temperature,
@@ -132,7 +132,7 @@ function stateOf(data, entries) {
   if (entries.order && written([[...order].sort((a, b) => a - b)]) === written([state.order])) state.order = order;
   state.x = readMatrix(entries.x, state.x.length, width) ?? state.x;
   if (HEADS.includes(+entries.heads)) state.heads = +entries.heads;
-  if (POSITIONS.includes(entries.position)) state.position = entries.position;
+  if (Object.hasOwn(data.encodings, entries.position)) state.position = entries.position;
   state.causal = entries.mask === "causal";
   state.scale = entries.scale !== "off";
   if (+entries.temperature >= COLDEST && +entries.temperature <= HOTTEST) state.temperature = +entries.temperature;

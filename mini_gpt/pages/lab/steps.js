@@ -107,15 +107,9 @@ function WeightMatrix({ page, letter }) {
   </${Matrix}>`;
 }
 
-const ADDED = {
-  none: "",
-  sinusoidal: "P has the sine and the cosine of each position. It is added once, here.",
-  rope: "RoPE adds nothing here: it rotates queries and keys in step 2.",
-  alibi: "ALiBi adds nothing here: it lowers logits in step 3.",
-};
-
 function Input({ page }) {
   const { state, set, held, result } = page;
+  const about = wordsAbout(result.encoding);
   const matrix = (id) => html`<${Matrix} ...${{ matrix: held[id], page }} />`;
   const edit = (i, j, value) =>
     set({ x: state.x.map((row, n) => row.map((old, k) => (n === state.order[i] && k === j ? value : old))) });
@@ -123,7 +117,7 @@ function Input({ page }) {
     id="input"
     page=${page}
     formula=${result.added ? "X + P" : "X"}
-    said=${`A row for each word. The four dimensions and their names were chosen by hand. ${ADDED[state.position]}`}>
+    said=${`A row for each word. The four dimensions and their names were chosen by hand. ${about.input}`}>
     <div class="row">
       <${Matrix} ...${{ matrix: held.X, page, onEdit: edit }} />
       ${result.added && html`${sign("+")}${matrix("P")}${sign("=")}${matrix("input")}`}
@@ -150,17 +144,13 @@ function Project({ page }) {
 }
 
 function Split({ page }) {
-  const { state, held } = page;
-  const isTurned = state.position === "rope";
+  const { state, held, result } = page;
   const ofHeads = state.heads === 1 ? "One head has all four columns." : "Each head gets two of the four columns.";
-  const done = isTurned
-    ? "RoPE rotates each pair of columns of Q and K by an angle that grows with the position."
-    : "Nothing is computed here.";
   return html`<${Step}
     id="split"
     page=${page}
     formula=${state.heads === 1 ? "Q₁ = Q   K₁ = K   V₁ = V" : "Q = [Q₁ Q₂]   K = [K₁ K₂]   V = [V₁ V₂]"}
-    said=${`${ofHeads} ${done}`}>
+    said=${`${ofHeads} ${wordsAbout(result.encoding).split}`}>
     <${Lanes}
       page=${page}
       of=${(n) =>
@@ -175,16 +165,19 @@ function Split({ page }) {
 function Score({ page }) {
   const { state, held, result } = page;
   const root = state.scale ? ` / √${result.width}` : "";
-  const bias = state.position === "alibi" ? " − slope·distance" : "";
-  const values = result.heads.map(({ slope }) => `1/${1 / slope}`).join(" and ");
-  const slopes = `ALiBi's ${state.heads === 1 ? "slope is" : "slopes are"} ${values}.`;
+  const { formula, score, isShown } = wordsAbout(result.encoding);
   const mask = state.causal ? "The mask hides the keys after each query." : "No mask: each word sees all words.";
   return html`<${Step}
     id="score"
     page=${page}
-    formula=${`S = Q·Kᵀ${root}${bias}`}
-    said=${`A logit for each pair: queries down, keys across. ${mask} ${bias ? slopes : ""}`}>
-    <${Lanes} page=${page} of=${(n) => html`<${Matrix} ...${{ matrix: held[`S${n}`], page }} />`} />
+    formula=${`S = Q·Kᵀ${root}${formula}`}
+    said=${`A logit for each pair: queries down, keys across. ${mask} ${score}`}>
+    <${Lanes}
+      page=${page}
+      of=${(n) =>
+        (isShown ? ["B", "S"] : ["S"]).map(
+          (letter) => html`<${Matrix} ...${{ matrix: held[`${letter}${n}`], page }} />`,
+        )} />
   </${Step}>`;
 }
 

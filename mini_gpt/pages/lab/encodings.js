@@ -1,0 +1,89 @@
+"use strict";
+// What the page says of an encoding, by its kind; sinusoids, RoPE and ALiBi have words of their own. No view.
+// An encoding is {name, title, kind, trained} with its numbers: table[i][n]; or queries[head][i] and keys[head][i], a
+// matrix for each position; or bias[head][i][j].
+
+const isZero = ({ table, bias }) => (table ?? bias).flat(2).every((value) => value === 0);
+
+// formula, input, split, score: of the steps. cause: why the order matters, or null.
+// atTable, atRow and atLogit explain a number. isShown: whether the bias is a matrix of its own.
+const PLAIN = {
+  formula: "",
+  input: "",
+  split: "Nothing is computed here.",
+  score: "",
+  cause: null,
+  isShown: false,
+  atLogit: () => "",
+};
+
+const KINDS = {
+  none: () => ({}),
+  table: (encoding) => ({
+    input: `The encoding ${encoding.title} adds P${asInitialized(encoding)}.`,
+    cause: isZero(encoding) ? null : "P",
+    atTable: (i, j) => `${number(encoding.table[i][j])}, which the encoding ${encoding.title} adds at position ${i}`,
+  }),
+  rotation: (encoding) => ({
+    input: `The encoding ${encoding.title} adds nothing here: it rotates queries and keys in step 2.`,
+    split: `The encoding ${encoding.title} rotates queries and keys by their positions${asInitialized(encoding)}.`,
+    cause: encoding.title,
+    atRow: (row, matrix, i, j) => ({
+      text: `multiplied with the matrix of position ${i}: ${terms(row, columnOf(matrix[i], j))}`,
+      columns: row.map((_, n) => n),
+    }),
+  }),
+  bias: (encoding) => ({
+    formula: " + B",
+    input: `The encoding ${encoding.title} adds nothing here: it adds a bias to the logits in step 3.`,
+    score: `The encoding ${encoding.title} adds a bias B to the logits${asInitialized(encoding)}.`,
+    cause: isZero(encoding) ? null : encoding.title,
+    isShown: true,
+    atLogit: (head, i, j) => ` + ${term(encoding.bias[head][i][j])}`,
+  }),
+};
+
+function asInitialized(encoding) {
+  if (!encoding.trained) return "";
+  const zeros = encoding.kind !== "rotation" && isZero(encoding) ? ", which are all 0" : "";
+  return `, here at its initial values${zeros}`;
+}
+
+// By name. Angles and slopes are read from the numbers at positions 0 and 1.
+const OWN = {
+  sinusoidal: ({ table }) => ({
+    input: "P has the sine and the cosine of each position. It is added once, here.",
+    cause: "the sinusoids",
+    atTable: (i, j) => {
+      const frequency = +Math.asin(table[1][j - (j % 2)]).toFixed(5); // radians per token
+      return `${j % 2 ? "cos" : "sin"}(${i} · ${frequency}) = ${number(table[i][j])}`;
+    },
+  }),
+  rope: () => ({
+    input: "RoPE adds nothing here: it rotates queries and keys in step 2.",
+    split: "RoPE rotates each pair of columns of Q and K by an angle that grows with the position.",
+    atRow: (row, matrix, i, j) => {
+      const half = row.length / 2;
+      const [first, second] = [j % half, (j % half) + half];
+      const angle = number(i * Math.atan2(matrix[1][first][second], matrix[1][first][first]));
+      const [other, sign] = j < half ? [second, "−"] : [first, "+"];
+      const said = `RoPE rotates the pair (${first + 1}, ${second + 1}) of the head by ${angle} radians`;
+      return {
+        text: `${said}: ${term(row[j])}·cos(${angle}) ${sign} ${term(row[other])}·sin(${angle})`,
+        columns: [first, second],
+      };
+    },
+  }),
+  alibi: ({ bias }) => {
+    const slopes = bias.map((each) => `1/${1 / -each[0][1]}`);
+    return {
+      formula: " − slope·distance",
+      input: "ALiBi adds nothing here: it lowers logits in step 3.",
+      score: `ALiBi's ${slopes.length === 1 ? "slope is" : "slopes are"} ${slopes.join(" and ")}.`,
+      isShown: false,
+      atLogit: (head, i, j) => ` − ${Math.abs(i - j)}${slopes[head].slice(1)}`,
+    };
+  },
+};
+
+const wordsAbout = (encoding) => ({ ...PLAIN, ...KINDS[encoding.kind](encoding), ...OWN[encoding.name]?.(encoding) });
