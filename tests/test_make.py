@@ -60,6 +60,7 @@ def test_a_part_of_the_tests_says_which_files_it_left_out():
     assert f"{listed[1]} skipped in " in said
 
 
+@pytest.mark.slow
 def test_the_order_of_the_files_depends_on_the_date_only():
     def files(order):
         call = [sys.executable, "-m", "pytest", "-q", "--collect-only", f"--order={order}", "tests/runtime"]
