@@ -23,9 +23,9 @@ def ours(config, arrays):
     definition, shapes = build.abstract(config.model, VOCAB)
     named = lambda path, _: jnp.asarray(arrays[parameters.path_name(path)])
     model = nnx.merge(definition, jax.tree_util.tree_map_with_path(named, shapes))
-    source_BS = jnp.asarray(SOURCE_BS) if config.model.encoder_layers else None
-    run = jax.jit(lambda model, tokens_BL, source_BS: model(tokens_BL, source_BS=source_BS))
-    return np.asarray(run(model, jnp.asarray(TOKENS_BL), source_BS))
+    source = {"source_BS": jnp.asarray(SOURCE_BS)} if config.model.has_encoder else {}
+    run = jax.jit(lambda model, tokens_BL, source: model(tokens_BL, **source))
+    return np.asarray(run(model, jnp.asarray(TOKENS_BL), source))
 
 
 def theirs(model):
