@@ -27,7 +27,7 @@ test-part: $(VENV)/installed-dev
 
 # Compare the KV cache with a full forward pass: also all encodings × variants of attention × windows × documents.
 test-cache: $(VENV)/installed-dev
-	$(VENV)/bin/python -m pytest -q -n 2 tests/generation/test_cache.py
+	$(VENV)/bin/python -m pytest -q -n 2 -m "slow or not slow" tests/generation/test_cache.py
 
 # Test export to and import from Transformers, with PyTorch.
 test-hugging-face: .venv-hugging-face/installed

@@ -154,7 +154,7 @@ def test_the_programs_of_observe_and_edit_agree(trained):
     text = (DOCS / "guides" / "observe_and_edit.md").read_text(encoding="utf-8")
     code = "".join(code for _, language, _, code in FENCE.findall(text) if language == "python")
     space = {}
-    exec(code.replace('"runs/alibi"', repr(str(trained(model__num_layers=2, model__position="alibi")))), space)
+    exec(code.replace('"runs/tiny"', repr(str(trained(model__num_layers=2, model__position="alibi")))), space)
     tokens_BL, model = space["tokens_BL"], space["run"].model
     np.testing.assert_allclose(space["weights_BHLS"], space["weights_NBHLS"][1], atol=1e-6)
     assert np.abs(space["weights_NBHLS"][0] - space["weights_NBHLS"][1]).max() > 1e-3

@@ -22,7 +22,7 @@ def main() -> None:
     with files.clear_write_errors(flags.out):
         flags.out.parent.mkdir(parents=True, exist_ok=True)
         files.write_text(flags.out, page.lab())
-    print(flags.out)
+    print(f"Written to {flags.out}: open it in a browser.")
 
 
 if __name__ == "__main__":

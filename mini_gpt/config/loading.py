@@ -102,6 +102,13 @@ def check_field(name: str) -> None:
     raise UserError(f"{shown(name)[1:-1]}: no such config field; {hint}")
 
 
+def similar_field(name: str) -> str | None:
+    """Return the field whose last part is the most similar to a name, such as num_layers for n_layer; or None."""
+    leaves = {field.rsplit(".", 1)[-1]: field for field in specs(Config)}
+    close = difflib.get_close_matches(name.replace("-", "_"), leaves, n=1)
+    return leaves[close[0]] if close else None
+
+
 def defaults() -> dict[str, Any]:
     """Return nested dicts of all defaults. A field with `follows` has None."""
     return build(Config, {name: spec.default for name, spec in specs(Config).items()}, make=dict)

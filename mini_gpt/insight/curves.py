@@ -99,7 +99,7 @@ def extrapolation_figure(curves: Iterable[Curve], by_position: Mapping[str, list
     """Return a plot of loss by context length beside a plot of loss by tokens of context, in nats per token."""
     figure, (left, right) = new_figure((11, 4.3), 1, 2, subplot_kw={"ylabel": "loss (nats per token)"})
     plot_curves(left, curves, trained=trained)
-    left.set(xlabel="context length (tokens)", title="The same targets at each context length")
+    left.set(xlabel="context length (tokens)", title="By context length")
     for length, nll in by_position.items():
         right.plot(*_binned(np.asarray(nll)), label=f"blocks of {length}", linewidth=1.5)
     right.set_xscale("log", base=2)

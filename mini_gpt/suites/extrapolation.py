@@ -54,8 +54,10 @@ class Extrapolation(Suite):
 
     def figure(self, result: Result) -> Figure:
         groups = self.by_label(result["rows"])
-        lines = [_curve(label, rows, "nll") for label, rows in groups.items()]
-        if len(groups) > 1 and "blocks" in groups:
+        has_both = len(groups) > 1 and "blocks" in groups
+        names = {"blocks": "blocks, on the whole split"} if has_both else {}
+        lines = [_curve(names.get(label, label), rows, "nll") for label, rows in groups.items()]
+        if has_both:
             lines.append(_curve("blocks, on the targets of the sliding windows", groups["blocks"], "sample_nll"))
         return curves.extrapolation_figure(lines, result["by_position"], trained=result["train_length"])
 
