@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import jax
+import pytest
 
 from mini_gpt.commands import environment
 from tests.conftest import REPOSITORY
@@ -26,17 +27,21 @@ def test_versions_devices_and_variables_are_printed():
     assert "hidden" not in done.stdout and "PATH" not in said
 
 
-def test_the_fields_of_a_run_are_those_that_differ_from_the_defaults(trained):
+def test_the_fields_of_a_run_are_those_that_differ_from_the_defaults(trained, monkeypatch, capsys):
     run = trained(model__position="alibi")
-    done, said = printed(f"--workdir={run}")
+    monkeypatch.setattr(sys, "argv", ["environment", f"--workdir={run}"])
+    environment.main()
+    text = capsys.readouterr().out
+    said = dict(line.split(maxsplit=1) for line in text.splitlines())
     assert said["model.position"] == "'alibi'" and said["train.steps"] == "8"
-    assert said["data.path"] == said["data.cache_dir"] == "(a path)" and str(run.parent) not in done.stdout
+    assert said["data.path"] == said["data.cache_dir"] == "(a path)" and str(run.parent) not in text
     assert "model.norm" not in said
 
 
-def test_a_directory_without_a_run_is_one_line(tmp_path):
-    done, _ = printed(f"--workdir={tmp_path}")
-    assert done.returncode == 1 and done.stderr.count("\n") == 1 and "config.json: not found" in done.stderr
+def test_a_directory_without_a_run_is_one_line(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["environment", f"--workdir={tmp_path}"])
+    with pytest.raises(SystemExit, match=r"config\.json: not found"):
+        environment.main()
 
 
 def test_a_machine_without_details_of_its_cpu_is_described(monkeypatch, tmp_path):

@@ -21,7 +21,7 @@ def test_the_page_is_written_and_overwritten(monkeypatch, tmp_path, capsys):
     path = tmp_path / "new" / "page.html"
     for _ in range(2):
         assert run(monkeypatch, f"--out={path}") is None
-        assert capsys.readouterr().out == f"{path}\n"
+        assert capsys.readouterr().out == f"Written to {path}: open it in a browser.\n"
         page = path.read_text(encoding="utf-8")
         assert page.startswith("<!doctype html>") and "The cat sat on the mat" in page and "src=" not in page
         path.write_text("old")

@@ -64,8 +64,8 @@ def with_wrong_mask(monkeypatch):
 
 HEALTHY = [
     {},
-    {"model__position": "learned", "model__share_embeddings": False},
     *slow(
+        {"model__position": "learned", "model__share_embeddings": False},
         {"model__position": "t5", "model__num_kv_heads": 2, "model__attention_window": 2},
         {"model__position": "alibi", "model__dtype": "bfloat16", "model__norm_placement": "post"},
         {"model__attention": "blockwise", "model__scan_layers": True, "model__tie_embeddings": False},

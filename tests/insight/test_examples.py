@@ -251,6 +251,7 @@ def test_figures_have_readable_sentinels_and_runs_of_one_objective(run_of, tmp_p
     assert line == f"error: --maps: {other}: {found}"
 
 
+@pytest.mark.slow
 def test_a_text_without_source_is_refused(run_of):
     with pytest.raises(UserError, match=r"^--text: found '=b'; must have a source before the last ="):
         base.example(run_of("spans"), SuiteOptions(text="=b"))

@@ -34,6 +34,7 @@ def losses(model, parameters=None, mask_NBH=None):
     return np.array(found)
 
 
+@pytest.mark.slow
 def test_importance_and_ablation_of_all_kinds(small):
     model = random_model(small(**PAIRS | SIZE), TOKENIZER.token_bytes, noise=0.3)
     texts = list(

@@ -77,6 +77,7 @@ def check_products(shapes, limit):
             assert error < limit, (name, rows, inputs, outputs, error)
 
 
+@pytest.mark.slow
 def test_products_of_all_remainders_are_those_of_float64():
     sizes = (1, 2, 3, 4, 5, 7, 8)
     check_products([(rows, n, m) for rows in (1, 2, 3, 5) for n in sizes for m in sizes], limit=2e-7)

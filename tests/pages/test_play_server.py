@@ -23,6 +23,7 @@ from mini_gpt.pages.play import page, server
 from mini_gpt.pages.play.answers import Answers
 from mini_gpt.pages.play.page import Shown
 from mini_gpt.runtime.errors import UserError
+from tests.conftest import slow
 from tests.evaluation.models import random_model
 from tests.pages import node
 
@@ -214,7 +215,7 @@ def open_request(port, body=b"{"):
     return connection
 
 
-@pytest.mark.parametrize("count", [server.MOST_WAITING, 2 * server.MOST_ARRIVING])
+@pytest.mark.parametrize("count", [server.MOST_WAITING, *slow(2 * server.MOST_ARRIVING)])
 def test_unfinished_bodies_end_and_do_not_block_questions(served, monkeypatch, count):
     monkeypatch.setattr(server, "ARRIVAL_SECONDS", 3.0)
     assert send(served[0], RUN)[0] == 200  # compiled

@@ -54,6 +54,7 @@ def test_gpus_and_tpus_are_shared_by_the_jobs(monkeypatch):
         machine.slots(2)
 
 
+@pytest.mark.slow
 def test_new_runs_on_accelerators_are_checked_in_a_process(monkeypatch, flags, fake):
     slot = machine.Slot(None, {"XLA_FLAGS": "--xla_force_host_platform_device_count=3"}, accelerators=1)
     monkeypatch.setattr(machine, "slots", lambda _: [slot])
