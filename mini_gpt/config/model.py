@@ -241,7 +241,9 @@ class ModelConfig(Section, prefix="model."):
         if rotated == 0 or rotated % 2:
             fields = f"model.num_heads={self.num_heads} and model.rope.fraction={self.rope.fraction}"
             count = f"{fields} give {rotated} of {self.head_width} per head"
-            self.refuse("d_model", f"rope needs an even number of rotated dimensions, at least 2; {count}")
+            is_given = self.head_width * self.num_heads != self.d_model
+            name = "head_width" if is_given else "d_model"
+            self.refuse(name, f"rope needs an even number of rotated dimensions, at least 2; {count}")
         if int(self.rope.turning * rotated / 2) == 0:
             self.refuse("rope.turning", f"none of the {rotated // 2} pairs of dimensions would turn; raise it")
 

@@ -60,7 +60,7 @@ BAD = [
     ({"model.variants.clip_qkv": -1.0}, r"^model\.variants\.clip_qkv: found -1\.0; must be above 0"),
     ({"model.variants.qk_norm_epsilon": 0.1}, r"^model\.variants\.qk_norm_epsilon: found 0\.1; must be in 1e-15"),
     ({"model.head_width": 0}, r"^model\.head_width: found 0; must be"),
-    ({"model.head_width": 7}, r"^model\.d_model: .* rope needs an even number of rotated dimensions"),
+    ({"model.head_width": 7}, r"^model\.head_width: found 7; rope needs an even number of rotated dimensions"),
     ({"model.cross_positions": True}, r"^model\.cross_positions: found True; needs an encoder: set"),
     (
         {"model.cross_positions": True, "model.encoder_layers": 4, "model.position": "learned"},
