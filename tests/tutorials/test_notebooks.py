@@ -35,11 +35,10 @@ def test_notebooks_run_without_errors(path):
 @pytest.mark.slow
 def test_the_notebook_for_the_first_try_runs_and_shows_the_explorer():
     notebook = execute.execute(TRY_IT)
-    (shown,) = (
-        o.data["text/html"] for cell in notebook.cells for o in cell.get("outputs", ()) if "text/html" in o.data
-    )
+    outputs = [output for cell in notebook.cells for output in cell.get("outputs", ())]
+    (shown,) = (output.data["text/html"] for output in outputs if "text/html" in output.get("data", {}))
     assert shown.startswith("<iframe srcdoc=") and "attention" in shown
-    said = "".join(o.get("text", "") for cell in notebook.cells for o in cell.get("outputs", ()))
+    said = "".join(output.get("text", "") for output in outputs)
     assert "4 of 4 runs are complete" in said and "Verdicts: 1 undecided" in said and "\x1b" not in said
 
 
