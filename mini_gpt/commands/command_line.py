@@ -46,9 +46,9 @@ class _Parser(argparse.ArgumentParser):
                 raise UserError(f"{argument}: found '--'; give another value")
             is_flag = name.startswith("--") and not name.startswith("--config.") and self._subparsers is None
             if is_flag and name not in self._option_string_actions:
-                field = loading.similar_field(name.removeprefix("--"))
-                field_hint = f"; did you mean --config.{field}?" if field else "; --help lists the flags"
-                raise UserError(f"{argument}: no such flag{suggestion(name, self._option_string_actions, field_hint)}")
+                near = [f"--config.{field}" for field in loading.similar_fields(name[2:].replace("-", "_"))]
+                otherwise = f"; did you mean {' or '.join(near)}?" if near else "; --help lists the flags"
+                raise UserError(f"{argument}: no such flag{suggestion(name, self._option_string_actions, otherwise)}")
         return super().parse_known_args(args, namespace)
 
     def error(self, message: str) -> NoReturn:

@@ -17,13 +17,13 @@ from mini_gpt.config import loading
 from mini_gpt.config.schema import Config
 from mini_gpt.runtime import devices
 from mini_gpt.study import ledger
+from mini_gpt.study.definition import PLACES
 from mini_gpt.training import workdir as workdirs
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "grain", "tensorflow-datasets", "tokenizers")
 PLUGINS = ("jax-cuda12-plugin", "jax-cuda13-plugin", "jax-rocm7-plugin", "libtpu")
 VARIABLES = re.compile(r"(JAX|XLA|LIBTPU|TPU|OMP|OPENBLAS)_\w+|\w+_VISIBLE_DEVICES|PYTHONUTF8")
 CPU_FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16")
-PRIVATE = ("data.path", "data.target_path", "data.cache_dir")  # a report is public
 
 
 @command_line.command
@@ -54,7 +54,8 @@ def machine() -> Iterator[tuple[str, str]]:
     model = re.search(r"^model name\s*: (.*)$", text, re.MULTILINE)
     yield "cpu", model[1] if model else platform.processor() or platform.machine()
     if text:
-        yield "cpu flags", ", ".join(name for name in CPU_FLAGS if name in text.split()) or "none of those that matter"
+        found = [name for name in CPU_FLAGS if name in text.split()]
+        yield "cpu flags", ", ".join(found) or f"none of {', '.join(CPU_FLAGS)}"
     yield "cores", str(len(devices.cores()))
     yield "memory", f"{psutil.virtual_memory().total / 2**30:.1f} GiB"
 
@@ -73,10 +74,10 @@ def variables() -> Iterator[tuple[str, str]]:
 
 
 def fields(config: Config) -> Iterator[tuple[str, str]]:
-    """Yield the fields of a run's config that differ from the defaults; paths are left out."""
+    """Yield the fields of a run's config that differ from the defaults. A report is public, so it has no paths."""
     default = loading.load("configs/default.py")
     for name, (value, _) in loading.differences(config, default).items():
-        yield name, "(a path)" if name in PRIVATE else repr(value)
+        yield name, "(a path)" if name in PLACES else repr(value)
 
 
 if __name__ == "__main__":

@@ -88,11 +88,9 @@ def check_field(name: str) -> None:
     fields = specs(Config)
     if name in fields:
         return
-    leaves, leaf = {field: field.rsplit(".", 1)[-1] for field in fields}, name.rsplit(".", 1)[-1]
-    near = difflib.get_close_matches(name, fields, n=1, cutoff=0.7)
-    if leaf in leaves.values() or not near:
-        close = difflib.get_close_matches(leaf, leaves.values(), n=1)
-        near = [field for field in fields if leaves[field] in close]
+    near, leaf = difflib.get_close_matches(name, fields, n=1, cutoff=0.7), name.rsplit(".", 1)[-1]
+    if not near or any(field.endswith(f".{leaf}") for field in fields) or leaf in fields:
+        near = similar_fields(leaf)
     if inside := [field.removeprefix(f"{name}.") for field in fields if field.startswith(f"{name}.")]:
         hint = f"it is a section, with the fields {', '.join(inside)}"
     elif near:
@@ -102,11 +100,11 @@ def check_field(name: str) -> None:
     raise UserError(f"{shown(name)[1:-1]}: no such config field; {hint}")
 
 
-def similar_field(name: str) -> str | None:
-    """Return the field whose last part is the most similar to a name, such as num_layers for n_layer; or None."""
-    leaves = {field.rsplit(".", 1)[-1]: field for field in specs(Config)}
-    close = difflib.get_close_matches(name.replace("-", "_"), leaves, n=1)
-    return leaves[close[0]] if close else None
+def similar_fields(leaf: str) -> list[str]:
+    """Return the fields whose last part is the most similar to a name, such as model.num_layers for n_layer."""
+    leaves = {field: field.rsplit(".", 1)[-1] for field in specs(Config)}
+    close = difflib.get_close_matches(leaf, leaves.values(), n=1)
+    return [field for field in leaves if leaves[field] in close]
 
 
 def defaults() -> dict[str, Any]:
