@@ -19,6 +19,7 @@ from mini_gpt.runtime.errors import UserError, require
 from mini_gpt.runtime.threads import in_order
 
 MAX_STRETCHES = 16  # in a sample of a split
+MOST_RISE = 0.1  # nats per token, of the validation loss above its lowest value: more is worth a word
 MAX_COUNTED_TOKENS = 10_000_000  # enough to estimate the frequency of each token
 PROTOCOLS = {"next_token": "blocks", "masked": "masked blocks", "span_corruption": "corrupted blocks"}
 NOT_FINITE = "the model's loss is not finite"

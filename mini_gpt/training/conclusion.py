@@ -7,13 +7,13 @@ import sys
 from pathlib import Path
 
 from mini_gpt.evaluation.loaded import LoadedModel
+from mini_gpt.evaluation.perplexity import MOST_RISE
 from mini_gpt.runtime import files, processes
 from mini_gpt.training import monitor
 from mini_gpt.training import workdir as workdirs
 from mini_gpt.training.evaluators import Evaluator
 
 SUMMARY_TOKENS = 200  # of the sample
-RISE = 0.1  # nats per token that the last loss of the validation sample may be above the lowest
 
 
 def program_prefix() -> str:
@@ -24,20 +24,22 @@ def program_prefix() -> str:
     return "" if os.environ.get("VIRTUAL_ENV") else shlex.quote(os.path.relpath(Path(sys.executable).parent)) + "/"
 
 
-def _overfitting(workdir: Path) -> str | None:
-    """Return a sentence if the loss of the validation sample has risen since its lowest value, else None."""
+def risen_loss(workdir: Path) -> str | None:
+    """Return a sentence if the loss of the validation sample has risen from its lowest value, else None."""
     path = workdir / workdirs.METRICS
     rows = [row for row in monitor.read(path) if "validation/loss" in row] if path.exists() else []
     if not rows:
         return None
-    best, last = min(rows, key=lambda row: row["validation/loss"]), rows[-1]["validation/loss"]
-    if last <= best["validation/loss"] + RISE:
+    best, last = min(rows, key=lambda row: row["validation/loss"]), rows[-1]
+    if last["validation/loss"] <= best["validation/loss"] + MOST_RISE:
         return None
-    lowest, step = best["validation/loss"], int(best["step"])
-    return (
-        f"The loss of the validation sample was lowest at step {step} ({lowest:.4f}) and is now {last:.4f}: the model "
-        "overfits. --checkpoint=best uses that step; fewer steps, more text or dropout help."
+    said = (
+        f"The loss of the validation sample was lowest at step {int(best['step'])} ({best['validation/loss']:.4f}), "
+        f"and is now {last['validation/loss']:.4f}: --checkpoint=best uses that step."
     )
+    if last.get("train/loss", math.inf) < best.get("train/loss", -math.inf):
+        said += " The training loss has fallen since, so the model overfits: try fewer steps, more text or dropout."
+    return said
 
 
 def conclude(workdir: Path, evaluator: Evaluator, model: LoadedModel, step: int) -> None:
@@ -52,8 +54,8 @@ def conclude(workdir: Path, evaluator: Evaluator, model: LoadedModel, step: int)
         flag = "source" if evaluator.config.model.has_encoder else "prompt"
         commands.append(f"python sample.py --workdir={directory} --{flag}={shlex.quote(evaluator.prompt)}")
     lines = ["", conclusion]
-    if overfitting := _overfitting(workdir):
-        lines.append(overfitting)
+    if risen := risen_loss(workdir):
+        lines.append(risen)
     if evaluator.has_sample:
         sample = evaluator.sample(model, SUMMARY_TOKENS)
         lines += ["", evaluator.sample_title, "", *(f"    {line}" for line in sample.splitlines())]

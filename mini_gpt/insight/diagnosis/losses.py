@@ -19,7 +19,6 @@ UNIGRAM = 0.99  # loss / the unigram model's loss
 FLAT = 0.05  # variation of predictions / unigram entropy
 RISE = 0.3  # nats: last training loss - lowest training loss
 NOISE = 4.0  # standard errors of the mean loss; a rise must also exceed these
-OVERFIT = 0.1  # nats: rise of the recorded validation loss
 GAP = 0.5  # training loss / validation loss
 
 
@@ -112,8 +111,8 @@ def _overfitting(losses: Losses) -> CheckResult:
     says = f"The loss on training text is {losses.train:.2f}, on this split {losses.loss:.2f}."
     if losses.recorded is not None:
         says += f" The recorded loss has risen by {losses.rise:.2f} from its lowest value up to this step."
-    limit = f"a rise of at most {OVERFIT}, and a training loss at least {GAP} times the split's"
-    return CheckResult("overfitting", gap, limit, far or OVERFIT < losses.rise < gap, says)
+    limit = f"a rise of at most {perplexity.MOST_RISE}, and a training loss at least {GAP} times the split's"
+    return CheckResult("overfitting", gap, limit, far or perplexity.MOST_RISE < losses.rise < gap, says)
 
 
 def _recorded_loss(losses: Losses) -> list[CheckResult]:
