@@ -95,7 +95,8 @@ def notebook(path: Path) -> tuple[str, dict[str, bytes]]:
             elif text := "".join(data.get("text/plain", output.get("text", ""))).rstrip():
                 parts.append(f"```{{ .text .output }}\n{text}\n```")
     download = f'<a href="{path.name}" download>download it</a>'  # no Markdown link, which would lead to this page
-    parts.insert(1, f"*This page is a notebook: {download}, and [run it](index.md#run-them).*")
+    how = Path(os.path.relpath(DOCS / "tutorials" / "index.md", path.parent)).as_posix()
+    parts.insert(1, f"*This page is a notebook: {download}, and [run it]({how}#run-them).*")
     return "\n\n".join(parts), figures
 
 

@@ -1,6 +1,7 @@
 """The docs site: README.md is its home page, notebooks are pages, and links lead to pages."""
 
 import json
+import re
 
 import pytest
 
@@ -48,3 +49,9 @@ def test_a_notebook_becomes_a_page_with_its_outputs(tmp_path):
         "![A line](1_title_1.png)",
     ]
     assert figures == {"1_title_1.png": b"PNG"}
+
+
+@pytest.mark.parametrize("path", sorted(DOCS.rglob("*.ipynb")), ids=lambda path: path.stem)
+def test_each_notebook_says_how_to_run_it(path):
+    (link,) = re.findall(r"\[run it\]\(([^)#]+)#run-them\)", hooks.notebook(path)[0])
+    assert "## Run them\n" in (path.parent / link).resolve().read_text(encoding="utf-8")

@@ -1,7 +1,8 @@
-"""Execute the notebooks of the tutorials, and write their outputs into them.
+"""Execute the notebooks of the tutorials and the one for a first try, and write their outputs into them.
 
 python -m docs.tutorials.execute                  all notebooks
 python -m docs.tutorials.execute --only=2         the second one
+python -m docs.tutorials.execute --only=try       the one for a first try
 """
 
 import argparse
@@ -14,6 +15,7 @@ import nbformat
 
 FOLDER = Path(__file__).parent
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
+TRY_IT = FOLDER.parent / "try_it.ipynb"
 TIME_LIMIT = 300  # seconds for a cell; a whole notebook takes one to three minutes on two cores
 
 
@@ -29,14 +31,22 @@ def execute(path: Path) -> nbformat.NotebookNode:
     return notebook
 
 
+def without_pages(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
+    """Return the notebook without outputs that are HTML: the page of the explorer has a megabyte."""
+    for cell in notebook.cells:
+        if "outputs" in cell:
+            cell.outputs = [output for output in cell.outputs if "text/html" not in output.get("data", {})]
+    return notebook
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", metavar="N", help="the number of a notebook")
+    parser.add_argument("--only", metavar="N", help="the number of a notebook, or try")
     only = parser.parse_args().only
-    for path in NOTEBOOKS:
+    for path in [*NOTEBOOKS, TRY_IT]:
         if only is None or path.name.startswith(f"{only}_"):
             start = time.monotonic()
-            nbformat.write(execute(path), path)
+            nbformat.write(without_pages(execute(path)), path)
             print(f"{path.name}: {time.monotonic() - start:.0f} s")
 
 

@@ -12,7 +12,7 @@ from docs.tutorials import execute
 from tests.conftest import REPOSITORY
 
 NOTEBOOKS = execute.NOTEBOOKS
-TRY_IT = REPOSITORY / "docs" / "try_it.ipynb"
+TRY_IT = execute.TRY_IT
 TIME_LIMIT = 480  # seconds; the slowest notebook took 80 to 190 s on two cores of different machines
 
 
