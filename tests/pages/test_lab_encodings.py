@@ -12,6 +12,7 @@ from mini_gpt.model.positions.absolute import InputEncoding
 from mini_gpt.model.positions.biases import Bias
 from mini_gpt.model.positions.rotary import Rotation
 from mini_gpt.pages.lab import example
+from mini_gpt.runtime.errors import UserError
 from tests.pages import node
 from tests.pages.test_lab import SCRIPTS
 
@@ -66,9 +67,18 @@ class Recent(Bias):
         return jnp.where((key_B11S == 0) & (query_B1L1 > 0) & self.causal, -jnp.inf, bias_BHLS)
 
 
+class Wide(Recent):
+    """An encoding that refuses a small model."""
+
+    name = "wide"
+
+    def __init__(self, config, *, rngs):
+        raise UserError("model.num_heads: found 1; must be at least 8")
+
+
 @pytest.fixture
 def data(monkeypatch):
-    monkeypatch.setattr(positions, "CLASSES", (*positions.CLASSES, Ramp, Shear, Polar, Recent))
+    monkeypatch.setattr(positions, "CLASSES", (*positions.CLASSES, Ramp, Shear, Polar, Recent, Wide))
     return example.data()
 
 
@@ -97,7 +107,7 @@ def expected(name, heads, causal, x_LD, matrices):
 
 def test_encodings_of_ones_own_have_their_numbers(data):
     assert {"ramp", "shear", "recent"} < data["encodings"].keys()
-    assert data["encodings"].keys().isdisjoint(("polar", "pope", "fox", "cope"))  # they depend on the content
+    assert data["encodings"].keys().isdisjoint(("polar", "pope", "fox", "cope", "wide"))
     kinds = {name: (each["kind"], each["trained"]) for name, each in data["encodings"].items()}
     assert kinds["ramp"] == ("table", True) and kinds["shear"] == ("rotation", False)
     assert kinds["recent"] == ("bias", False) and kinds["none"] == ("none", False)

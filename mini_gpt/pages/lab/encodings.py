@@ -19,6 +19,7 @@ from mini_gpt.model.positions.absolute import InputEncoding
 from mini_gpt.model.positions.base import Encoding
 from mini_gpt.model.positions.biases import Bias
 from mini_gpt.model.positions.rotary import Rotation
+from mini_gpt.runtime.errors import UserError
 
 HEADS = (1, 2)
 TITLES = {"rope": "RoPE", "alibi": "ALiBi", "hard_alibi": "Hard-ALiBi", "t5": "T5", "kerple": "KERPLE", "fire": "FIRE"}
@@ -27,8 +28,9 @@ TITLES = {"rope": "RoPE", "alibi": "ALiBi", "hard_alibi": "Hard-ALiBi", "t5": "T
 def computed(width: int, length: int) -> dict[str, dict[str, Any]]:
     """Return {name: title, kind, trained and numbers} of the encodings that the page can compute with.
 
-    It cannot with encodings that depend on the content of tokens, and with rotations that are not linear or change the
-    width of a head. Each number of heads and each mask has numbers of its own. A shorter sentence has the first ones.
+    It cannot with encodings that depend on the content of tokens or refuse so small a model, and with rotations that
+    are not linear or change the width of a head. Each number of heads and each mask has numbers of its own. A shorter
+    sentence has the first ones.
 
     width: of the model.
     length: of the longest sentence, in words.
@@ -42,7 +44,10 @@ def computed(width: int, length: int) -> dict[str, dict[str, Any]]:
         kind, compute = next((row for base, row in KINDS.items() if issubclass(encoding, base)), ("none", None))
         if compute is None:
             continue
-        parameters, numbers = jax.jit(functools.partial(_numbers, encoding, compute, models, length))()
+        try:
+            parameters, numbers = jax.jit(functools.partial(_numbers, encoding, compute, models, length))()
+        except UserError:
+            continue
         if kind == "rotation" and any(np.isnan(x).any() for x in jax.tree.leaves(numbers)):
             continue
         title, numbers = TITLES.get(encoding.name, encoding.name), jax.tree.map(_rounded, numbers)
