@@ -99,6 +99,31 @@ def test_named_config_fields_exist(page):
             loading.check_field(name)
 
 
+SEARCHED = (
+    *("Flash Attention", "multi-query", "grouped-query", "mixed precision", "KV cache", "gradient accumulation"),
+    *("wandb", "Colab", "Slurm", "TPU pod", "warm-up", "BERT", "perplexity", "nanoGPT"),
+)
+
+
+def test_the_words_that_people_search_for_are_in_the_guides():
+    pages = [REPOSITORY / "README.md", *DOCS.glob("*.md"), *(DOCS / "guides").glob("*.md"), DOCS / "try_it.ipynb"]
+    text = " ".join(" ".join(page.read_text(encoding="utf-8").split()) for page in pages if page.stem != "experiments")
+    assert [word for word in SEARCHED if word.lower() not in text.lower()] == []
+
+
+@pytest.mark.parametrize("page", sorted((DOCS / "guides").glob("*.md")), ids=relative)
+def test_each_guide_opens_with_a_command_or_a_program(page):
+    opening = page.read_text(encoding="utf-8").split("\n## ")[0]
+    assert re.search(r"^```(bash|python)$", opening, re.MULTILINE)
+
+
+def test_the_pages_written_by_hand_have_at_most_45_000_words():
+    generated = [DOCS / "reference" / "config.md", DOCS / "reference" / "commands.md"]
+    by_hand = [page for page in PAGES if page not in generated and page.parent.name != "api"]
+    words = [len(page.read_text(encoding="utf-8").split()) for page in by_hand if page.name != "experiments.md"]
+    assert sum(words) <= 45_000 and len(words) > 30
+
+
 @pytest.fixture(scope="module")
 def extended(tmp_path_factory):
     """Return a copy of the code with the changes and the checks of the extension guides."""

@@ -29,6 +29,14 @@ def test_make_names_what_to_install(tmp_path, lacks, message):
     assert not (tmp_path / "venv").exists()
 
 
+@pytest.mark.parametrize("target", ["train", "exercises"])
+def test_make_says_what_it_installs_and_shows_the_progress_of_pip(tmp_path, target):
+    command = ["make", "--dry-run", target, f"VENV={tmp_path}/venv"]
+    said = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True).stdout
+    (install,) = re.findall(r"^.*pip install .*$", said, re.MULTILINE)
+    assert "Installing the packages of requirements" in said and "--quiet" not in install
+
+
 @pytest.mark.parametrize("found", [[], ["chromium"], ["chromedriver"], ["chromium", "chromedriver"]])
 def test_both_programs_of_the_browser_are_installed(tmp_path, found):
     script = (REPOSITORY / ".ci" / "run").read_text()
