@@ -37,7 +37,9 @@ def pytest_addoption(parser):
 
 def pytest_collection_modifyitems(config, items):
     if not config.option.markexpr:  # one process can't hold the compiled programs of hundreds of combinations
-        items[:] = [item for item in items if item.get_closest_marker("exhaustive") is None]
+        exhaustive = [item for item in items if item.get_closest_marker("exhaustive")]
+        config.hook.pytest_deselected(items=exhaustive)
+        items[:] = [item for item in items if item not in exhaustive]
     if config.option.order is not None:
         files = [list(tests) for _, tests in itertools.groupby(items, key=lambda item: item.path)]
         random.Random(config.option.order).shuffle(files)

@@ -9,7 +9,8 @@ import re
 
 import pytest
 
-from tests.structure import LIMITS, MEASURES, REPOSITORY, ROOT, imports, modules, number, package, parameters
+from docs.reference import python_api
+from tests.structure import LIMITS, MEASURES, REPOSITORY, ROOT, imports, modules, number, package
 
 CORE = ("runtime", "config", "data", "model", "evaluation", "generation", "training")
 TOOLS = ("insight", "hugging_face", "pages", "suites", "study")
@@ -72,22 +73,9 @@ def test_chains_of_imports_are_short():
     assert max(inside.values()) <= LONGEST_CHAIN_IN_A_PACKAGE, sorted(inside.items(), key=lambda item: -item[1])[:3]
 
 
-def described_names(node: ast.AST) -> list[str]:
-    """Return the parameters of a function, or the fields of a class and the parameters of its `__init__`."""
-    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-        return parameters(node)
-    fields, body = [], node.body if isinstance(node, ast.ClassDef) else []
-    for part in body:
-        if isinstance(part, ast.AnnAssign):
-            fields.append(ast.unparse(part.target))
-        elif isinstance(part, ast.FunctionDef) and part.name == "__init__":
-            fields += parameters(part)
-    return fields
-
-
 def runs_together(node: ast.AST) -> bool:
     """Return whether a docstring describes several arguments or fields, and one of them in the middle of a line."""
-    names = "|".join(map(re.escape, described_names(node)))
+    names = "|".join(map(re.escape, python_api.described_names(node)))
     text = ast.get_docstring(node) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) else None
     if not names or not text:
         return False

@@ -62,7 +62,7 @@ def _signature(node: Function | ast.ClassDef, lines: list[str]) -> str:
 
 def _docstring(node: ast.Module | Function | ast.ClassDef) -> Iterator[str]:
     """Yield the paragraphs of a docstring. The lines of arguments and fields become a list, and indented lines code."""
-    names = set(_described_names(node))
+    names = set(described_names(node))
     for paragraph in (ast.get_docstring(node) or "").split("\n\n"):
         for kind, lines in itertools.groupby(_lines(paragraph, names), key=lambda line: line[0]):
             text = "\n".join(text for _, text in lines)
@@ -87,7 +87,7 @@ def _lines(paragraph: str, names: set[str]) -> Iterator[tuple[str, str]]:
             yield kind, _escaped(line)
 
 
-def _described_names(node: ast.AST) -> Iterator[str]:
+def described_names(node: ast.AST) -> Iterator[str]:
     """Yield the parameters of a function, or the fields of a class and the parameters of its constructor."""
     if isinstance(node, Function):
         yield from (argument.arg for argument in ast.walk(node.args) if isinstance(argument, ast.arg))
@@ -95,7 +95,7 @@ def _described_names(node: ast.AST) -> Iterator[str]:
         if isinstance(part, ast.AnnAssign):
             yield ast.unparse(part.target)
         elif isinstance(part, Function) and part.name == "__init__":
-            yield from _described_names(part)
+            yield from described_names(part)
 
 
 def _escaped(text: str) -> str:

@@ -6,6 +6,8 @@ import sys
 import numpy as np
 import pytest
 
+from mini_gpt.config import fields
+from mini_gpt.config.schema import Config
 from mini_gpt.runtime.errors import UserError
 from mini_gpt.training import loggers, loop, monitor, workdir
 from tests.training.interruption import rows
@@ -64,6 +66,8 @@ def test_rows_are_those_of_the_file_and_a_resumed_run_keeps_its_id(small, tmp_pa
     assert first["config"]["model.position"] == "rope" and first["dir"] == str(run)
     loop.train(small(train__logger="wandb", train__steps=6, optimizer__schedule="constant"), run, conclude=False)
     assert [row["step"] for row in fake.run.logged] == [5, 6] and fake.asked[1]["id"] == first["id"]
+    loop.train(small(train__steps=7, optimizer__schedule="constant"), run, conclude=False)  # without the logger
+    assert len(fake.asked) == 2 and rows(run)[-1]["step"] == 7
 
 
 def test_images_and_texts_are_sent_as_such(small, tmp_path, fake):
@@ -92,9 +96,8 @@ def test_a_refusal_of_the_service_is_one_line(small, tmp_path, fake):
     assert said == f"train.logger: wandb: No API key configured; {remedy}"
 
 
-def test_the_logger_may_change_when_a_run_is_resumed():
-    assert "train.logger" in workdir.FREE_FIELDS
-    assert loggers.LOGGERS.keys() == {"none", "wandb"}
+def test_each_value_of_the_field_has_a_logger():
+    assert [*loggers.LOGGERS] == fields.choices(fields.specs(Config)["train.logger"].hint)
 
 
 @pytest.mark.slow
