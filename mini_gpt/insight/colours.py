@@ -1,8 +1,4 @@
-"""Colours of maps: the same as in the pages (pages/common/colours.js), on light paper.
-
-Weights go from paper to ink in equal steps of lightness, so 0 has the colour of the paper. Signed values go from blue
-over paper to red. Masked pairs are hatched.
-"""
+"""Colours of maps in figures of Matplotlib. Masked pairs are hatched."""
 
 from typing import Any
 
@@ -13,10 +9,10 @@ from matplotlib.colors import LinearSegmentedColormap, PowerNorm
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 
-RAMP = ("#fcfcfa", "#cfdcf4", "#a2bdec", "#779ee1", "#4f7fd5", "#3760b7", "#254492", "#1b2c60", "#16181d")
-DIVERGING = ("#1b3f8f", "#5b86d6", "#b9cdf0", "#fcfcfa", "#f3c4b3", "#d97452", "#962d12")
-WEIGHTS = LinearSegmentedColormap.from_list("weights", RAMP)
-SIGNED = LinearSegmentedColormap.from_list("signed", DIVERGING)
+from mini_gpt.insight import ramps
+
+WEIGHTS = LinearSegmentedColormap.from_list("weights", ramps.WEIGHTS)
+SIGNED = LinearSegmentedColormap.from_list("signed", ramps.SIGNED)
 HATCHING, MARK = "#c9ccd2", "#b8431b"  # of masked pairs, and of frames
 TICKS = (0, 0.01, 0.1, 0.25, 0.5, 1)  # of weights
 

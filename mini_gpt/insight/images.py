@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from mini_gpt.insight import colours
+from mini_gpt.insight import ramps
 
 GAP = 3  # pixels between maps
 PAPER, INK, LINE = 255, 60, 205  # grey levels
@@ -12,9 +12,7 @@ BAR, TICK = 10, 4  # pixels: heights of the colour bar and of its ticks
 SCALE = 2  # pixels of a point of a glyph
 TICKS = (0, 0.1, 0.5, 1)  # weights
 
-WEIGHTS_X3, SIGNED_X3 = (
-    (colormap(np.linspace(0, 1, 256))[:, :3] * 255).astype(np.uint8) for colormap in (colours.WEIGHTS, colours.SIGNED)
-)
+WEIGHTS_X3, SIGNED_X3 = ramps.rgb(ramps.WEIGHTS), ramps.rgb(ramps.SIGNED)
 # Letters of three points by five: a digit is a row, 4 its left point, 2 the middle, 1 the right.
 ROWS = "75557 26227 71747 71717 55711 74717 74757 71122 75757 75717 00002 00700 00000 "
 ROWS += "25755 65556 74647 55755 44447 65655 55222"

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
+from tensorboardX.utils import figure_to_image
 
 from mini_gpt.insight import curves
 from mini_gpt.runtime import files
@@ -59,7 +60,7 @@ def write_tensorboard(
         for scalar in scalars:
             events.scalar(*scalar)
         for name, figure in figures.items():
-            events.figure(name, figure, step)
+            events.image(name, figure_to_image(figure, close=False).transpose(1, 2, 0), step)
 
 
 def table(rows: Sequence[Row]) -> str:

@@ -222,7 +222,10 @@ def train(
         last = config.train.steps
         with stopping.at_once(), ThreadPoolExecutor(1) as background:
             saved_step = max(checkpoints.steps(), default=0)
-            compiling = background.submit(assembly.compiled_step) if saved_step < last else None
+            compiling = None
+            if saved_step < last:
+                assembly.lowered_step()  # in this thread: it would take turns with the thread that makes the state
+                compiling = background.submit(assembly.compiled_step)
             restored = checkpoints.restore_last(assembly.abstract_state)
             step, state, record = restored or (0, first_state.make(), Record())
             state = assembly.ready(state)

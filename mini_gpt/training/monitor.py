@@ -18,13 +18,11 @@ from typing import Any
 
 import jax
 import numpy as np
-from matplotlib.figure import Figure
 from tensorboardX import summary
 from tensorboardX.event_file_writer import EventsWriter
 from tensorboardX.proto.api_pb2 import MetricName
 from tensorboardX.proto.event_pb2 import Event, SessionLog
 from tensorboardX.proto.plugin_hparams_pb2 import HParamsPluginData
-from tensorboardX.utils import figure_to_image
 from tqdm import tqdm
 
 from mini_gpt.config import loading
@@ -71,9 +69,6 @@ class EventFile(contextlib.AbstractContextManager):
     def image(self, name: str, pixels: np.ndarray, step: int) -> None:
         """Add RGB pixels, uint8, rows first."""
         self._write(step, summary=summary.image(name, pixels, dataformats="HWC"))
-
-    def figure(self, name: str, figure: Figure, step: int) -> None:
-        self._write(step, summary=summary.image(name, figure_to_image(figure, False), dataformats="CHW"))
 
     def hyperparameters(self, config: Config) -> None:
         """Add the config fields and the names of the results for TensorBoard's page HParams."""

@@ -327,3 +327,10 @@ def test_sample_refuses_invalid_text_and_writes_to_any_terminal(run):
         [*command, "the"], cwd=REPOSITORY, capture_output=True, env=os.environ | {"PYTHONIOENCODING": "ascii"}
     )
     assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_training_starts_without_slow_imports():
+    """Matplotlib is for evaluation suites, and Pallas for TPUs; together they take a quarter of a second."""
+    slow = {"matplotlib", "jax.experimental.pallas"}
+    program = f"import sys, mini_gpt.commands.train; print({slow} & sys.modules.keys())"
+    assert subprocess.check_output([sys.executable, "-c", program], cwd=REPOSITORY, text=True) == "set()\n"

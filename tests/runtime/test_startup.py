@@ -54,3 +54,11 @@ def test_errors_of_tasks_of_orbax_are_not_repeated(tmp_path):
     assert said("orbax", tmp_path) == "error: damaged\n"
     others = said("another", tmp_path)
     assert "Exception ignored in" in others and "exception was never retrieved" in others
+
+
+def test_the_collector_does_not_visit_what_imports_made(tmp_path):
+    script = "import gc, sys; from mini_gpt.runtime import startup; startup.set_up(sys.argv[1]); gc.collect()"
+    counts = "print(gc.get_freeze_count(), len(gc.get_objects()))"
+    command = [sys.executable, "-c", f"{script}; {counts}", tmp_path]
+    frozen, visited = map(int, subprocess.check_output(command, cwd=REPOSITORY, text=True).split())
+    assert frozen > 100 * visited

@@ -1,6 +1,7 @@
 """Whole runs: how they resume, which checkpoints they keep, and that they learn."""
 
 import dataclasses
+import threading
 
 import jax
 import numpy as np
@@ -51,6 +52,24 @@ def test_a_run_resumes_on_another_number_of_devices(small, tmp_path, monkeypatch
     np.testing.assert_array_equal(seen[0]["inputs"], batch_of(small(**there), 4)["inputs"])
     losses = [[row["train/loss"] for row in rows(tmp_path / name)] for name in ("uninterrupted", "moved")]
     np.testing.assert_allclose(*losses, rtol=1e-4)
+
+
+def test_the_step_is_traced_before_the_first_state_is_made(small, tmp_path, monkeypatch):
+    """Two threads that trace take turns, and the compilation would start later."""
+    seen, lower, make = [], assembly.Assembly.lowered_step, assembly.Assembly.first_state
+
+    def lowered_step(run):
+        seen.append(f"lowered in {threading.current_thread().name}")
+        return lower(run)
+
+    def first_state(run, parameters=None):
+        seen.append("state")
+        return make(run, parameters)
+
+    monkeypatch.setattr(assembly.Assembly, "lowered_step", lowered_step)
+    monkeypatch.setattr(assembly.Assembly, "first_state", first_state)
+    loop.train(small(train__steps=1), tmp_path / "run", conclude=False)
+    assert seen[0] == "lowered in MainThread" and "state" in seen[1:]
 
 
 def batch_of(config, place):

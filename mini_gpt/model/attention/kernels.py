@@ -4,8 +4,6 @@ import functools
 from typing import Any
 
 import jax
-from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash_kernel
-from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as splash_mask
 from jax.sharding import PartitionSpec
 
 from mini_gpt.model.attention.context import Context, Mask
@@ -44,18 +42,20 @@ def splash(
 
 
 def _splash(heads: tuple, segments_BL: jax.Array | None, *, mask: Mask, scale: float, interpret: bool) -> jax.Array:
+    from jax.experimental.pallas.ops.tpu import splash_attention as kernels  # slow to import, and only for TPUs
+
     q_BLHK, k_BLGK, v_BLGK = heads
     B, L, H, K = q_BLHK.shape
     G = k_BLGK.shape[2]
-    mask_of_head: Any = splash_mask.CausalMask((L, L)) if mask.causal else splash_mask.FullMask((L, L))
+    mask_of_head: Any = kernels.CausalMask((L, L)) if mask.causal else kernels.FullMask((L, L))
     if mask.window is not None:
         reach = mask.window - 1
-        mask_of_head = splash_mask.LocalMask((L, L), (reach, 0 if mask.causal else reach), offset=0)
-    mask_of_group = splash_mask.MultiHeadMask([mask_of_head] * (H // G))
-    kernel = splash_kernel.make_splash_mqa_single_device(mask_of_group, interpret=interpret)
+        mask_of_head = kernels.LocalMask((L, L), (reach, 0 if mask.causal else reach), offset=0)
+    mask_of_group = kernels.MultiHeadMask([mask_of_head] * (H // G))
+    kernel = kernels.make_splash_mqa_single_device(mask_of_group, interpret=interpret)
     q_BGMLK = scaled(scale, q_BLHK).reshape(B, L, G, H // G, K).transpose(0, 2, 3, 1, 4)
     k_BGLK, v_BGLK = k_BLGK.swapaxes(1, 2), v_BLGK.swapaxes(1, 2)
-    segments = None if segments_BL is None else splash_kernel.SegmentIds(segments_BL, segments_BL)
+    segments = None if segments_BL is None else kernels.SegmentIds(segments_BL, segments_BL)
     over_groups = jax.vmap(kernel, (0, 0, 0, None))
     out_BGMLK = jax.vmap(over_groups, (0, 0, 0, None if segments is None else 0))(q_BGMLK, k_BGLK, v_BGLK, segments)
     return out_BGMLK.transpose(0, 3, 1, 2, 4).reshape(B, L, H, K).astype(q_BLHK.dtype)
