@@ -1,0 +1,50 @@
+"""The parts of `python -m benchmarks.gpu`: their commands, and how long each may take on a GPU."""
+
+from typing import NamedTuple
+
+RECIPES = ("gpt2_124m", "shakespeare_char", "tiny")
+# A model with the shape of GPT-2, so small that a CPU decodes with it at once.
+SMALL_GPT2 = {
+    "context_length": 64,
+    "model.num_layers": 2,
+    "model.d_model": 64,
+    "model.num_heads": 2,
+    "data.vocab_size": 512,
+}
+
+
+class Part(NamedTuple):
+    """limit: seconds on a GPU; the limits of all parts add up to less than ten minutes.
+
+    arguments, small: the arguments of Python, in full and in small.
+    """
+
+    name: str
+    title: str
+    limit: int
+    arguments: list[str]
+    small: list[str]
+
+
+def _part(name: str, title: str, limit: int, module: str) -> Part:
+    return Part(name, title, limit, ["-m", module], ["-m", module, "--small"])
+
+
+def _decoding(*more: str) -> list[str]:
+    return ["-m", "benchmarks.transformers_baseline", "--config=configs/presets.py:gpt2_small", *more]
+
+
+PARTS = (
+    _part("attention", "Attention on the device against float32 on the CPU", 130, "benchmarks.gpu.attention"),
+    _part("training", "The training step beside nanoGPT with torch.compile", 230, "benchmarks.gpu.training"),
+    _part("kernels", "The kernels of a training step of GPT-2 124M", 50, "benchmarks.gpu.step_kernels"),
+    _part("resume", "A resumed run has the bits of an uninterrupted one", 80, "benchmarks.gpu.resume"),
+    Part(
+        "decoding",
+        "Decoding beside Transformers, GPT-2 124M",
+        80,
+        _decoding("--tokens=96"),
+        _decoding("--tokens=16", *(f"--config.{name}={value}" for name, value in SMALL_GPT2.items())),
+    ),
+)
+MACHINE = Part("machine", "The machine", 25, ["-m", "benchmarks.gpu.machine"], ["-m", "benchmarks.gpu.machine"])
