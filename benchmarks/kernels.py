@@ -13,7 +13,7 @@ import re
 import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax
 
@@ -186,7 +186,15 @@ def by_class(rows: list[Row]) -> dict[str, tuple[float, float]]:
     return {kind: (sum(r.milliseconds for r in each), sum(r.share for r in each)) for kind, each in of.items()}
 
 
-def profiled(measured: bench.Bench, steps: int) -> list[Row]:
+class Measured(Protocol):
+    """A compiled training step with its state and its batches, such as `bench.Bench`."""
+
+    compiled: Any
+    state: Any
+    batches: Iterator[Any]
+
+
+def profiled(measured: Measured, steps: int) -> list[Row]:
     """Return the table of kernels of `steps` training steps."""
     options = jax.profiler.ProfileOptions()
     options.python_tracer_level = 0
@@ -230,7 +238,7 @@ def main() -> None:
     require(flags.steps >= 1, "--steps", flags.steps, "must be at least 1")
     config = loading.load(flags.config, command_line.config_overrides(rest))
     command_line.set_up()
-    # A cached program lacks the lines of the source.
+    # A cached program may have the lines of an older source.
     jax.config.update("jax_enable_compilation_cache", False)
     print(text(profiled(bench.Bench(config), flags.steps)))
 

@@ -7,14 +7,15 @@ from typing import Any
 from mini_gpt.study.report import PAGE
 
 STYLE = """
-td.number, th.number { text-align: right; white-space: nowrap; }
+.number { text-align: right; }
+td.number { white-space: nowrap; }
 .bar { display: block; height: .7rem; min-width: 1px; background: var(--accent); border-radius: 2px; }
-code { font-size: .95em; overflow-wrap: anywhere; }
+td code { display: block; min-width: 15rem; overflow-wrap: anywhere; }
 .failed { border-left: 4px solid var(--accent); background: var(--soft); padding: .5rem .8rem; }
 </style>"""
 MOST_KERNELS, LONGEST_KERNEL = 25, 60
 IMPLEMENTATIONS = ("cudnn", "blockwise", "reference")
-PROGRAMS = {"mini_gpt": "mini_gpt", "nanogpt": "nanoGPT, compiled"}
+PROGRAMS = {"mini_gpt": "mini_gpt", "nanogpt": "nanoGPT"}
 GIB = 2**30
 
 
@@ -25,8 +26,8 @@ def html_of(made: dict[str, Any]) -> str:
     body = [f"<h1>{_safe(title)}</h1>", f"<p>{_safe(made['date'])}, commit {_safe(machine['mini_gpt'][:12])}.</p>"]
     if made["small"]:
         body.append(
-            "<p class='failed'>This run only tried the command, with small models on the CPU. Its times say nothing about a"
-            " GPU.</p>"
+            "<p class='failed'>This run only tried the command, with small models on the CPU. Its times say nothing "
+            "about a GPU.</p>"
         )
     body.append(_parts(parts))
     if not made["small"] and "training" in parts:
@@ -120,8 +121,8 @@ def _training(numbers: dict[str, Any]) -> str:
     measured = [found for found in numbers["recipes"].values() if "shape" in found]
     peak = f"{measured[0]['peak_flops']:.3g} FLOP/s, {measured[0]['peak_source']}" if measured else "–"
     text = (
-        "<p>Medians and quartiles of turns: while one program runs, the other one waits. bfloat16, random tokens. MFU: a "
-        "token costs 6N + 12 · layers · width · context operations in both programs; N leaves out learned positions. "
+        "<p>Medians and quartiles of turns: while one program runs, the other one waits. bfloat16, random tokens. MFU: "
+        "a token costs 6N + 12 · layers · width · context operations in both programs; N leaves out learned positions. "
         f"Peak: {_safe(peak)}.</p>"
     )
     return text + table(headers, rows, range(2, 7)) + "".join(notes)
@@ -135,7 +136,7 @@ def _attention(numbers: dict[str, Any]) -> str:
         key = row["encoding"], row["mask"], row["dtype"]
         autos[key] = row["auto"]
         tolerances |= {row["dtype"]: row["tolerance"]} if "tolerance" in row else {}
-        said = f"{row['error']:.1e}" if "error" in row else "compiles for CUDA" if row["lowers"] else "does not compile"
+        said = f"{row['error']:.1e}" if "error" in row else "lowers for CUDA" if row["ok"] else "no call of cuDNN"
         said += " (output)" if row.get("compared") == "output" else ""
         name = next(name for name in IMPLEMENTATIONS if name in row["implementation"].split(" + "))
         cells.setdefault(key, {})[name] = said if row["ok"] else f"<strong>{said}</strong>"
@@ -145,9 +146,9 @@ def _attention(numbers: dict[str, Any]) -> str:
     ]
     limits = ", ".join(f"{value:.1e} in {name}" for name, value in tolerances.items())
     text = (
-        "<p>The largest error of the output and of all gradients of one layer, relative to the largest entry, against the "
-        f"reference in float32 on the CPU. Allowed: {_safe(limits)}. –: the implementation does not take this case. An "
-        f"error in bold is too large. {_safe(numbers.get('progress', ''))}.</p>"
+        "<p>The largest error of the output and of all gradients of one layer, relative to the largest entry, against "
+        f"the reference in float32 on the CPU. Allowed: {_safe(limits)}. –: not taken by the implementation. "
+        f"An error in bold is too large. {_safe(numbers['progress'])}.</p>"
     )
     return text + table(["encoding", "mask", "dtype", "auto takes", *IMPLEMENTATIONS], rows, [4, 5, 6])
 
@@ -205,8 +206,8 @@ def _decoding(numbers: dict[str, Any]) -> str:
         for name, shown in {"mini_gpt": "mini_gpt", "transformers": "Transformers"}.items()
     ]
     text = (
-        f"<p>One text, {numbers['prompt_tokens']} tokens of prompt and {numbers['tokens']} new ones, {numbers['dtype']}, "
-        f"{numbers['parameters']:,} parameters. Ratio: {_spread(numbers['ratio'])}.</p>"
+        f"<p>One text, {numbers['prompt_tokens']} tokens of prompt and {numbers['tokens']} new ones, "
+        f"{numbers['dtype']}, {numbers['parameters']:,} parameters. Ratio: {_spread(numbers['ratio'])}.</p>"
     )
     return text + table(["program", "tokens per second", "seconds to the first token"], rows, [1, 2])
 

@@ -35,16 +35,16 @@ def _decoding(*more: str) -> list[str]:
 
 
 PARTS = (
-    _part("attention", "Attention on the device against float32 on the CPU", 130, "benchmarks.gpu.attention"),
-    _part("training", "The training step beside nanoGPT with torch.compile", 230, "benchmarks.gpu.training"),
+    _part("training", "The training step beside nanoGPT with torch.compile", 215, "benchmarks.gpu.training"),
     _part("kernels", "The kernels of a training step of GPT-2 124M", 50, "benchmarks.gpu.step_kernels"),
-    _part("resume", "A resumed run has the bits of an uninterrupted one", 80, "benchmarks.gpu.resume"),
     Part(
         "decoding",
         "Decoding beside Transformers, GPT-2 124M",
         80,
-        _decoding("--tokens=96"),
+        _decoding("--tokens=64"),
         _decoding("--tokens=16", *(f"--config.{name}={value}" for name, value in SMALL_GPT2.items())),
     ),
+    _part("resume", "A resumed run has the bits of an uninterrupted one", 110, "benchmarks.gpu.resume"),
+    _part("attention", "Attention on the device against float32 on the CPU", 115, "benchmarks.gpu.attention"),
 )
 MACHINE = Part("machine", "The machine", 25, ["-m", "benchmarks.gpu.machine"], ["-m", "benchmarks.gpu.machine"])

@@ -20,6 +20,7 @@ from mini_gpt.runtime.errors import UserError
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 LONGEST_REASON = 300  # characters
+ANSWER = "answer "  # begins a line of a worker; libraries print other lines
 
 
 class Outcome(NamedTuple):
@@ -124,21 +125,17 @@ class Worker:
         self.directory.cleanup()
 
     def _answer(self) -> str:
-        if line := self.process.stdout.readline():
-            return line
+        for line in self.process.stdout:
+            if line.startswith(ANSWER):
+                return line.removeprefix(ANSWER)
         reason = why(self.process.wait(), self.log)
         self.stop()
         raise UserError(f"{self.name}: {reason}")
 
 
 def serve(info: dict[str, Any], measure: Callable[[], float], finish: Callable[[], dict[str, Any]]) -> None:
-    """Answer a `Worker`: write the info, one measurement for each line of stdin, and at its end what `finish` returns.
-
-    Whatever libraries print goes to stderr.
-    """
-    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)
-    print(json.dumps(info), file=answers, flush=True)
+    """Answer a `Worker`: write the info, a measurement for each line of stdin, and at its end what `finish` returns."""
+    print(ANSWER + json.dumps(info), flush=True)
     for _ in sys.stdin:
-        print(measure(), file=answers, flush=True)
-    print(json.dumps(finish()), file=answers, flush=True)
+        print(ANSWER + json.dumps(measure()), flush=True)
+    print(ANSWER + json.dumps(finish()), flush=True)

@@ -38,8 +38,9 @@ RECIPES = {
 
 
 def config_of(recipe: Recipe, *, small: bool) -> Config:
-    """Return the config of a recipe in bfloat16. small: with one narrow layer and short texts."""
-    return loading.load(recipe.config, {"model.dtype": "bfloat16"} | recipe.overrides | (SMALL if small else {}))
+    """Return the config of a recipe in bfloat16 on one device. small: with one narrow layer and short texts."""
+    fields = {"model.dtype": "bfloat16", "mesh.data": 1}
+    return loading.load(recipe.config, fields | recipe.overrides | (SMALL if small else {}))
 
 
 class RandomSteps:

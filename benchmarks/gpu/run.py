@@ -2,8 +2,8 @@
 
 python -m benchmarks.gpu [--small] [--output=runs/gpu] [--only=NAME]
 
-The parts are attention (each encoding and mask against float32), training (a step beside nanoGPT with torch.compile),
-kernels (of a step), resume (the same bits) and decoding (beside Transformers). Each is a process of its own with a time
+The parts are training (a step beside nanoGPT with torch.compile), kernels (of a step), decoding (beside Transformers),
+resume (the same bits) and attention (each encoding and mask against float32). Each is a process of its own with a time
 limit. If a part fails, or a library is missing, the file and the page have the reason, the other parts go on, and the
 exit status is 1. Without a GPU, or with --small, small models run on the CPU: this tries the command, and its times say
 nothing. Needs PyTorch and Transformers in the environment of JAX, see requirements-hugging-face.txt. Run nothing else.
@@ -49,14 +49,19 @@ def _and_more(count: int) -> str:
 
 
 def environment_of_parts(cache: str, *, small: bool) -> dict[str, str]:
-    """Return the environment of the parts: empty caches, memory of the GPU as needed, no network."""
+    """Return the environment of the parts: one GPU, its memory as needed, empty caches, no network."""
+    first_gpu = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
     environment = os.environ | {
+        "CUDA_VISIBLE_DEVICES": first_gpu,
         "XDG_CACHE_HOME": cache,
         "TORCHINDUCTOR_CACHE_DIR": f"{cache}/inductor",
         "TRITON_CACHE_DIR": f"{cache}/triton",
         "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
         "HF_HUB_OFFLINE": "1",
     }
+    platforms = environment.get("JAX_PLATFORMS", "")
+    if platforms and "cpu" not in platforms:  # attention on the device is compared with that on the CPU
+        environment["JAX_PLATFORMS"] = f"{platforms},cpu"
     return environment | ({"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": ""} if small else {})
 
 

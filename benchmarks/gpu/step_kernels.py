@@ -1,4 +1,4 @@
-"""Profile the training step of GPT-2 124M on random tokens, and write its table of kernels: see `benchmarks.kernels`."""
+"""Profile the training step of GPT-2 124M, and write its table of kernels: see `benchmarks.kernels`."""
 
 import argparse
 
