@@ -52,7 +52,11 @@ IN_OPTIMIZER = ("/optax/", "mini_gpt/training/optimizer.py")
 
 
 class Event(NamedTuple):
-    """One run of a kernel. lane: a stream or a thread. instruction: of the compiled step; times in nanoseconds."""
+    """One run of a kernel, with its times in nanoseconds.
+
+    lane: a stream of a GPU, or a thread.
+    instruction: of the compiled step; "" if the profile does not say.
+    """
 
     lane: str
     kernel: str
@@ -62,7 +66,12 @@ class Event(NamedTuple):
 
 
 class Row(NamedTuple):
-    """One row of the table. milliseconds and count are per step; share: of the time of a step."""
+    """One row of the table.
+
+    where: file and line of mini_gpt, or "".
+    milliseconds, count: per step.
+    share: of the time of a step.
+    """
 
     kernel: str
     kind: str

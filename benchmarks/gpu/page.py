@@ -136,8 +136,10 @@ def _attention(numbers: dict[str, Any]) -> str:
         key = row["encoding"], row["mask"], row["dtype"]
         autos[key] = row["auto"]
         tolerances |= {row["dtype"]: row["tolerance"]} if "tolerance" in row else {}
-        said = f"{row['error']:.1e}" if "error" in row else "lowers for CUDA" if row["ok"] else "no call of cuDNN"
-        said += " (output)" if row.get("compared") == "output" else ""
+        said = "lowers for CUDA" if row["ok"] else "no call of cuDNN"
+        if "error" in row:
+            said = "not finite" if row["error"] is None else f"{row['error']:.1e}"
+            said += " (output)" if row["compared"] == "output" else ""
         name = next(name for name in IMPLEMENTATIONS if name in row["implementation"].split(" + "))
         cells.setdefault(key, {})[name] = said if row["ok"] else f"<strong>{said}</strong>"
     rows = [

@@ -14,9 +14,10 @@ SMALL_GPT2 = {
 
 
 class Part(NamedTuple):
-    """limit: seconds on a GPU; the limits of all parts add up to less than ten minutes.
+    """A part of the command.
 
-    arguments, small: the arguments of Python, in full and in small.
+    limit: in seconds; the limits of all parts add up to less than ten minutes.
+    arguments, small: those of Python, for the full sizes and for the small ones.
     """
 
     name: str

@@ -86,7 +86,7 @@ def _last_object(text: str) -> dict[str, Any]:
 
 def write(result: dict[str, Any]) -> None:
     """Write the result so far, in a part's process."""
-    print(json.dumps(result, ensure_ascii=False, allow_nan=False), flush=True)
+    print(json.dumps(result, allow_nan=False), flush=True)
 
 
 class Worker:

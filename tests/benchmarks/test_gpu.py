@@ -5,6 +5,7 @@ import sys
 from types import SimpleNamespace
 
 import jax
+import numpy as np
 import pytest
 
 from benchmarks.gpu import attention, parts, processes, random_steps, resume, run, training
@@ -199,6 +200,13 @@ def test_a_window_that_is_off_by_one_is_an_error():
         right, wrong = layer(attention.WINDOW, dtype), layer(attention.WINDOW + 1, dtype)
         assert error_of(right.run(cpu), wanted) <= most < error_of(wrong.run(cpu), wanted) / 1.5
     assert error_of(layer(attention.WINDOW + 1).run(cpu), wanted, output_only=True) > attention.TOLERANCE["float32"]
+
+
+def test_numbers_that_are_not_finite_are_an_error():
+    zero, one, bad = np.zeros(2), np.ones(2), np.array([1.0, np.nan])
+    assert error_of(([one, zero], one), ([one, one], one)) == 1 and error_of(([one], one), ([one], one)) == 0
+    assert np.isnan(error_of(([one, bad], one), ([one, one], one))) and np.isnan(error_of(([one], bad), ([one], one)))
+    assert attention.failure({"error": None, "tolerance": 0.1}) == "numbers that are not finite, allowed 0.1"
 
 
 @pytest.mark.slow
