@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 SLOW ?= tests
 
-.PHONY: train test types test-slow test-part test-cache test-newest test-oldest test-hugging-face faults docs tutorials exercises structure lint pages-style clean
+.PHONY: train test types test-slow test-part test-cache test-newest test-oldest test-hugging-face faults docs tutorials exercises structure gpu lint pages-style clean
 
 train: $(VENV)/installed
 	$(VENV)/bin/python train.py --config=configs/tiny.py
@@ -67,6 +67,10 @@ exercises: $(VENV)/installed-dev
 # Print how much code one has to read to understand the core, with limits and goals.
 structure: $(VENV)/installed-dev
 	$(VENV)/bin/python -m tests.structure
+
+# Check and measure on an NVIDIA GPU for ten minutes. Needs no network: PYTHON has JAX with CUDA, PyTorch, Transformers.
+gpu:
+	$(PYTHON) -m benchmarks.gpu
 
 lint: $(VENV)/installed-dev
 	$(VENV)/bin/ruff format .

@@ -21,9 +21,10 @@ from torch.nn import functional as F
 
 
 class Block(nn.Module):
-    def __init__(self, width: int, heads: int):
+    def __init__(self, width: int, heads: int, dropout: float = 0.0):
         super().__init__()
-        self.heads = heads
+        self.heads, self.rate = heads, dropout
+        self.dropout = nn.Dropout(dropout) if dropout else nn.Identity()
         self.norm1, self.norm2 = nn.LayerNorm(width, bias=False), nn.LayerNorm(width, bias=False)
         self.qkv, self.out = nn.Linear(width, 3 * width, bias=False), nn.Linear(width, width, bias=False)
         self.up, self.down = nn.Linear(width, 4 * width, bias=False), nn.Linear(4 * width, width, bias=False)
@@ -31,16 +32,18 @@ class Block(nn.Module):
     def forward(self, x):
         B, L, D = x.shape
         q, k, v = (y.view(B, L, self.heads, -1).transpose(1, 2) for y in self.qkv(self.norm1(x)).split(D, dim=2))
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.out(y.transpose(1, 2).reshape(B, L, D))
-        return x + self.down(F.gelu(self.up(self.norm2(x))))
+        rate = self.rate if self.training else 0.0
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p=rate)
+        x = x + self.dropout(self.out(y.transpose(1, 2).reshape(B, L, D)))
+        return x + self.dropout(self.down(F.gelu(self.up(self.norm2(x)))))
 
 
 class GPT(nn.Module):
-    def __init__(self, vocabulary: int, context: int, width: int, heads: int, layers: int):
+    def __init__(self, vocabulary: int, context: int, width: int, heads: int, layers: int, *, dropout: float = 0.0):
         super().__init__()
         self.tokens, self.positions = nn.Embedding(vocabulary, width), nn.Embedding(context, width)
-        self.blocks = nn.ModuleList(Block(width, heads) for _ in range(layers))
+        self.blocks = nn.ModuleList(Block(width, heads, dropout) for _ in range(layers))
+        self.dropout = nn.Dropout(dropout) if dropout else nn.Identity()
         self.norm, self.head = nn.LayerNorm(width, bias=False), nn.Linear(width, vocabulary, bias=False)
         self.head.weight = self.tokens.weight
         for name, p in self.named_parameters():
@@ -49,7 +52,8 @@ class GPT(nn.Module):
                 nn.init.normal_(p, std=std)
 
     def forward(self, inputs, targets):
-        x = self.tokens(inputs) + self.positions(torch.arange(inputs.shape[1]))
+        positions = torch.arange(inputs.shape[1], device=inputs.device)
+        x = self.dropout(self.tokens(inputs) + self.positions(positions))
         for block in self.blocks:
             x = block(x)
         logits = self.head(self.norm(x))

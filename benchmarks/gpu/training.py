@@ -1,0 +1,104 @@
+"""Measure the training step of three recipes beside nanoGPT with torch.compile, in turns, on random tokens.
+
+Each program has its own process, and one waits while the other one measures. MFU has the same formula for both: a token
+costs 6N + 12·layers·width·context floating-point operations, forward and backward, without learned positions in N.
+"""
+
+import argparse
+from typing import Any
+
+import numpy as np
+
+from benchmarks.gpu import processes
+from benchmarks.gpu.parts import RECIPES
+from benchmarks.gpu.processes import Worker
+from mini_gpt.commands import command_line
+from mini_gpt.runtime.errors import UserError
+
+ROUNDS, SMALL_ROUNDS = 10, 3
+
+
+def compare(recipe: str, *, small: bool) -> dict[str, Any]:
+    """Return the numbers of both programs, or of mini_gpt and a problem. Raises UserError if mini_gpt's step fails."""
+    ours = Worker(["-m", "benchmarks.gpu.our_steps", recipe, *(["--small"] if small else [])])
+    problem, theirs = None, None
+    try:
+        try:
+            theirs = Worker(["-m", "benchmarks.gpu.nanogpt_steps", *nanogpt_flags(ours.info)])
+        except UserError as error:
+            problem = f"nanoGPT: {error}"
+        workers = {"mini_gpt": ours} | ({"nanogpt": theirs} if theirs else {})
+        times = in_turns(workers, SMALL_ROUNDS if small else ROUNDS)
+        results = {name: worker.info | worker.finish() for name, worker in workers.items()}
+    finally:
+        for worker in filter(None, (ours, theirs)):
+            worker.stop()
+    return report(results, times) | ({"problem": problem} if problem else {})
+
+
+def nanogpt_flags(info: dict[str, Any]) -> list[str]:
+    device = {"gpu": "cuda"}.get(info["platform"], info["platform"])
+    shape = info["shape"] | {"steps": info["steps"], "device": device}
+    return [f"--{name}={value}" for name, value in shape.items()]
+
+
+def in_turns(workers: dict[str, Worker], rounds: int) -> dict[str, list[float]]:
+    """Return the milliseconds per step of each worker in each round. The order changes from round to round."""
+    times: dict[str, list[float]] = {name: [] for name in workers}
+    for number in range(rounds):
+        for name in sorted(workers, reverse=number % 2 == 1):
+            times[name].append(workers[name].measure())
+    return times
+
+
+def spread(values: list[float]) -> dict[str, Any]:
+    """Return the median and the quartiles."""
+    low, median, high = np.quantile(values, [0.25, 0.5, 0.75])
+    return {"median": float(median), "quartiles": [float(low), float(high)]}
+
+
+def report(results: dict[str, dict[str, Any]], times: dict[str, list[float]]) -> dict[str, Any]:
+    """Return the numbers of each program, and `ratio`: mini_gpt's tokens per second over nanoGPT's, in each round."""
+    ours = results["mini_gpt"]
+    shape, peak = ours["shape"], ours["peak_flops"]
+    tokens, made = shape["batch"] * shape["context"], {}
+    for name, found in results.items():
+        attention = 12 * shape["layers"] * shape["width"] * shape["context"]
+        flops = found.get("flops_per_token") or 6 * found["parameters_without_positions"] + attention
+        step = spread(times[name])
+        per_second = 1000 * tokens / step["median"]
+        made[name] = {
+            "milliseconds_per_step": step,
+            "tokens_per_second": per_second,
+            "model_flops_utilisation": flops * per_second / peak,
+            "flops_per_token": flops,
+            "peak_memory_bytes": found["peak_memory_bytes"],
+            "compile_seconds": found["compile_seconds"],
+            "parameters": found["parameters"],
+        }
+    both = zip(times["mini_gpt"], times.get("nanogpt", []), strict=False)
+    ratios = [theirs / mine for mine, theirs in both]
+    about = {"shape": shape, "position": ours["position"], "steps_in_a_turn": ours["steps"], "tokens_per_step": tokens}
+    about |= {"rounds": len(times["mini_gpt"]), "peak_flops": peak, "peak_source": ours["peak_source"]}
+    return about | made | ({"ratio": spread(ratios)} if ratios else {})
+
+
+@command_line.command
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--small", action="store_true", help="one narrow layer, to try the command on a CPU")
+    flags = parser.parse_args()
+    recipes: dict[str, Any] = {}
+    problems: list[str] = []
+    for name in RECIPES:
+        try:
+            recipes[name] = compare(name, small=flags.small)
+        except UserError as error:
+            recipes[name] = {"problem": str(error)}
+        if problem := recipes[name].get("problem"):
+            problems.append(f"{name}: {problem}")
+        processes.write({"recipes": recipes, "problems": problems})
+
+
+if __name__ == "__main__":
+    main()

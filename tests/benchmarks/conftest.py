@@ -1,0 +1,3 @@
+"""Fixtures of tests of benchmarks."""
+
+from tests.pages.conftest import browser  # noqa: F401

@@ -1,0 +1,133 @@
+"""The page of `python -m benchmarks.gpu`: its numbers, goals and look."""
+
+import pytest
+
+from benchmarks.gpu import page
+from tests.pages.browser import axe_violations
+
+SPREAD = {"median": 28.5, "quartiles": [28.0, 29.25]}
+PROGRAM = {
+    "milliseconds_per_step": SPREAD,
+    "tokens_per_second": 574877.2,
+    "model_flops_utilisation": 0.498,
+    "flops_per_token": 857e6,
+    "peak_memory_bytes": 20 * 2**30,
+    "compile_seconds": 31.24,
+    "parameters": 124_000_000,
+}
+SHAPE = {"layers": 12, "width": 768, "heads": 12, "context": 1024, "batch": 16, "dropout": 0.0, "vocabulary": 50304}
+RECIPE = {"shape": SHAPE, "peak_flops": 989e12, "peak_source": "data sheet of H100", "mini_gpt": PROGRAM}
+ROW = {"encoding": "rope", "mask": "window", "dtype": "bfloat16", "auto": "cudnn", "tolerance": 0.06}
+KERNEL = {
+    "kernel": "void cutlass::Kernel2<a_b|c>" + 3 * "_long_name",
+    "kind": "matrix products",
+    "where": "model/x.py:1",
+}
+DECODED = {"tokens_per_second": SPREAD, "seconds_to_first_token": SPREAD}
+NUMBERS = {
+    "training": {
+        "recipes": {
+            "gpt2_124m": RECIPE | {"nanogpt": PROGRAM | {"compile_seconds": 45.5}, "ratio": SPREAD | {"median": 1.25}},
+            "tiny": RECIPE | {"problem": "nanoGPT: found no <PyTorch>"},
+            "shakespeare_char": {"problem": "out of memory"},
+        }
+    },
+    "kernels": {
+        "recipe": "gpt2_124m",
+        "steps": 5,
+        "milliseconds_per_step": 28.4,
+        "classes": {
+            "matrix products": {"milliseconds": 20.0, "share": 0.7},
+            "idle": {"milliseconds": 8.4, "share": 0.3},
+        },
+        "rows": [KERNEL | {"milliseconds": 20.0 - n, "share": 0.7, "count": 48.0} for n in range(30)],
+    },
+    "decoding": {
+        "mini_gpt": DECODED,
+        "transformers": DECODED,
+        "ratio": SPREAD,
+        "prompt_tokens": 16,
+        "tokens": 64,
+        "dtype": "bfloat16",
+        "parameters": 124_000_000,
+    },
+    "resume": {
+        "steps": 20,
+        "plain": {"arrays": 60, "different": 3, "first_different": ["parameters/embedding"]},
+        "deterministic": {"arrays": 60, "different": 0, "first_different": []},
+    },
+    "attention": {
+        "progress": "2 rows of 1 of 20 cases",
+        "rows": [
+            ROW | {"implementation": "cudnn + reference", "error": 0.0123, "ok": True, "compared": "output"},
+            ROW | {"implementation": "blockwise", "error": 0.5, "ok": False, "compared": "output and gradients"},
+            ROW | {"implementation": "reference", "error": None, "ok": False, "compared": "output and gradients"},
+        ],
+    },
+}
+
+
+def made(*, small=False, failed=None):
+    parts = {
+        name: {
+            "title": f"Part {name}",
+            "command": "python -m x",
+            "seconds": 12.3,
+            "limit_seconds": 50,
+            "failed": failed if name == "attention" else None,
+            "numbers": numbers,
+        }
+        for name, numbers in NUMBERS.items()
+    }
+    machine = {"device": "NVIDIA H100 <80GB>", "mini_gpt": "0123456789abcdef", "torch": "2.14"}
+    goals = {"model_flops_utilisation": 0.5, "ratio": 1.0}
+    return {"date": "2026-01-02", "small": small, "goals": goals, "machine": machine, "parts": parts}
+
+
+def test_the_page_has_the_numbers_of_all_parts():
+    text = page.html_of(made(failed="too slow"))
+    for said in (
+        "<h1>mini_gpt on NVIDIA H100 &lt;80GB&gt;</h1>",
+        "<td class=number>574,877</td><td class=number>49.8%</td><td class=number>20.00</td><td class=number>31.2</td>",
+        "mini_gpt has 1.25 (28.00 to 29.25) times nanoGPT's speed",
+        "nanoGPT: found no &lt;PyTorch&gt;.",
+        "<strong>shakespeare_char</strong>: out of memory.",
+        "9.89e+14 FLOP/s, data sheet of H100",
+        "void cutlass::Kernel2&lt;a_b|c&gt;",
+        "5 more rows are in the JSON file",
+        "<td class=number>3 of 60</td><td>parameters/embedding</td>",
+        "<td class=number>1.2e-02 (output)</td><td class=number><strong>5.0e-01</strong></td>",
+        "<td class=number><strong>not finite</strong></td>",
+        "<strong>Failed:</strong> too slow.",
+        "style='width:70.0%'",
+    ):
+        assert said in text, said
+    goals = text[text.index("<h2>Goals") : text.index("<h2>Part training")]
+    assert "0.498</td><td><strong>not reached</strong>" in goals and "1.250</td><td>reached" in goals
+
+
+def test_a_trial_has_no_goals_and_says_that_it_is_one():
+    text = page.html_of(made(small=True))
+    assert "Its times say nothing about a GPU" in text and "<h2>Goals" not in text and "Failed" not in text
+
+
+def test_a_goal_that_was_not_measured_is_not_reached():
+    report = made()
+    report["parts"]["training"]["numbers"] = {"recipes": {"gpt2_124m": {"problem": "out of memory"}}}
+    assert page.html_of(report).count("<td class=number>–</td><td>not measured</td>") == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 390])
+def test_the_page_fits_wide_and_narrow_screens(browser, tmp_path, request, width, theme):
+    (tmp_path / "gpu.html").write_text(page.html_of(made(failed="too slow")), encoding="utf-8")
+    request.addfinalizer(lambda: browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {}))
+    request.addfinalizer(lambda: browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []}))
+    metrics = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+    dark = {"features": [{"name": "prefers-color-scheme", "value": theme}]}
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", dark)
+    browser.get((tmp_path / "gpu.html").as_uri())
+    assert browser.execute_script("return document.documentElement.scrollWidth") <= width
+    assert axe_violations(browser) == []
