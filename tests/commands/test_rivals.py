@@ -80,7 +80,7 @@ def test_training_measures_whole_steps():
 
 def test_missing_rivals_are_named_with_the_remedy():
     rivals.check_installed(["json"])
-    with pytest.raises(UserError, match="found no no_such_rival and no other; pip install .* x-transformers"):
+    with pytest.raises(UserError, match=r"found no no_such_rival and no other; pip install .* x-transformers"):
         rivals.check_installed(["no_such_rival", "json", "other"])
 
 
@@ -90,7 +90,10 @@ def test_missing_rivals_are_named_with_the_remedy():
         (["--work=small"], "--text: found nothing; must be a text file for --work=small"),
         (["--work=large", "--text=none.txt"], "--text: found none.txt; must be a text file for --work=large"),
         (["--work=scoring", "--rounds=1"], "--rounds: found 1; must be at least 2"),
-        (["--work=scoring", "--python=no/python"], "--python: found no/python; must be a Python to run mini_gpt with"),
+        (
+            ["--work=scoring", "--python=no/python"],
+            "--python: found 'no/python'; must be a Python to run mini_gpt with",
+        ),
     ],
 )
 def test_errors_name_the_flag(arguments, message, monkeypatch, capsys):
