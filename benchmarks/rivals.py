@@ -63,12 +63,11 @@ def check_installed(names: Sequence[str] = ("torch", "transformers", "x_transfor
         raise UserError(f"found no {' and no '.join(missing)}; {remedy}")
 
 
-def start(program: str, work: Mapping[str, Any], python: str = sys.executable) -> turns.Worker:
-    """Start the process of a program. python: that of ours."""
+def command(program: str, work: Mapping[str, Any], python: str = sys.executable) -> list[str]:
+    """Return the command that starts a program for `turns.Worker`. python: that of ours."""
     ours = program.startswith(OURS)
     module = "benchmarks.programs_jax" if ours else "benchmarks.programs_torch"
-    command = [python if ours else sys.executable, "-m", module, json.dumps({**work, "program": program})]
-    return turns.Worker(program, command, REPOSITORY)
+    return [python if ours else sys.executable, "-m", module, json.dumps({**work, "program": program})]
 
 
 def problems(work: Mapping[str, Any], abouts: Mapping[str, dict]) -> list[str]:
@@ -121,7 +120,8 @@ def compare(work: dict[str, Any], rounds: int, python: str) -> dict:
         workers = {}
         for program in work["programs"]:  # ours is the first: it writes the weights
             print(f"{program} starts", file=sys.stderr, flush=True)
-            workers[program] = running.enter_context(start(program, work, python))
+            worker = turns.Worker(program, command(program, work, python), REPOSITORY)
+            workers[program] = running.enter_context(worker)
         abouts = {program: worker.about for program, worker in workers.items()}
         if found := problems(work, abouts):
             raise UserError("; ".join(found))

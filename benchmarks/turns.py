@@ -1,12 +1,20 @@
 """Processes that measure in turns on one machine, so that other load changes the times of all of them."""
 
+import contextlib
 import json
+import os
+import resource
 import statistics
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
+
+PEAK = "peak\n"  # asks for memory instead of a time
+MOST_SECONDS = 24 * 3600
 
 
 class Worker:
@@ -14,11 +22,26 @@ class Worker:
 
     It prints a line that starts with `ready` when it has warmed up, with a JSON object about itself if it wants to.
     Then it answers each line of its input with a time in milliseconds. about: the object.
+
+    changed: environment variables to set.
+    limit: seconds after which the process is ended.
     """
 
-    def __init__(self, name: str, command: Sequence[str], directory: Path):
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str],
+        directory: Path,
+        *,
+        changed: Mapping[str, str] = MappingProxyType({}),
+        limit: float = MOST_SECONDS,
+    ):
         self.name, pipe = name, subprocess.PIPE
-        self.process = subprocess.Popen(command, cwd=directory, stdin=pipe, stdout=pipe, text=True)
+        environment = os.environ | changed
+        self.process = subprocess.Popen(command, cwd=directory, env=environment, stdin=pipe, stdout=pipe, text=True)
+        self._limit = threading.Timer(limit, self.process.kill)
+        self._limit.daemon = True
+        self._limit.start()
         while not (line := self._line()).startswith("ready"):
             pass
         self.about: dict[str, Any] = json.loads(line.removeprefix("ready").strip() or "{}")
@@ -34,21 +57,32 @@ class Worker:
 
     def __exit__(self, *_: Any) -> None:
         """End the process."""
+        self._limit.cancel()
         self.process.kill()
         self.process.wait()
 
     def measure(self) -> float:
         """Return the time of one measurement in milliseconds."""
-        self.process.stdin.write("\n")
-        self.process.stdin.flush()
+        return self._ask("\n")
+
+    def peak_bytes(self) -> int:
+        """Return the peak resident memory of the process. It must use `serve`."""
+        return int(self._ask(PEAK))
+
+    def _ask(self, line: str) -> float:
+        with contextlib.suppress(BrokenPipeError):  # it ended; _line says so
+            self.process.stdin.write(line)
+            self.process.stdin.flush()
         return float(self._line())
 
 
 def serve(measure: Callable[[], float], about: Mapping[str, Any]) -> None:
     """Be the process of a Worker: warm up before this call. measure: returns seconds."""
     print("ready", json.dumps(about), flush=True)
-    for _ in sys.stdin:
-        print(1000 * measure(), flush=True)
+    unit = 1 if sys.platform == "darwin" else 1024
+    for line in sys.stdin:
+        peak = unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        print(peak if line == PEAK else 1000 * measure(), flush=True)
 
 
 def alternate(workers: Mapping[str, Worker], rounds: int) -> dict[str, list[float]]:
