@@ -210,6 +210,10 @@ def main() -> None:
         print(*filter(None, rows[point].values()), file=sys.stderr, flush=True)
         files.write_text(flags.out / "growth.csv", results.csv_text(list(rows.values())))
     curves.save(draw(rows), flags.out / "growth.png")
+    for axis in AXES:
+        for program, curve in lines(rows, axis, "milliseconds", 1).items():
+            slopes = " ".join(f"{slope:.2f}" for slope in exponents(curve.x, curve.y))
+            print(f"{axis}, {program}: exponents of the time between neighbouring points: {slopes}")
 
 
 if __name__ == "__main__":

@@ -82,6 +82,8 @@ def test_measured_points_are_kept_and_missing_ones_measured(monkeypatch, tmp_pat
     monkeypatch.setattr(sys, "argv", command)
     growth.main()
     assert asked == list(growth.points())
+    slopes = "0.13 0.22 0.36"  # log2 of 12 / 11, 14 / 12, 18 / 14
+    assert f"devices, mini_gpt: exponents of the time between neighbouring points: {slopes}" in capsys.readouterr().out
     growth.main()
     assert len(asked) == len(list(growth.points())) and (tmp_path / "growth.png").stat().st_size > 10_000
     (tmp_path / "growth.csv").write_text("a,b\n1,2\n")
