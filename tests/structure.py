@@ -19,6 +19,7 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 ROOT = REPOSITORY / "mini_gpt"
 CORE = ("config", "data", "model", "training", "evaluation", "generation", "runtime")
 LONGEST_FUNCTION, MOST_PARAMETERS = 60, 6
+FASTER_ON_CPUS = "mini_gpt/model/xla_workarounds.py"
 
 # {group: {measure: (limit, goal)}}. tests/traced.py defines the first two groups.
 LIMITS = {
@@ -27,6 +28,7 @@ LIMITS = {
         "files of these functions": (13, 13),
         "lines of these functions": (550, 550),
         "deepest stack of frames of mini_gpt": (11, 11),
+        "more functions entered on CPUs": (9, 9),
     },
     "from train.py to the softmax of attention": {
         "calls": (10, 10),
@@ -39,8 +41,8 @@ LIMITS = {
         "named tuples and dataclasses in model/": (8, 8),
     },
     "lines of a module and of all that it imports": {
-        "model.gpt": (3120, 2400),
-        "training.step": (2360, 3600),
+        "model.gpt": (3160, 2400),
+        "training.step": (2400, 3600),
         "commands.train": (14200, 9000),
     },
     "the package": {
@@ -155,12 +157,15 @@ def traced(record: str) -> Any:
 
 
 def measure_step() -> Found:
-    entered = traced("step")["functions"]
+    """Count layers that are only faster on CPUs apart: a reader can skip them."""
+    by_file = traced("step")["functions"]
+    entered = [function for function in by_file if function[0] != FASTER_ON_CPUS]
     return {
         "functions entered": len(entered),
         "files of these functions": len({file for file, _, _ in entered}),
         "lines of these functions": sum(count for _, _, count in entered),
         "deepest stack of frames of mini_gpt": traced("step")["deepest"],
+        "more functions entered on CPUs": len(by_file) - len(entered),
     }
 
 

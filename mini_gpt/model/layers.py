@@ -11,7 +11,7 @@ from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
 from mini_gpt.config.model import ModelConfig
-from mini_gpt.model.xla_workarounds import cpu_matmul, recompute_in_backward
+from mini_gpt.model.xla_workarounds import CpuLayerNorm, CpuRMSNorm, cpu_matmul, recompute_in_backward
 from mini_gpt.runtime import devices
 
 INIT_STD = 0.02  # Radford et al. 2019
@@ -44,8 +44,8 @@ class Linear(nnx.Linear):
 
     def __call__(self, x: jax.Array) -> jax.Array:  # type: ignore[override]  # no out_sharding
         x_TD = x.reshape(-1, x.shape[-1]).astype(self.dtype)
-        bfloat16_on_cpu = self.dtype == jnp.bfloat16 and jax.default_backend() == "cpu"
-        y_TF = cpu_matmul(x_TD, self.kernel[...]) if bfloat16_on_cpu else x_TD @ self.kernel[...].astype(self.dtype)
+        on_cpu = jax.default_backend() == "cpu"
+        y_TF = cpu_matmul(x_TD, self.kernel[...]) if on_cpu else x_TD @ self.kernel[...].astype(self.dtype)
         if self.bias is not None:
             y_TF = y_TF + self.bias[...]  # added in float32, so that the bias's gradient is summed in float32
         y_TF = checkpoint_name(y_TF.astype(self.dtype), PRODUCT)
@@ -76,23 +76,12 @@ class Mlp(nnx.Module):
 
 def make_norm(config: ModelConfig, *, rngs: nnx.Rngs) -> nnx.LayerNorm | nnx.RMSNorm:
     """Return LayerNorm (Ba et al. 2016) or RMSNorm (Zhang and Sennrich 2019), computed in float32."""
+    options: dict[str, Any] = {"epsilon": config.norm_epsilon, "use_scale": config.norm_weights, "dtype": jnp.float32}
+    kinds = (CpuLayerNorm, CpuRMSNorm) if jax.default_backend() == "cpu" else (nnx.LayerNorm, nnx.RMSNorm)
     if config.norm == "rmsnorm":
-        return nnx.RMSNorm(
-            config.d_model,
-            epsilon=config.norm_epsilon,
-            use_scale=config.norm_weights,
-            dtype=jnp.float32,
-            rngs=rngs,
-        )
-    return nnx.LayerNorm(
-        config.d_model,
-        epsilon=config.norm_epsilon,
-        use_scale=config.norm_weights,
-        use_bias=config.use_bias and config.norm_weights,
-        use_fast_variance=False,
-        dtype=jnp.float32,
-        rngs=rngs,
-    )
+        return kinds[1](config.d_model, **options, rngs=rngs)
+    biased = config.use_bias and config.norm_weights
+    return kinds[0](config.d_model, **options, use_bias=biased, use_fast_variance=False, rngs=rngs)
 
 
 def dropout(x: jax.Array, rate: float, key: jax.Array | None) -> jax.Array:

@@ -11,12 +11,13 @@ from mini_gpt.model.layers import Linear, make_norm
 
 
 @pytest.mark.parametrize("tokens, d_in, d_out", [(1, 1, 1), (1, 65, 3), (3, 2, 16), (130, 65, 64), (64, 256, 128)])
-def test_a_bfloat16_linear_equals_exact_sums(tokens, d_in, d_out):
-    """Operands are bfloat16 and sums are float32. Only activations are rounded to bfloat16."""
-    config = loading.load("configs/default.py", {"model.dtype": "bfloat16"}).model
+@pytest.mark.parametrize("dtype, rounding", [(jnp.bfloat16, 2**-8), (jnp.float32, 1e-5)])
+def test_a_linear_equals_exact_sums(tokens, d_in, d_out, dtype, rounding):
+    """Operands are in `model.dtype` and sums are float32. In bfloat16, only activations are rounded."""
+    config = loading.load("configs/default.py", {"model.dtype": jnp.dtype(dtype).name}).model
     linear = Linear(config, d_in, d_out, std=1.0, rngs=nnx.Rngs(0))
     definition, weights = nnx.split(linear)
-    x, dy = (jax.random.normal(jax.random.key(i), (tokens, d), jnp.bfloat16) for i, d in enumerate((d_in, d_out)))
+    x, dy = (jax.random.normal(jax.random.key(i), (tokens, d), dtype) for i, d in enumerate((d_in, d_out)))
 
     @jax.jit
     def apply(weights, x):
@@ -25,13 +26,13 @@ def test_a_bfloat16_linear_equals_exact_sums(tokens, d_in, d_out):
 
     y, d_weights, dx = apply(weights, x)
     exact_x, exact_dy = (np.asarray(array, np.float64) for array in (x, dy))
-    kernel = np.asarray(weights["kernel"][...].astype(jnp.bfloat16), np.float64)
-    assert y.dtype == dx.dtype == jnp.bfloat16 and d_weights["kernel"][...].dtype == jnp.float32
+    kernel = np.asarray(weights["kernel"][...].astype(dtype), np.float64)
+    assert y.dtype == dx.dtype == dtype and d_weights["kernel"][...].dtype == jnp.float32
     near = lambda found, wanted, tolerance: np.testing.assert_allclose(
         np.asarray(found, np.float64), wanted, atol=tolerance * np.abs(wanted).max()
     )
-    near(y, exact_x @ kernel, 2**-8)
-    near(dx, exact_dy @ kernel.T, 2**-8)
+    near(y, exact_x @ kernel, rounding)
+    near(dx, exact_dy @ kernel.T, rounding)
     near(d_weights["kernel"][...], exact_x.T @ exact_dy, 1e-5)
     near(d_weights["bias"][...], exact_dy.sum(0), 1e-5)
 
@@ -46,3 +47,35 @@ def test_norms_are_computed_in_float32(name):
         exact = exact - exact.mean(-1, keepdims=True)
     wanted = exact / np.sqrt((exact**2).mean(-1, keepdims=True) + 1e-5)
     np.testing.assert_allclose(make_norm(config, rngs=nnx.Rngs(0))(x), wanted, atol=2e-4)
+
+
+@pytest.mark.parametrize("name", ["layernorm", "rmsnorm"])
+@pytest.mark.parametrize("overrides", [{}, {"use_bias": "True"}, {"norm_weights": "False"}, {"norm_epsilon": "0.01"}])
+def test_the_gradients_of_norms_equal_differences(name, overrides):
+    """Central differences in float64, of the formula in NumPy."""
+    fields = {"model.norm": name, "model.d_model": "24"} | {f"model.{field}": v for field, v in overrides.items()}
+    config = loading.load("configs/default.py", fields).model
+    definition, weights = nnx.split(make_norm(config, rngs=nnx.Rngs(0)))
+    draw = np.random.default_rng(0).normal
+    names = sorted(nnx.to_pure_dict(weights))
+    nnx.replace_by_pure_dict(weights, {weight: jnp.asarray(draw(1, 1, 24), jnp.float32) for weight in names})
+    x, dy = draw(2, 3, (2, 5, 24)), draw(0, 1, (2, 5, 24))
+    y, pull = jax.vjp(lambda w, x: nnx.merge(definition, w)(x), weights, jnp.asarray(x, jnp.float32))
+    d_weights, dx = pull(jnp.asarray(dy, jnp.float32))
+
+    def exact(x, weights):
+        centred = x - x.mean(-1, keepdims=True) if name == "layernorm" else x
+        normed = centred / np.sqrt((centred**2).mean(-1, keepdims=True) + config.norm_epsilon)
+        return normed * weights.get("scale", 1) + weights.get("bias", 0)
+
+    given = {weight: np.asarray(weights[weight][...], np.float64) for weight in names} | {"x": x}
+    value = lambda arrays: (dy * exact(arrays["x"], arrays)).sum()
+    np.testing.assert_allclose(y, exact(x, given), atol=1e-5)
+    for array, found in {"x": dx, **{weight: d_weights[weight][...] for weight in names}}.items():
+        for index in np.ndindex(*given[array].shape):
+            step = np.zeros_like(given[array])
+            step[index] = 1e-4
+            sides = [value(given | {array: given[array] + sign * step}) for sign in (1, -1)]
+            np.testing.assert_allclose(
+                found[index], (sides[0] - sides[1]) / 2e-4, atol=1e-4, err_msg=f"{array} {index}"
+            )
