@@ -4,17 +4,16 @@ import contextlib
 import json
 import os
 import resource
+import signal
 import statistics
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 PEAK = "peak\n"  # asks for memory instead of a time
-MOST_SECONDS = 24 * 3600
 
 
 class Worker:
@@ -24,7 +23,7 @@ class Worker:
     Then it answers each line of its input with a time in milliseconds. about: the object.
 
     changed: environment variables to set.
-    limit: seconds after which the process is ended.
+    limit: seconds of CPU time after which the process is ended.
     """
 
     def __init__(
@@ -34,14 +33,18 @@ class Worker:
         directory: Path,
         *,
         changed: Mapping[str, str] = MappingProxyType({}),
-        limit: float = MOST_SECONDS,
+        limit: int | None = None,
     ):
         self.name, pipe = name, subprocess.PIPE
-        environment = os.environ | changed
-        self.process = subprocess.Popen(command, cwd=directory, env=environment, stdin=pipe, stdout=pipe, text=True)
-        self._limit = threading.Timer(limit, self.process.kill)
-        self._limit.daemon = True
-        self._limit.start()
+        self.process = subprocess.Popen(
+            command,
+            cwd=directory,
+            env=os.environ | changed,
+            stdin=pipe,
+            stdout=pipe,
+            text=True,
+            preexec_fn=None if limit is None else lambda: _limit_seconds(limit),
+        )
         while not (line := self._line()).startswith("ready"):
             pass
         self.about: dict[str, Any] = json.loads(line.removeprefix("ready").strip() or "{}")
@@ -49,7 +52,8 @@ class Worker:
     def _line(self) -> str:
         line = self.process.stdout.readline()
         if not line:
-            sys.exit(f"error: {self.name}: the measurement ended, see above")
+            too_slow = self.process.wait() == -signal.SIGXCPU
+            sys.exit(f"error: {self.name}: the measurement {'took too long' if too_slow else 'ended, see above'}")
         return line
 
     def __enter__(self) -> "Worker":
@@ -57,7 +61,6 @@ class Worker:
 
     def __exit__(self, *_: Any) -> None:
         """End the process."""
-        self._limit.cancel()
         self.process.kill()
         self.process.wait()
 
@@ -74,6 +77,11 @@ class Worker:
             self.process.stdin.write(line)
             self.process.stdin.flush()
         return float(self._line())
+
+
+def _limit_seconds(limit: int) -> None:
+    _, most = resource.getrlimit(resource.RLIMIT_CPU)
+    resource.setrlimit(resource.RLIMIT_CPU, (limit, most))
 
 
 def serve(measure: Callable[[], float], about: Mapping[str, Any]) -> None:
