@@ -75,6 +75,7 @@ CASES = {  # length, position, causal, window, segments, groups
     "long, fire": (600, "fire", True, None, False, 2),
     "long, hard_alibi": (600, "hard_alibi", True, None, True, 4),
     "long, t5, window": (600, "t5", True, 300, False, 4),
+    "very long, t5, window": (2100, "t5", True, 1100, True, 2),  # 2,048 tokens or more: large blocks
     "long, bidirectional, alibi": (600, "alibi", False, None, True, 4),
 }
 QUICK = ["t5, grouped, documents", "long, bidirectional, alibi", "kerple, window"]

@@ -22,6 +22,7 @@ from mini_gpt.model.layers import scaled
 
 BLOCK = 256  # queries or keys in a block; docs/performance.md has the measurements of block sizes
 SHORT = {256: 64, 512: 128}  # {longest sequence: its block}; for these, the loop over the blocks is unrolled
+LONG, LARGE_BLOCK, FEW_HEADS = 2048, 512, 8  # sequences from LONG on have a large block, if B · H is at most FEW_HEADS
 
 
 class _Plan(NamedTuple):
@@ -42,11 +43,11 @@ def attend(core: Any, q_BLHK: jax.Array, k_BSGK: jax.Array, v_BSGK: jax.Array, c
     """Return out_BLHK, equal to `reference.attend` up to rounding; score mods are applied block by block."""
     B, L, H, K = q_BLHK.shape
     S, G = k_BSGK.shape[1:3]
-    size = _block_size(max(L, S))
+    size = _block_size(max(L, S), B * H)
     pairs = _pairs(context, -(-L // size), -(-S // size), size)
     shared = {mod.key: context.shared[mod.key] for mod in core.score_mods if isinstance(mod, Shared)}
     mods, mod_parameters = nnx.split((core.score_mods, shared)) if len(core.score_mods) else (None, {})
-    plan = _Plan(pairs, 1 if size == BLOCK else len(pairs), context.mask, mods)
+    plan = _Plan(pairs, 1 if size >= BLOCK else len(pairs), context.mask, mods)
     # Each group's queries are the R rows of one matrix, so that products have two batch axes and two matrix axes.
     q_NBCGMK = _blocks(scaled(core.scale, q_BLHK).reshape(B, L, G, H // G, K), size)
     q_NBGRK = q_NBCGMK.transpose(0, 1, 3, 4, 2, 5).reshape(len(q_NBCGMK), B, G, -1, K)
@@ -59,11 +60,11 @@ def attend(core: Any, q_BLHK: jax.Array, k_BSGK: jax.Array, v_BSGK: jax.Array, c
     return out_NBGMCK.transpose(1, 0, 4, 2, 3, 5).reshape(B, -1, H, out_NBGRK.shape[-1])[:, :L]
 
 
-def _block_size(length: int) -> int:
+def _block_size(length: int, heads: int) -> int:
     for longest, size in SHORT.items():
         if length <= longest:
             return size
-    return BLOCK
+    return LARGE_BLOCK if length >= LONG and heads <= FEW_HEADS else BLOCK
 
 
 def _pairs(context: Context, queries: int, keys: int, size: int) -> tuple[tuple[int, int], ...]:
