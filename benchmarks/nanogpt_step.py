@@ -9,6 +9,7 @@ decay on matrices, clipping, cosine schedule, random batches. Prints one JSON li
 """
 
 import argparse
+import itertools
 import json
 import math
 import time
@@ -60,6 +61,43 @@ class GPT(nn.Module):
         return F.cross_entropy(logits.view(-1, logits.shape[-1]), targets.reshape(-1))
 
 
+def random_batch(split, batch, context):
+    starts = torch.randint(len(split) - context, (batch,))
+    x = torch.stack([torch.from_numpy(split[i : i + context].astype(np.int64)) for i in starts])
+    y = torch.stack([torch.from_numpy(split[i + 1 : i + 1 + context].astype(np.int64)) for i in starts])
+    return x, y
+
+
+def training(model, next_batch, dtype: str):
+    """Train, and yield the loss of each step. It has the order of nanoGPT's loop: the next batch before backward."""
+    groups = [
+        {"params": [p for p in model.parameters() if p.dim() >= 2], "weight_decay": 0.1},
+        {"params": [p for p in model.parameters() if p.dim() < 2], "weight_decay": 0.0},
+    ]
+    optimizer = torch.optim.AdamW(groups, lr=1e-3, betas=(0.9, 0.99))
+    autocast = torch.autocast("cpu", torch.bfloat16, enabled=dtype == "bfloat16")
+    x, y = next_batch()
+    for step in itertools.count():
+        rate = 1e-3 * (step + 1) / 101 if step < 100 else 1e-4 + 0.45e-3 * (1 + math.cos(math.pi * (step - 100) / 1900))
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        with autocast:
+            loss = model(x, y)
+        x, y = next_batch()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        yield loss.item()
+
+
+def character_ids(path):
+    """Return the characters of a text as numbers, and the number of different ones."""
+    text = Path(path).read_text(encoding="utf-8")
+    characters = {c: i for i, c in enumerate(sorted(set(text)))}
+    return np.array([characters[c] for c in text], dtype=np.uint16), len(characters)
+
+
 def main() -> None:
     begun = time.perf_counter()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -68,6 +106,7 @@ def main() -> None:
     for name, default in shape.items():
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
+    parser.add_argument("--compile", action="store_true", help="with torch.compile, as nanoGPT by default")
     steps = parser.add_mutually_exclusive_group()
     steps.add_argument("--steps", type=int, default=200, help="steps to time after 20 warm-up steps")
     steps.add_argument("--train", action="store_true", help="2,000 steps with nanoGPT's evaluations")
@@ -75,46 +114,28 @@ def main() -> None:
     if o.steps < 1:
         parser.error(f"--steps: found {o.steps}; must be at least 1")
     torch.manual_seed(o.seed)
-    text = Path(o.text).read_text(encoding="utf-8")
-    characters = {c: i for i, c in enumerate(sorted(set(text)))}
-    ids = np.array([characters[c] for c in text], dtype=np.uint16)
+    ids, vocabulary = character_ids(o.text)
     train, validation = ids[: int(0.9 * len(ids))], ids[int(0.9 * len(ids)) :]
-
-    def batch(split):
-        starts = torch.randint(len(split) - o.context, (o.batch,))
-        x = torch.stack([torch.from_numpy(split[i : i + o.context].astype(np.int64)) for i in starts])
-        y = torch.stack([torch.from_numpy(split[i + 1 : i + 1 + o.context].astype(np.int64)) for i in starts])
-        return x, y
-
-    model = GPT(len(characters), o.context, o.width, o.heads, o.layers)
-    groups = [
-        {"params": [p for p in model.parameters() if p.dim() >= 2], "weight_decay": 0.1},
-        {"params": [p for p in model.parameters() if p.dim() < 2], "weight_decay": 0.0},
-    ]
-    optimizer = torch.optim.AdamW(groups, lr=1e-3, betas=(0.9, 0.99))
-    autocast = torch.autocast("cpu", torch.bfloat16, enabled=o.dtype == "bfloat16")
+    model = GPT(vocabulary, o.context, o.width, o.heads, o.layers)
+    if o.compile:
+        model = torch.compile(model)
+    losses = training(model, lambda: random_batch(train, o.batch, o.context), o.dtype)
     steps, seconds = 2000 if o.train else 20 + o.steps, []
-    x, y = batch(train)
     for step in range(steps):
         start = time.perf_counter()
-        rate = 1e-3 * (step + 1) / 101 if step < 100 else 1e-4 + 0.45e-3 * (1 + math.cos(math.pi * (step - 100) / 1900))
-        for group in optimizer.param_groups:
-            group["lr"] = rate
         if o.train and step % 250 == 0:
             with torch.no_grad():
-                [model(*batch(split)) for split in (train, validation) for _ in range(20)]
-        with autocast:
-            loss = model(x, y)
-        x, y = batch(train)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        loss.item()
+                splits = (split for split in (train, validation) for _ in range(20))
+                [model(*random_batch(split, o.batch, o.context)) for split in splits]
+        next(losses)
         seconds.append(time.perf_counter() - start)
     total_seconds = time.perf_counter() - begun
     low, median, high = np.quantile(1000 * np.array(seconds[20:]), [0.25, 0.5, 0.75])
-    result = {"milliseconds_per_step": {"median": median, "quartiles": [low, high]}, "dtype": o.dtype}
+    result = {
+        "milliseconds_per_step": {"median": median, "quartiles": [low, high]},
+        "dtype": o.dtype,
+        "compiled": o.compile,
+    }
     if o.train:
         with torch.no_grad():
             blocks = (len(validation) - 1) // o.context
@@ -123,7 +144,11 @@ def main() -> None:
             losses = [model(x, y).item() for x, y in zip(inputs.split(64), targets.split(64), strict=True)]
             counts = [len(x) for x in inputs.split(64)]
         result |= {"seconds": total_seconds, "validation_loss_in_blocks": float(np.average(losses, weights=counts))}
-    result |= {"parameters": sum(p.numel() for p in model.parameters()), "torch": torch.__version__}
+    result |= {
+        "compiled": o.compile,
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "torch": torch.__version__,
+    }
     print(json.dumps(result))
 
 

@@ -1,6 +1,6 @@
 """Compare the training step, or decoding, of this checkout and another one. Both processes alternate on one machine.
 
-    python benchmarks/two_checkouts.py OTHER --config=configs/tiny.py [--decode] [--rounds=60] [--config.FIELD=VALUE]
+    python -m benchmarks.two_checkouts OTHER --config=configs/tiny.py [--decode] [--rounds=60] [--config.FIELD=VALUE]
 
 OTHER is the directory of another checkout, for example `git worktree add /tmp/other COMMIT`. One process loads each
 checkout. In a round, each process measures once while the other one waits: the median of 12 training steps, or the time
@@ -10,10 +10,10 @@ and the ratios, this checkout over the other one.
 
 import argparse
 import json
-import statistics
-import subprocess
 import sys
 from pathlib import Path
+
+from benchmarks import turns
 
 STEPS, PROMPT, TOKENS, WARMUP = 12, 16, 112, 3
 
@@ -52,25 +52,6 @@ for _ in sys.stdin:
 """
 
 
-class Worker:
-    """A process that measures in one checkout, each time it is asked."""
-
-    def __init__(self, directory: Path, arguments: list[str]):
-        command = [sys.executable, "-c", WORKER, *arguments]
-        self.process = subprocess.Popen(
-            command, cwd=directory, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-        while (line := self.process.stdout.readline()) != "ready\n":
-            if not line:
-                sys.exit(f"error: {directory}: the measurement ended, see above")
-
-    def measure(self) -> float:
-        """Return the time of one measurement in milliseconds."""
-        self.process.stdin.write("\n")
-        self.process.stdin.flush()
-        return float(self.process.stdout.readline())
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("other", type=Path)
@@ -81,14 +62,12 @@ def main() -> None:
     if not (flags.other / "mini_gpt" / "commands" / "bench.py").exists():
         parser.error(f"found {flags.other}; must be a checkout with mini_gpt/commands/bench.py")
     arguments = ["decode" if flags.decode else "step", flags.config, *overrides]
-    workers = {"this": Worker(Path(__file__).parent.parent, arguments), "other": Worker(flags.other, arguments)}
-    times: dict[str, list[float]] = {name: [] for name in workers}
-    for number in range(flags.rounds):
-        for name in sorted(workers, reverse=number % 2 == 1):
-            times[name].append(workers[name].measure())
-    ratios = [this / other for this, other in zip(times["this"], times["other"], strict=True)]
-    quartiles = {name: statistics.quantiles(values, n=4) for name, values in (times | {"ratio": ratios}).items()}
-    print(json.dumps({name: dict(zip(("lower", "median", "upper"), q, strict=True)) for name, q in quartiles.items()}))
+    command = [sys.executable, "-c", WORKER, *arguments]
+    checkouts = {"other": flags.other, "this": Path(__file__).parent.parent}
+    workers = {name: turns.Worker(str(directory), command, directory) for name, directory in checkouts.items()}
+    times = turns.alternate(workers, flags.rounds)
+    times["ratio"] = turns.ratios(times["this"], times["other"])
+    print(json.dumps({name: turns.quartiles(values) for name, values in times.items()}))
 
 
 if __name__ == "__main__":

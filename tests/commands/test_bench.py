@@ -26,7 +26,7 @@ from tests.training.interruption import assert_same_bits
 def test_two_checkouts_are_compared_in_turns(corpus_files, decode):
     fields = SMALL | {"data.path": corpus_files}
     flags = ["--config=configs/default.py", *(f"--config.{name}={value}" for name, value in fields.items())]
-    command = [sys.executable, "benchmarks/two_checkouts.py", str(REPOSITORY), *flags, *decode, "--rounds=5"]
+    command = [sys.executable, "-m", "benchmarks.two_checkouts", str(REPOSITORY), *flags, *decode, "--rounds=5"]
     one_device = os.environ | {"XLA_FLAGS": "--xla_backend_optimization_level=0"}
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, env=one_device)
     assert done.returncode == 0, done.stderr

@@ -1,0 +1,93 @@
+"""benchmarks/growth.py measures each point once, and plots the points that it has."""
+
+import sys
+
+import numpy as np
+import pytest
+
+from benchmarks import growth, rivals, turns
+from benchmarks.growth import Point
+
+
+def row(axis, value, program, milliseconds, peak=2e9, temporary=""):
+    found = dict.fromkeys(growth.COLUMNS, "") | {"axis": axis, "value": str(value), "program": program}
+    return found | {"milliseconds": str(milliseconds), "peak_bytes": str(peak), "temporary_bytes": str(temporary)}
+
+
+def test_all_lengths_have_the_same_tokens_in_a_step():
+    sizes = [point.size for point in growth.points() if point.axis == "length"]
+    assert {size["length"] * size["batch"] for size in sizes} == {16_384}
+    assert {(size["layers"], size["width"], size["heads"]) for size in sizes} == {(4, 128, 4)}
+    assert Point("width", 1024, "mini_gpt").size["heads"] == 32
+
+
+def test_attention_weights_are_counted_in_bytes():
+    # float32; 4 layers, 4 heads, one row: 16 x 16,384^2 numbers
+    assert Point("length", 16_384, growth.REFERENCE).weight_bytes == 4 * 16 * 16_384**2
+
+
+def test_weights_that_do_not_fit_are_left_out(monkeypatch, tmp_path):
+    monkeypatch.setattr(growth.os, "sysconf", {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 2**20}.get)
+    monkeypatch.setattr(turns, "Worker", None)  # nothing starts
+    found = growth.measure(Point("length", 16_384, growth.REFERENCE), tmp_path)
+    assert found["note"] == "left out: 17 GB of attention weights" and "milliseconds" not in found
+
+
+@pytest.mark.parametrize(
+    ("code", "note"),
+    [("1 / 0", "the measurement ended, see above"), ("while True: pass", "the measurement took too long")],
+)
+def test_a_point_that_fails_has_its_reason(code, note, monkeypatch, tmp_path):
+    monkeypatch.setattr(growth, "LIMIT", 1)
+    monkeypatch.setattr(rivals, "command", lambda program, work: [sys.executable, "-c", code])
+    assert growth.measure(Point("layers", 1, "nanoGPT"), tmp_path)["note"] == f"left out: {note}"
+
+
+def test_a_process_reports_its_peak_memory(tmp_path):
+    code = "from benchmarks import turns\nblock = b'x' * 300_000_000\ndel block\nturns.serve(lambda: 0.25, {'a': 1})"
+    with turns.Worker("x", [sys.executable, "-c", code], rivals.REPOSITORY) as worker:
+        assert worker.measure() == 250 and worker.about == {"a": 1}
+        assert 300e6 < worker.peak_bytes() < 600e6
+
+
+def test_exponents_are_slopes_between_neighbours():
+    assert np.allclose(growth.exponents([64, 256, 1024], [3, 3, 48]), [0, 2])
+
+
+def test_labels_keep_a_distance_and_their_order():
+    assert np.allclose(growth.spaced([0.5, 0.1, 0.52, 0.9], 0.1), [0.5, 0.1, 0.6, 0.9])
+
+
+def test_curves_have_the_measured_points_in_order():
+    rows = [row("layers", 24, "nanoGPT", 90), row("layers", 3, "nanoGPT", 20), row("layers", 6, "nanoGPT", "")]
+    found = growth.lines(
+        {Point(r["axis"], int(r["value"]), r["program"]): r for r in rows}, "layers", "milliseconds", 1
+    )
+    assert list(found) == ["nanoGPT"] and found["nanoGPT"][:3] == ("nanoGPT", [3, 24], [20, 90])
+
+
+def test_measured_points_are_kept_and_missing_ones_measured(monkeypatch, tmp_path, capsys):
+    (tmp_path / "input.txt").write_text("text")
+    asked = []
+
+    def measure(point, text):
+        asked.append(point)
+        return row(*point, 10 + point.value, temporary=1e8)
+
+    monkeypatch.setattr(growth, "measure", measure)
+    monkeypatch.setattr(rivals, "check_installed", lambda names: None)
+    command = ["growth", f"--text={tmp_path / 'input.txt'}", f"--out={tmp_path}"]
+    monkeypatch.setattr(sys, "argv", [*command, "--minutes=-1"])
+    growth.main()
+    assert asked == [] and "run the command again" in capsys.readouterr().err
+    monkeypatch.setattr(sys, "argv", command)
+    growth.main()
+    assert asked == list(growth.points())
+    slopes = "0.13 0.22 0.36"  # log2 of 12 / 11, 14 / 12, 18 / 14
+    assert f"devices, mini_gpt: exponents of the time between neighbouring points: {slopes}" in capsys.readouterr().out
+    growth.main()
+    assert len(asked) == len(list(growth.points())) and (tmp_path / "growth.png").stat().st_size > 10_000
+    (tmp_path / "growth.csv").write_text("a,b\n1,2\n")
+    with pytest.raises(SystemExit) as stop:
+        growth.main()
+    assert "found columns a, b; remove the file to measure all points" in f"{stop.value}{capsys.readouterr().err}"

@@ -1,0 +1,103 @@
+"""benchmarks/rivals.py compares processes that take turns, and refuses a program that does other work."""
+
+import sys
+
+import pytest
+
+from benchmarks import rivals, tasks, turns
+from mini_gpt.runtime.errors import UserError
+
+TRAINED = {"parameters": 1000, "vocabulary": 65, "losses": [4.2, 3.3]}
+SCORED = {"parameters": 1000, "losses": [10.9]}
+DECODED = {"parameters": 1000, "written": [5, 6]}
+
+
+def numbers(first):
+    """Return the command of a worker that answers first, first + 1, …"""
+    code = f"import sys\nprint('a note')\nprint('ready', '{{\"start\": {first}}}', flush=True)\n"
+    return [
+        *(sys.executable, "-c"),
+        code + f"for number, _ in enumerate(sys.stdin):\n    print({first} + number, flush=True)",
+    ]
+
+
+def test_workers_measure_in_turns_in_both_orders(tmp_path, monkeypatch):
+    asked, measure = [], turns.Worker.measure
+    monkeypatch.setattr(turns.Worker, "measure", lambda worker: asked.append(worker.name) or measure(worker))
+    with turns.Worker("a", numbers(1), tmp_path) as a, turns.Worker("b", numbers(10), tmp_path) as b:
+        assert turns.alternate({"a": a, "b": b}, 3) == {"a": [1, 2, 3], "b": [10, 11, 12]}
+    assert asked == ["a", "b", "b", "a", "a", "b"] and b.about == {"start": 10}
+    assert a.process.returncode is not None
+
+
+def test_a_worker_that_ends_is_named(tmp_path):
+    with pytest.raises(SystemExit, match="error: x: the measurement ended"):
+        turns.Worker("x", [sys.executable, "-c", "print('no')"], tmp_path)
+
+
+def test_a_ratio_compares_times_of_the_same_round():
+    # The machine is ten times slower in the last round. The ratio of the medians would be 4 / 4.
+    times = {"mini_gpt": [2, 4, 40], "A": [4, 8, 80], "B": [1, 4, 50]}
+    found = rivals.summary(times)
+    assert found["A"]["ratio"] == {"lower": 0.5, "median": 0.5, "upper": 0.5}
+    assert found["B"]["ratio"]["median"] == 1 and found["B"]["milliseconds"]["median"] == 4
+    assert rivals.best_rival(found) == "B"
+    *_, a, b = rivals.table(found).splitlines()
+    assert a == "| A | 8.0 (4.0 to 80.0) | 0.50 (0.50 to 0.50) |"
+    assert b.startswith("| **B**, the best rival | 4.0 (1.0 to 50.0) | 1.00 (0.80 to 2.00) |")
+
+
+@pytest.mark.parametrize(
+    ("task", "about", "problem"),
+    [
+        ("training", TRAINED, None),
+        ("training", TRAINED | {"parameters": 1020}, "X: found 1020 parameters; mini_gpt has 1000"),
+        ("training", TRAINED | {"losses": [4.2, 4.3]}, "X: found losses 4.200 to 4.300; must fall from about 4.174"),
+        ("training", TRAINED | {"losses": [9.0, 4.3]}, "X: found losses 9.000 to 4.300; must fall from about 4.174"),
+        ("scoring", SCORED, None),
+        ("scoring", SCORED | {"losses": [10.91]}, "X: found a loss of 10.9100; mini_gpt has 10.9000"),
+        ("decoding", DECODED, None),
+        ("decoding", DECODED | {"written": [5, 7]}, "X: its tokens differ from those of mini_gpt"),
+    ],
+)
+def test_a_program_that_does_other_work_is_named(task, about, problem):
+    ours = {"training": TRAINED, "scoring": SCORED, "decoding": DECODED}[task]
+    found = rivals.problems({"task": task, "dtype": "float32"}, {"mini_gpt": ours, "X": about})
+    assert found == ([] if problem is None else [problem])
+
+
+def test_tokens_may_differ_in_bfloat16():
+    abouts = {"mini_gpt": DECODED, "X": DECODED | {"written": [5, 7]}}
+    assert rivals.problems({"task": "decoding", "dtype": "bfloat16"}, abouts) == []
+
+
+def test_training_measures_whole_steps():
+    losses = iter([4.0, 3.0, 2.0, 1.0, 0.5])
+    measure, about = tasks.training(losses, {"warmup": 2, "steps": 2}, {"parameters": 7})
+    assert about == {"parameters": 7, "losses": [4.0, 3.0]}
+    assert measure() > 0 and next(losses) == 0.5
+
+
+def test_missing_rivals_are_named_with_the_remedy():
+    rivals.check_installed(["json"])
+    with pytest.raises(UserError, match=r"found no no_such_rival and no other; pip install .* x-transformers"):
+        rivals.check_installed(["no_such_rival", "json", "other"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--work=small"], "--text: found nothing; must be a text file for --work=small"),
+        (["--work=large", "--text=none.txt"], "--text: found none.txt; must be a text file for --work=large"),
+        (["--work=scoring", "--rounds=1"], "--rounds: found 1; must be at least 2"),
+        (
+            ["--work=scoring", "--python=no/python"],
+            "--python: found 'no/python'; must be a Python to run mini_gpt with",
+        ),
+    ],
+)
+def test_errors_name_the_flag(arguments, message, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["rivals", *arguments])
+    with pytest.raises(SystemExit) as stop:
+        rivals.main()
+    assert message in f"{stop.value} {capsys.readouterr().err}"
