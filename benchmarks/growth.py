@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import NullFormatter, NullLocator
+from matplotlib.ticker import LogLocator, NullLocator
 
 from benchmarks import rivals, turns
 from mini_gpt.commands import command_line
@@ -54,6 +54,8 @@ TITLES = {
     "devices": "fake devices on the same two cores",
 }
 STYLES = {rivals.OURS: ("C0", "-"), REFERENCE: ("C0", "--"), "nanoGPT": ("C1", "-"), "nanoGPT compiled": ("C1", "--")}
+TEMPORARY = ("C2", ":")  # memory of one call of the compiled step
+MEASURES = {"milliseconds": ("time of a step (ms)", 1), "peak_bytes": ("peak memory (GB)", 1e-9)}
 STEPS, FEWEST_STEPS, SECONDS = 9, 3, 10.0  # measured steps of a point: fewer if they take longer than SECONDS
 LIMIT = 400  # seconds of CPU time for a point
 NO_CACHE = {"JAX_ENABLE_COMPILATION_CACHE": "false", "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1"}
@@ -129,11 +131,24 @@ def exponents(x: Sequence[float], y: Sequence[float]) -> list[float]:
 
 
 def spaced(places: Sequence[float], gap: float) -> list[float]:
-    """Return the places moved up where needed, so that any two are at least `gap` apart."""
-    moved, last = list(places), -math.inf
+    """Return the places, moved so that any two are at least `gap` apart. Those of a crowd keep their mean."""
+    crowds: list[list[int]] = []
     for index in sorted(range(len(places)), key=lambda index: places[index]):
-        moved[index] = last = max(places[index], last + gap)
+        crowds.append([index])
+        while len(crowds) > 1 and _lowest(crowds[-1], places, gap) < _lowest(crowds[-2], places, gap) + gap * len(
+            crowds[-2]
+        ):
+            crowds[-2:] = [crowds[-2] + crowds[-1]]
+    moved = list(places)
+    for crowd in crowds:
+        for rank, index in enumerate(crowd):
+            moved[index] = _lowest(crowd, places, gap) + gap * rank
     return moved
+
+
+def _lowest(crowd: Sequence[int], places: Sequence[float], gap: float) -> float:
+    """Return the lowest place of a crowd, `gap` apart around the mean of its places."""
+    return sum(places[index] for index in crowd) / len(crowd) - gap * (len(crowd) - 1) / 2
 
 
 def lines(rows: dict[Point, dict[str, str]], axis: str, column: str, scale: float) -> dict[str, Curve]:
@@ -154,35 +169,36 @@ def label(axes: Axes, drawn: dict[str, Curve]) -> None:
     """Write the name of each curve beside its last point."""
     ends = [curve.y[-1] for curve in drawn.values()]
     low, high = np.log(axes.get_ylim())
-    places = spaced([(math.log(end) - low) / (high - low) for end in ends], 0.075)
+    places = spaced([(math.log(end) - low) / (high - low) for end in ends], 0.055)
     for (name, curve), place in zip(drawn.items(), places, strict=True):
-        colour = STYLES.get(name, ("C2", ":"))[0]
+        colour = STYLES.get(name, TEMPORARY)[0]
         axes.annotate(name, (curve.x[-1], place), xycoords=("data", "axes fraction"), xytext=(7, 0), va="center",
                       textcoords="offset points", color=colour, fontsize=8, annotation_clip=False)  # fmt: skip
 
 
 def draw(rows: dict[Point, dict[str, str]]) -> Figure:
-    """Plot time above memory, with a column for each axis."""
-    figure, panels = curves.new_figure((19, 8), 2, len(AXES))
-    for column, axis in enumerate(AXES):
-        for axes, (name, scale) in zip(panels[:, column], (("milliseconds", 1), ("peak_bytes", 1e-9)), strict=True):
+    """Plot time beside memory, with a row for each axis."""
+    figure, panels = curves.new_figure((12.5, 15), len(AXES), len(MEASURES))
+    for row, axis in zip(panels, AXES, strict=True):
+        for axes, (name, (title, scale)) in zip(row, MEASURES.items(), strict=True):
             drawn = lines(rows, axis, name, scale)
             if name == "peak_bytes":
                 temporary = lines(rows, axis, "temporary_bytes", scale)
                 drawn |= {f"{key}: temporary": each for key, each in temporary.items() if key == rivals.OURS}
             for key, curve in drawn.items():
-                curves.plot_curve(axes, curve, *STYLES.get(key, ("C2", ":")))
+                curves.plot_curve(axes, curve, *STYLES.get(key, TEMPORARY))
             axes.set(xscale="log", yscale="log")
+            low, high = axes.get_ylim()
+            axes.set_ylim(low / 1.2, max(1.2 * high, 10 * low))  # at least a decade, so that noise looks small
             axes.set_xticks(AXES[axis][0], [f"{value:,}" for value in AXES[axis][0]])
             axes.xaxis.set_minor_locator(NullLocator())
-            axes.yaxis.set_minor_formatter(NullFormatter())
-            axes.yaxis.set_major_formatter("{x:g}")
-            curves.finish(axes, xlabel=TITLES[axis])
+            axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            axes.yaxis.set_major_formatter("{x:,g}")
+            axes.yaxis.set_minor_locator(NullLocator())
+            curves.finish(axes, xlabel=TITLES[axis], ylabel=title)
             if axes.get_legend():
                 axes.get_legend().remove()
             label(axes, drawn)
-    panels[0, 0].set_ylabel("time of a training step (ms)")
-    panels[1, 0].set_ylabel("peak memory of the process (GB)")
     return figure
 
 
