@@ -134,11 +134,10 @@ def spaced(places: Sequence[float], gap: float) -> list[float]:
     """Return the places, moved so that any two are at least `gap` apart. Those of a crowd keep their mean."""
     crowds: list[list[int]] = []
     for index in sorted(range(len(places)), key=lambda index: places[index]):
-        crowds.append([index])
-        while len(crowds) > 1 and _lowest(crowds[-1], places, gap) < _lowest(crowds[-2], places, gap) + gap * len(
-            crowds[-2]
-        ):
-            crowds[-2:] = [crowds[-2] + crowds[-1]]
+        crowd = [index]
+        while crowds and _lowest(crowd, places, gap) < _lowest(crowds[-1], places, gap) + gap * len(crowds[-1]):
+            crowd = crowds.pop() + crowd
+        crowds.append(crowd)
     moved = list(places)
     for crowd in crowds:
         for rank, index in enumerate(crowd):

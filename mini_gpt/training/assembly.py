@@ -59,13 +59,9 @@ class Assembly(NamedTuple):
         fields = (self.definition, self.config, self.mesh, self.config.batch_tokens, self.layout)
         return LoadedModel(parameters, *fields)
 
-    def lowered_step(self) -> jax.stages.Lowered:
-        """Return the traced and lowered training step, which JAX keeps: a second call takes a few milliseconds."""
-        return self.train_step.lower(self.abstract_state, self.abstract_batch)
-
     def compiled_step(self) -> jax.stages.Compiled:
         """Return the compiled training step. The compiler needs only shapes, so the state can be restored meanwhile."""
-        return self.lowered_step().compile()
+        return self.train_step.lower(self.abstract_state, self.abstract_batch).compile()
 
 
 def make_mesh(config: Config) -> Mesh:

@@ -224,7 +224,8 @@ def train(
             saved_step = max(checkpoints.steps(), default=0)
             compiling = None
             if saved_step < last:
-                assembly.lowered_step()  # in this thread: it would take turns with the thread that makes the state
+                # In this thread, where no other one takes turns with it. JAX keeps the result for compiled_step.
+                assembly.train_step.lower(assembly.abstract_state, assembly.abstract_batch)
                 compiling = background.submit(assembly.compiled_step)
             restored = checkpoints.restore_last(assembly.abstract_state)
             step, state, record = restored or (0, first_state.make(), Record())

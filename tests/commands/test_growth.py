@@ -54,8 +54,10 @@ def test_exponents_are_slopes_between_neighbours():
     assert np.allclose(growth.exponents([64, 256, 1024], [3, 3, 48]), [0, 2])
 
 
-def test_labels_keep_a_distance_and_their_order():
-    assert np.allclose(growth.spaced([0.5, 0.1, 0.52, 0.9], 0.1), [0.5, 0.1, 0.6, 0.9])
+def test_labels_keep_a_distance_their_order_and_their_mean():
+    assert np.allclose(growth.spaced([0.5, 0.1, 0.52, 0.9], 0.1), [0.46, 0.1, 0.56, 0.9])
+    # Moved apart, the first two would touch the third.
+    assert np.allclose(growth.spaced([0.5, 0.5, 0.58], 0.1), np.mean([0.5, 0.5, 0.58]) + np.array([-0.1, 0, 0.1]))
 
 
 def test_curves_have_the_measured_points_in_order():

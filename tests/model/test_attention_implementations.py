@@ -144,7 +144,7 @@ def test_blocks_are_those_with_a_visible_pair():
 
 @pytest.mark.parametrize(
     "name, lengths",
-    [("alibi", (1024, 2048)), *slow(("t5", (1024, 2048, 4096, 8192, 16_384)))],
+    [("alibi", (2048, 4096)), *slow(("t5", (2048, 4096, 8192, 16_384)))],
 )
 def test_blockwise_memory_is_linear_in_the_length(name, lengths):
     overrides = {"model.position": name, "model.num_layers": 1, "model.d_model": 32, "model.num_heads": 2}
@@ -161,7 +161,7 @@ def test_blockwise_memory_is_linear_in_the_length(name, lengths):
 
     used = [temporary_bytes("blockwise", length) for length in lengths]
     assert all(after <= 2.2 * before for before, after in itertools.pairwise(used)), used
-    assert used[0] <= temporary_bytes("reference", 1024)
+    assert used[0] <= temporary_bytes("reference", lengths[0])
 
 
 splash = functools.partial(kernels.splash, interpret=True)

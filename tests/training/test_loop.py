@@ -9,6 +9,7 @@ import pytest
 
 from mini_gpt.data import corpora, token_store
 from mini_gpt.evaluation import perplexity
+from mini_gpt.model.gpt import MiniGPT
 from mini_gpt.runtime import sharding
 from mini_gpt.runtime.errors import UserError
 from mini_gpt.training import assembly, loop
@@ -56,20 +57,20 @@ def test_a_run_resumes_on_another_number_of_devices(small, tmp_path, monkeypatch
 
 def test_the_step_is_traced_before_the_first_state_is_made(small, tmp_path, monkeypatch):
     """Two threads that trace take turns, and the compilation would start later."""
-    seen, lower, make = [], assembly.Assembly.lowered_step, assembly.Assembly.first_state
+    seen, hidden, make = [], MiniGPT.hidden, assembly.Assembly.first_state
 
-    def lowered_step(run):
-        seen.append(f"lowered in {threading.current_thread().name}")
-        return lower(run)
+    def traced(*arguments, **keywords):
+        seen.append(f"traced in {threading.current_thread().name}")
+        return hidden(*arguments, **keywords)
 
     def first_state(run, parameters=None):
         seen.append("state")
         return make(run, parameters)
 
-    monkeypatch.setattr(assembly.Assembly, "lowered_step", lowered_step)
+    monkeypatch.setattr(MiniGPT, "hidden", traced)
     monkeypatch.setattr(assembly.Assembly, "first_state", first_state)
     loop.train(small(train__steps=1), tmp_path / "run", conclude=False)
-    assert seen[0] == "lowered in MainThread" and "state" in seen[1:]
+    assert seen[0] == "traced in MainThread" and "state" in seen[1:]
 
 
 def batch_of(config, place):
