@@ -57,6 +57,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--other", type=Path)
     flags, overrides = parser.parse_known_args()
+    if flags.rounds < 2:
+        parser.error(f"--rounds: found {flags.rounds}; must be at least 2")
     arguments = [f"--config={flags.config}", *overrides]
     checkouts = {"this": Path(__file__).parent.parent} | ({"other": flags.other} if flags.other else {})
     times: dict[str, list[dict[str, float]]] = {name: [] for name in checkouts}

@@ -51,7 +51,7 @@ TITLES = {
     "length": "length of a text (tokens); 16,384 tokens in a step",
     "width": "width of the model",
     "layers": "layers",
-    "devices": "fake devices on the same two cores",
+    "devices": "fake devices on the same cores",
 }
 STYLES = {rivals.OURS: ("C0", "-"), REFERENCE: ("C0", "--"), "nanoGPT": ("C1", "-"), "nanoGPT compiled": ("C1", "--")}
 TEMPORARY = ("C2", ":")  # memory of one call of the compiled step
@@ -83,8 +83,8 @@ class Point(NamedTuple):
         return 4 * size["layers"] * size["heads"] * size["batch"] * size["length"] ** 2
 
 
-ABOUT = ("temporary_bytes", "parameters")  # what a program says about itself
-COLUMNS = (*Point._fields, "milliseconds", "fastest", "slowest", "steps", "peak_bytes", *ABOUT, "note")
+ABOUT = ("peak_bytes", "temporary_bytes", "parameters")  # what a program says about itself
+COLUMNS = (*Point._fields, "milliseconds", "fastest", "slowest", "steps", *ABOUT, "note")
 
 
 def points() -> Iterator[Point]:
@@ -107,11 +107,11 @@ def measure(point: Point, text: Path) -> dict[str, Any]:
             times = [worker.measure()]
             while len(times) < FEWEST_STEPS or (len(times) < STEPS and sum(times) < 1000 * SECONDS):
                 times.append(worker.measure())
-            peak, about = worker.peak_bytes(), worker.about
-    except SystemExit as stop:
-        return row | {"note": f"left out: {str(stop).rpartition(': ')[2]}"}
+            about = worker.about | worker.finish()
+    except UserError as error:
+        return row | {"note": f"left out: {str(error).partition(': ')[2]}"}
     row |= {"milliseconds": f"{np.median(times):.2f}", "fastest": f"{min(times):.2f}", "slowest": f"{max(times):.2f}"}
-    return row | {"steps": len(times), "peak_bytes": peak, **{name: about.get(name, "") for name in ABOUT}, "note": ""}
+    return row | {"steps": len(times), **{name: about.get(name, "") for name in ABOUT}, "note": ""}
 
 
 def read(path: Path) -> dict[Point, dict[str, str]]:

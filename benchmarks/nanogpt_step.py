@@ -68,13 +68,18 @@ def random_batch(split, batch, context):
     return x, y
 
 
-def training(model, next_batch, dtype: str):
-    """Train, and yield the loss of each step. It has the order of nanoGPT's loop: the next batch before backward."""
+def make_optimizer(model, **options):
+    """Return AdamW with weight decay on matrices. options: of `torch.optim.AdamW`."""
     groups = [
         {"params": [p for p in model.parameters() if p.dim() >= 2], "weight_decay": 0.1},
         {"params": [p for p in model.parameters() if p.dim() < 2], "weight_decay": 0.0},
     ]
-    optimizer = torch.optim.AdamW(groups, lr=1e-3, betas=(0.9, 0.99))
+    return torch.optim.AdamW(groups, lr=1e-3, betas=(0.9, 0.99), **options)
+
+
+def training(model, next_batch, dtype: str):
+    """Train, and yield the loss of each step. It has the order of nanoGPT's loop: the next batch before backward."""
+    optimizer = make_optimizer(model)
     autocast = torch.autocast("cpu", torch.bfloat16, enabled=dtype == "bfloat16")
     x, y = next_batch()
     for step in itertools.count():
@@ -144,11 +149,7 @@ def main() -> None:
             losses = [model(x, y).item() for x, y in zip(inputs.split(64), targets.split(64), strict=True)]
             counts = [len(x) for x in inputs.split(64)]
         result |= {"seconds": total_seconds, "validation_loss_in_blocks": float(np.average(losses, weights=counts))}
-    result |= {
-        "compiled": o.compile,
-        "parameters": sum(p.numel() for p in model.parameters()),
-        "torch": torch.__version__,
-    }
+    result |= {"parameters": sum(p.numel() for p in model.parameters()), "torch": torch.__version__}
     print(json.dumps(result))
 
 

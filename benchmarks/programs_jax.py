@@ -1,6 +1,8 @@
 """Our process of benchmarks/rivals.py and benchmarks/growth.py, which start it.
 
-python -m benchmarks.programs_jax JSON, with the fields of `rivals.Work` and `program`.
+python -m benchmarks.programs_jax JSON
+
+JSON: an entry of `rivals.WORKS`, with its `program`, `dtype`, `text` and directory of `weights`.
 """
 
 import itertools
@@ -98,7 +100,8 @@ def main() -> None:
     work = json.loads(sys.argv[1])
     command_line.set_up()
     measure, about = {"training": training, "scoring": scoring, "decoding": decoding}[work["task"]](work)
-    turns.serve(measure, about | {"jax": jax.__version__})
+    memory = lambda: {"peak_bytes": turns.peak_resident_bytes()}
+    turns.serve(about | {"jax": jax.__version__}, measure, memory)
 
 
 if __name__ == "__main__":

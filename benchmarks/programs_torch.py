@@ -1,6 +1,8 @@
 """The rivals' processes of benchmarks/rivals.py and benchmarks/growth.py, in PyTorch. They start it.
 
-python -m benchmarks.programs_torch JSON, with the fields of `rivals.Work` and `program`.
+python -m benchmarks.programs_torch JSON
+
+JSON: an entry of `rivals.WORKS`, with its `program`, `dtype`, `text` and directory of `weights`.
 """
 
 import json
@@ -94,7 +96,8 @@ def main() -> None:
     work = json.loads(sys.argv[1])
     torch.manual_seed(0)
     measure, about = {"training": training, "scoring": scoring, "decoding": decoding}[work["task"]](work)
-    turns.serve(measure, about | {"torch": torch.__version__, "threads": torch.get_num_threads()})
+    memory = lambda: {"peak_bytes": turns.peak_resident_bytes()}
+    turns.serve(about | {"torch": torch.__version__, "threads": torch.get_num_threads()}, measure, memory)
 
 
 if __name__ == "__main__":

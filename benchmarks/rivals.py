@@ -35,22 +35,22 @@ from mini_gpt.runtime.errors import UserError, require
 REPOSITORY = Path(__file__).resolve().parent.parent
 OURS = "mini_gpt"
 TRAINED = (OURS, "nanoGPT", "nanoGPT compiled", "x-transformers")
-LLAMA = {"layers": 30, "width": 576, "heads": 9, "kv_heads": 3, "feed_forward": 1536, "vocabulary": 49_152}
+LLAMA = {
+    "layers": 30,
+    "width": 576,
+    "heads": 9,
+    "kv_heads": 3,
+    "feed_forward": 1536,
+    "vocabulary": 49_152,
+    "length": 1024,
+}
 SMALL = {"layers": 4, "width": 128, "heads": 4, "length": 64, "batch": 12}
 LARGE = {"layers": 6, "width": 384, "heads": 6, "length": 256, "batch": 8}
 WORKS: dict[str, dict[str, Any]] = {  # steps: of one measurement
     "small": {"task": "training", "programs": TRAINED, **SMALL, "steps": 12},
     "large": {"task": "training", "programs": TRAINED, **LARGE, "steps": 2},
-    "scoring": {
-        **{"task": "scoring", "programs": (OURS, "Transformers", "Transformers compiled")},
-        **LLAMA,
-        "length": 1024,
-    },
-    "decoding": {
-        **{"task": "decoding", "programs": (OURS, "Transformers")},
-        **LLAMA,
-        **{"length": 1024, "prompt": 16, "tokens": 64},
-    },
+    "scoring": {"task": "scoring", "programs": (OURS, "Transformers", "Transformers compiled"), **LLAMA},
+    "decoding": {"task": "decoding", "programs": (OURS, "Transformers"), **LLAMA, "prompt": 16, "tokens": 64},
 }
 PARAMETER_TOLERANCE = 0.01  # for the separator, which only our vocabulary has
 LOSS_TOLERANCE = {"float32": 1e-3, "bfloat16": 0.02}  # nats between two programs with the same weights

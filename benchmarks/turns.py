@@ -8,21 +8,23 @@ import signal
 import statistics
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from mini_gpt.runtime.errors import UserError
+
 STATUS = Path("/proc/self/status")  # on Linux
-PEAK = "peak\n"  # asks for memory instead of a time
+ANSWER = "answer "  # begins a line of a worker; libraries print other lines
+LONGEST_REASON = 300  # characters
 
 
 class Worker:
-    """A process that measures, each time it is asked.
+    """A process that measures, each time it is asked. It calls `serve`, or prints the same lines.
 
-    It prints a line that starts with `ready` when it has warmed up, with a JSON object about itself if it wants to.
-    Then it answers each line of its input with a time in milliseconds. about: the object.
-
+    about: what it said when it had warmed up.
     changed: environment variables to set.
     limit: seconds of CPU time after which the process is ended.
     """
@@ -36,48 +38,62 @@ class Worker:
         changed: Mapping[str, str] = MappingProxyType({}),
         limit: int | None = None,
     ):
-        self.name, pipe = name, subprocess.PIPE
-        self.process = subprocess.Popen(
-            command,
-            cwd=directory,
-            env=os.environ | changed,
-            stdin=pipe,
-            stdout=pipe,
-            text=True,
-            preexec_fn=None if limit is None else lambda: _limit_seconds(limit),
-        )
-        while not (line := self._line()).startswith("ready"):
-            pass
-        self.about: dict[str, Any] = json.loads(line.removeprefix("ready").strip() or "{}")
-
-    def _line(self) -> str:
-        line = self.process.stdout.readline()
-        if not line:
-            too_slow = self.process.wait() == -signal.SIGXCPU
-            sys.exit(f"error: {self.name}: the measurement {'took too long' if too_slow else 'ended, see above'}")
-        return line
+        """Start it and wait until it is ready. Raises UserError if it ends before."""
+        self.name, self._files = name, tempfile.TemporaryDirectory()
+        self._log = Path(self._files.name) / "log"
+        with self._log.open("w", encoding="utf-8") as errors:
+            self.process = subprocess.Popen(
+                command,
+                cwd=directory,
+                env=os.environ | changed,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                preexec_fn=None if limit is None else lambda: _limit_seconds(limit),
+            )
+        self.about: dict[str, Any] = self._answer()
 
     def __enter__(self) -> "Worker":
         return self
 
     def __exit__(self, *_: Any) -> None:
-        """End the process."""
+        """End the process, and copy its log to stderr."""
         self.process.kill()
         self.process.wait()
+        with contextlib.suppress(FileNotFoundError):  # it has been copied
+            sys.stderr.write(self._log.read_text(encoding="utf-8", errors="replace"))
+        self._files.cleanup()
 
     def measure(self) -> float:
-        """Return the time of one measurement in milliseconds."""
-        return self._ask("\n")
-
-    def peak_bytes(self) -> int:
-        """Return the peak resident memory of the process. It must use `serve`."""
-        return int(self._ask(PEAK))
-
-    def _ask(self, line: str) -> float:
-        with contextlib.suppress(BrokenPipeError):  # it ended; _line says so
-            self.process.stdin.write(line)
+        """Return one measurement. Raises UserError if the process has ended."""
+        with contextlib.suppress(BrokenPipeError):  # the answer says why
+            self.process.stdin.write("\n")
             self.process.stdin.flush()
-        return float(self._line())
+        return float(self._answer())
+
+    def finish(self) -> dict[str, Any]:
+        """Let the process end, and return what it says last."""
+        self.process.stdin.close()
+        return self._answer()
+
+    def _answer(self) -> Any:
+        for line in self.process.stdout:
+            if line.startswith(ANSWER):
+                return json.loads(line.removeprefix(ANSWER))
+        reason = why(self.process.wait(), self._log)
+        self.__exit__()
+        raise UserError(f"{self.name}: {reason}")
+
+
+def why(status: int, log: Path) -> str:
+    """Return why a process failed: the last line that it wrote to its log, or its signal."""
+    if status == -signal.SIGXCPU:
+        return "the measurement took too long"
+    if status < 0:
+        return f"ended by {signal.Signals(-status).name}"
+    lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+    return lines[-1].removeprefix("error: ")[:LONGEST_REASON] if lines else f"exit status {status}"
 
 
 def _limit_seconds(limit: int) -> None:
@@ -85,11 +101,15 @@ def _limit_seconds(limit: int) -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (limit, most))
 
 
-def serve(measure: Callable[[], float], about: Mapping[str, Any]) -> None:
-    """Be the process of a Worker: warm up before this call. measure: returns seconds."""
-    print("ready", json.dumps(about), flush=True)
-    for line in sys.stdin:
-        print(peak_resident_bytes() if line == PEAK else 1000 * measure(), flush=True)
+def serve(about: Mapping[str, Any], measure: Callable[[], float], finish: Callable[[], Mapping[str, Any]]) -> None:
+    """Be the process of a `Worker`: say `about`, measure for each line of stdin, and say at its end what finish says.
+
+    measure: in milliseconds; call this when it has warmed up.
+    """
+    print(ANSWER + json.dumps(about), flush=True)
+    for _ in sys.stdin:
+        print(ANSWER + json.dumps(measure()), flush=True)
+    print(ANSWER + json.dumps(finish()), flush=True)
 
 
 def peak_resident_bytes() -> int:
@@ -100,7 +120,7 @@ def peak_resident_bytes() -> int:
 
 
 def alternate(workers: Mapping[str, Worker], rounds: int) -> dict[str, list[float]]:
-    """Return the times of each worker, one in each round. Every second round goes backwards."""
+    """Return the measurements of each worker, one in each round. Every second round goes backwards."""
     times: dict[str, list[float]] = {name: [] for name in workers}
     for number in range(rounds):
         for name in list(workers)[:: 1 if number % 2 == 0 else -1]:

@@ -9,11 +9,13 @@ and the ratios, this checkout over the other one.
 """
 
 import argparse
+import contextlib
 import json
 import sys
 from pathlib import Path
 
 from benchmarks import turns
+from mini_gpt.commands import command_line
 
 STEPS, PROMPT, TOKENS, WARMUP = 12, 16, 112, 3
 
@@ -46,12 +48,13 @@ else:
     measure = lambda: statistics.median(steps({STEPS})[0])
 for _ in range({WARMUP}):
     measure()
-print("ready", flush=True)
+print("{turns.ANSWER}{{}}", flush=True)
 for _ in sys.stdin:
-    print(1000 * measure(), flush=True)
+    print("{turns.ANSWER}" + str(1000 * measure()), flush=True)
 """
 
 
+@command_line.command
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("other", type=Path)
@@ -64,8 +67,12 @@ def main() -> None:
     arguments = ["decode" if flags.decode else "step", flags.config, *overrides]
     command = [sys.executable, "-c", WORKER, *arguments]
     checkouts = {"other": flags.other, "this": Path(__file__).parent.parent}
-    workers = {name: turns.Worker(str(directory), command, directory) for name, directory in checkouts.items()}
-    times = turns.alternate(workers, flags.rounds)
+    with contextlib.ExitStack() as running:
+        workers = {
+            name: running.enter_context(turns.Worker(str(directory), command, directory))
+            for name, directory in checkouts.items()
+        }
+        times = turns.alternate(workers, flags.rounds)
     times["ratio"] = turns.ratios(times["this"], times["other"])
     print(json.dumps({name: turns.quartiles(values) for name, values in times.items()}))
 

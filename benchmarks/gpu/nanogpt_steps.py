@@ -3,11 +3,10 @@
 import argparse
 import contextlib
 import importlib.util
-import resource
 import sys
 import time
 
-from benchmarks.gpu import processes
+from benchmarks import turns
 
 if importlib.util.find_spec("torch") is None:
     sys.exit("error: found no PyTorch in this environment; pip install torch")
@@ -15,7 +14,7 @@ if importlib.util.find_spec("torch") is None:
 import numpy as np
 import torch
 
-from benchmarks.nanogpt_step import GPT
+from benchmarks.nanogpt_step import GPT, make_optimizer
 
 TOKENS = 2**20  # in the text that batches are drawn from
 
@@ -32,11 +31,7 @@ def main() -> None:
     torch.manual_seed(1337)
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True  # as in nanoGPT
     model = GPT(o.vocabulary, o.context, o.width, o.heads, o.layers, dropout=o.dropout).to(o.device)
-    groups = [
-        {"params": [p for p in model.parameters() if p.dim() >= 2], "weight_decay": 0.1},
-        {"params": [p for p in model.parameters() if p.dim() < 2], "weight_decay": 0.0},
-    ]
-    optimizer = torch.optim.AdamW(groups, lr=1e-3, betas=(0.9, 0.99), fused=o.device == "cuda")
+    optimizer = make_optimizer(model, fused=o.device == "cuda")
     compiled = torch.compile(model)
     text = np.random.default_rng(0).integers(o.vocabulary, size=TOKENS, dtype=np.uint16)
 
@@ -69,7 +64,7 @@ def main() -> None:
     compile_seconds = run(1) / 1000
     compile_seconds -= run(o.steps) / 1000
     count = sum(p.numel() for p in model.parameters())
-    info = {
+    about = {
         "compile_seconds": compile_seconds,
         "parameters": count,
         "parameters_without_positions": count - o.context * o.width,
@@ -79,9 +74,9 @@ def main() -> None:
     def finish() -> dict:
         if o.device == "cuda":
             return {"peak_memory_bytes": torch.cuda.max_memory_allocated()}
-        return {"peak_memory_bytes": 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss}
+        return {"peak_memory_bytes": turns.peak_resident_bytes()}
 
-    processes.serve(info, lambda: run(o.steps), finish)
+    turns.serve(about, lambda: run(o.steps), finish)
 
 
 if __name__ == "__main__":

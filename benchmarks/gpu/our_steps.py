@@ -5,7 +5,7 @@ import argparse
 import jax
 import jax.numpy as jnp
 
-from benchmarks.gpu import processes
+from benchmarks import turns
 from benchmarks.gpu.random_steps import RECIPES, RandomSteps, config_of
 from mini_gpt.commands import command_line, measuring
 from mini_gpt.commands.flops import flops_per_token
@@ -23,7 +23,7 @@ def main() -> None:
     measured = RandomSteps(config_of(recipe, small=flags.small), recipe.vocabulary)
     steps = 2 if flags.small else recipe.steps
     measured.run(steps)  # warm up
-    info = {
+    about = {
         "shape": measured.shape(),
         "steps": steps,
         "platform": jax.default_backend(),
@@ -38,7 +38,7 @@ def main() -> None:
         peak, source = measuring.peak_flops(jnp.dtype("bfloat16"))
         return {"peak_memory_bytes": memory, "peak_flops": peak, "peak_source": source}
 
-    processes.serve(info, lambda: measured.run(steps), finish)
+    turns.serve(about, lambda: measured.run(steps), finish)
 
 
 if __name__ == "__main__":

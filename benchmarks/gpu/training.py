@@ -5,14 +5,14 @@ costs 6N + 12·layers·width·context floating-point operations, forward and bac
 """
 
 import argparse
+import contextlib
+import sys
 from typing import Any
 
-import numpy as np
-
+from benchmarks import turns
 from benchmarks.gpu import processes
 from benchmarks.gpu.parts import RECIPES
-from benchmarks.gpu.processes import Worker
-from mini_gpt.commands import command_line
+from mini_gpt.commands import command_line, measuring
 from mini_gpt.runtime.errors import UserError
 
 ROUNDS, SMALL_ROUNDS = 10, 3
@@ -20,41 +20,27 @@ ROUNDS, SMALL_ROUNDS = 10, 3
 
 def compare(recipe: str, *, small: bool) -> dict[str, Any]:
     """Return the numbers of both programs, or of mini_gpt and a problem. Raises UserError if mini_gpt's step fails."""
-    ours = Worker(["-m", "benchmarks.gpu.our_steps", recipe, *(["--small"] if small else [])])
-    problem, theirs = None, None
-    try:
+    problem = None
+    with contextlib.ExitStack() as running:
+        start = lambda name, *arguments: running.enter_context(
+            turns.Worker(name, [sys.executable, "-m", *arguments], processes.REPOSITORY)
+        )
+        workers = {"mini_gpt": start("mini_gpt", "benchmarks.gpu.our_steps", recipe, *(["--small"] if small else []))}
         try:
-            theirs = Worker(["-m", "benchmarks.gpu.nanogpt_steps", *nanogpt_flags(ours.info)])
+            flags = nanogpt_flags(workers["mini_gpt"].about)
+            workers["nanogpt"] = start("nanoGPT", "benchmarks.gpu.nanogpt_steps", *flags)
         except UserError as error:
-            problem = f"nanoGPT: {error}"
-        workers = {"mini_gpt": ours} | ({"nanogpt": theirs} if theirs else {})
-        times = in_turns(workers, SMALL_ROUNDS if small else ROUNDS)
-        results = {name: worker.info | worker.finish() for name, worker in workers.items()}
-    finally:
-        for worker in filter(None, (ours, theirs)):
-            worker.stop()
+            problem = str(error)
+        times = turns.alternate(workers, SMALL_ROUNDS if small else ROUNDS)
+        results = {name: worker.about | worker.finish() for name, worker in workers.items()}
     return report(results, times) | ({"problem": problem} if problem else {})
 
 
-def nanogpt_flags(info: dict[str, Any]) -> list[str]:
-    device = {"gpu": "cuda"}.get(info["platform"], info["platform"])
-    shape = info["shape"] | {"steps": info["steps"], "device": device}
+def nanogpt_flags(about: dict[str, Any]) -> list[str]:
+    """Return the flags with which nanoGPT's process has the shape of ours."""
+    device = {"gpu": "cuda"}.get(about["platform"], about["platform"])
+    shape = about["shape"] | {"steps": about["steps"], "device": device}
     return [f"--{name}={value}" for name, value in shape.items()]
-
-
-def in_turns(workers: dict[str, Worker], rounds: int) -> dict[str, list[float]]:
-    """Return the milliseconds per step of each worker in each round. The order changes from round to round."""
-    times: dict[str, list[float]] = {name: [] for name in workers}
-    for number in range(rounds):
-        for name in sorted(workers, reverse=number % 2 == 1):
-            times[name].append(workers[name].measure())
-    return times
-
-
-def spread(values: list[float]) -> dict[str, Any]:
-    """Return the median and the quartiles."""
-    low, median, high = np.quantile(values, [0.25, 0.5, 0.75])
-    return {"median": float(median), "quartiles": [float(low), float(high)]}
 
 
 def report(results: dict[str, dict[str, Any]], times: dict[str, list[float]]) -> dict[str, Any]:
@@ -65,7 +51,7 @@ def report(results: dict[str, dict[str, Any]], times: dict[str, list[float]]) ->
     for name, found in results.items():
         attention = 12 * shape["layers"] * shape["width"] * shape["context"]
         flops = found.get("flops_per_token") or 6 * found["parameters_without_positions"] + attention
-        step = spread(times[name])
+        step = measuring.spread(times[name])
         per_second = 1000 * tokens / step["median"]
         made[name] = {
             "milliseconds_per_step": step,
@@ -76,11 +62,10 @@ def report(results: dict[str, dict[str, Any]], times: dict[str, list[float]]) ->
             "compile_seconds": found["compile_seconds"],
             "parameters": found["parameters"],
         }
-    both = zip(times["mini_gpt"], times.get("nanogpt", []), strict=False)
-    ratios = [theirs / mine for mine, theirs in both]
+    ratios = turns.ratios(times["nanogpt"], times["mini_gpt"]) if "nanogpt" in times else []
     about = {"shape": shape, "position": ours["position"], "steps_in_a_turn": ours["steps"], "tokens_per_step": tokens}
     about |= {"rounds": len(times["mini_gpt"]), "peak_flops": peak, "peak_source": ours["peak_source"]}
-    return about | made | ({"ratio": spread(ratios)} if ratios else {})
+    return about | made | ({"ratio": measuring.spread(ratios)} if ratios else {})
 
 
 @command_line.command

@@ -11,8 +11,6 @@ import pytest
 from benchmarks.gpu import attention, parts, processes, random_steps, resume, run, training
 from benchmarks.gpu.attention import Case, Layer, error_of
 from benchmarks.gpu.parts import Part
-from benchmarks.gpu.processes import Worker
-from mini_gpt.runtime.errors import UserError
 from tests.conftest import REPOSITORY
 
 DONE = "print('noise'); print('{\"n\": 1}'); print('[2]')"
@@ -45,41 +43,6 @@ def test_the_limits_of_the_parts_fit_in_ten_minutes():
 def test_a_process_ends_with_a_result_or_a_reason(tmp_path, program, limit, result, reason):
     outcome = processes.run(["-c", program], limit, tmp_path / "log")
     assert (outcome.result, outcome.reason) == (result, reason) and outcome.seconds < 30
-
-
-SERVE = """
-from benchmarks.gpu import processes
-counts = []
-{}
-processes.serve({{"n": 0}}, lambda: counts.append(1) or {}, lambda: {{"n": len(counts)}})
-"""
-
-
-def test_a_worker_measures_when_it_is_asked():
-    worker = Worker(["-c", SERVE.format("print('noise')", "len(counts) + 0.5")])
-    try:
-        assert worker.info == {"n": 0}
-        assert [worker.measure(), worker.measure()] == [1.5, 2.5]
-        assert worker.finish() == {"n": 2}
-    finally:
-        worker.stop()
-
-
-def test_a_worker_that_ends_says_why():
-    with pytest.raises(UserError, match="ZeroDivisionError: division by zero"):
-        Worker(["-c", SERVE.format("1 / 0", "1")])
-    worker = Worker(["-c", SERVE.format("", "1 / 0")])
-    with pytest.raises(UserError, match="ZeroDivisionError: division by zero"):
-        worker.measure()
-
-
-def test_workers_alternate_and_change_their_order():
-    turns = []
-    fakes = {
-        name: SimpleNamespace(measure=lambda name=name: turns.append(name) or len(turns)) for name in ("ours", "theirs")
-    }
-    assert training.in_turns(fakes, 3) == {"ours": [1, 4, 5], "theirs": [2, 3, 6]}
-    assert turns == ["ours", "theirs", "theirs", "ours", "ours", "theirs"]
 
 
 def test_both_programs_have_the_flops_of_the_same_formula():

@@ -3,7 +3,7 @@
 import pytest
 
 from benchmarks.gpu import page
-from tests.pages.browser import axe_violations
+from tests.pages.browser import axe_violations, screen
 
 SPREAD = {"median": 28.5, "quartiles": [28.0, 29.25]}
 PROGRAM = {
@@ -120,14 +120,9 @@ def test_a_goal_that_was_not_measured_is_not_reached():
 @pytest.mark.slow
 @pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 390])
-def test_the_page_fits_wide_and_narrow_screens(browser, tmp_path, request, width, theme):
+def test_the_page_fits_wide_and_narrow_screens(browser, tmp_path, width, theme):
     (tmp_path / "gpu.html").write_text(page.html_of(made(failed="too slow")), encoding="utf-8")
-    request.addfinalizer(lambda: browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {}))
-    request.addfinalizer(lambda: browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []}))
-    metrics = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
-    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
-    dark = {"features": [{"name": "prefers-color-scheme", "value": theme}]}
-    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", dark)
-    browser.get((tmp_path / "gpu.html").as_uri())
-    assert browser.execute_script("return document.documentElement.scrollWidth") <= width
-    assert axe_violations(browser) == []
+    with screen(browser, width, theme):
+        browser.get((tmp_path / "gpu.html").as_uri())
+        assert browser.execute_script("return document.documentElement.scrollWidth") <= width
+        assert axe_violations(browser) == []

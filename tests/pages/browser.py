@@ -1,7 +1,9 @@
 """Headless Chromium for tests of pages, without a network."""
 
+import contextlib
 import importlib.util
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -35,6 +37,20 @@ def start() -> webdriver.Chrome:
 def show(browser, path):
     browser.get(path.as_uri())
     WebDriverWait(browser, 20).until(lambda b: b.execute_script("return document.documentElement.dataset.ready"))
+
+
+@contextlib.contextmanager
+def screen(browser, width: int, theme: str) -> Iterator[None]:
+    """Show pages on a screen of this width in pixels, in a light or a dark theme."""
+    metrics = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+    media = {"features": [{"name": "prefers-color-scheme", "value": theme}]}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", media)
+    try:
+        yield
+    finally:
+        browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
 
 
 def press(browser, keys):

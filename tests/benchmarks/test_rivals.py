@@ -4,35 +4,12 @@ import sys
 
 import pytest
 
-from benchmarks import rivals, tasks, turns
+from benchmarks import rivals, tasks
 from mini_gpt.runtime.errors import UserError
 
 TRAINED = {"parameters": 1000, "vocabulary": 65, "losses": [4.2, 3.3]}
 SCORED = {"parameters": 1000, "losses": [10.9]}
 DECODED = {"parameters": 1000, "written": [5, 6]}
-
-
-def numbers(first):
-    """Return the command of a worker that answers first, first + 1, …"""
-    code = f"import sys\nprint('a note')\nprint('ready', '{{\"start\": {first}}}', flush=True)\n"
-    return [
-        *(sys.executable, "-c"),
-        code + f"for number, _ in enumerate(sys.stdin):\n    print({first} + number, flush=True)",
-    ]
-
-
-def test_workers_measure_in_turns_in_both_orders(tmp_path, monkeypatch):
-    asked, measure = [], turns.Worker.measure
-    monkeypatch.setattr(turns.Worker, "measure", lambda worker: asked.append(worker.name) or measure(worker))
-    with turns.Worker("a", numbers(1), tmp_path) as a, turns.Worker("b", numbers(10), tmp_path) as b:
-        assert turns.alternate({"a": a, "b": b}, 3) == {"a": [1, 2, 3], "b": [10, 11, 12]}
-    assert asked == ["a", "b", "b", "a", "a", "b"] and b.about == {"start": 10}
-    assert a.process.returncode is not None
-
-
-def test_a_worker_that_ends_is_named(tmp_path):
-    with pytest.raises(SystemExit, match="error: x: the measurement ended"):
-        turns.Worker("x", [sys.executable, "-c", "print('no')"], tmp_path)
 
 
 def test_a_ratio_compares_times_of_the_same_round():

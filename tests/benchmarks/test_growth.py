@@ -35,21 +35,12 @@ def test_weights_that_do_not_fit_are_left_out(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize(
     ("code", "note"),
-    [("1 / 0", "the measurement ended, see above"), ("while True: pass", "the measurement took too long")],
+    [("1 / 0", "ZeroDivisionError: division by zero"), ("while True: pass", "the measurement took too long")],
 )
 def test_a_point_that_fails_has_its_reason(code, note, monkeypatch, tmp_path):
     monkeypatch.setattr(growth, "LIMIT", 1)
     monkeypatch.setattr(rivals, "command", lambda program, work: [sys.executable, "-c", code])
     assert growth.measure(Point("layers", 1, "nanoGPT"), tmp_path)["note"] == f"left out: {note}"
-
-
-def test_a_process_reports_its_peak_memory(tmp_path):
-    parents = b"x" * 700_000_000  # memory of the process that starts it does not count
-    code = "from benchmarks import turns\nblock = b'x' * 300_000_000\ndel block\nturns.serve(lambda: 0.25, {'a': 1})"
-    with turns.Worker("x", [sys.executable, "-c", code], rivals.REPOSITORY) as worker:
-        assert worker.measure() == 250 and worker.about == {"a": 1}
-        assert 300e6 < worker.peak_bytes() < 600e6
-    assert len(parents) == 700_000_000
 
 
 def test_exponents_are_slopes_between_neighbours():
