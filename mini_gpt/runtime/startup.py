@@ -30,7 +30,7 @@ def set_up(cache_dir: str | None = None) -> None:
     jax.config.update("jax_compilation_cache_dir", str(files.cache_directory(cache_dir) / "compiled"))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
     _keep_freed_memory()
-    gc.freeze()  # the collector no longer visits what the imports made; this takes 0.3 s until the first step
+    gc.freeze()  # otherwise, visits of the collector to what imports made take 0.3 s up to the first step
 
 
 class _TqdmHandler(logging.Handler):

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from types import SimpleNamespace
 
 import jax
@@ -32,6 +33,27 @@ def test_two_checkouts_are_compared_in_turns(corpus_files, decode):
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
     assert 0.3 < report["ratio"]["median"] < 3 and report["this"]["lower"] <= report["this"]["median"]
+
+
+@pytest.mark.slow
+def test_the_phases_of_a_start_add_up(corpus_files, monkeypatch):
+    monkeypatch.setenv("XLA_FLAGS", "--xla_backend_optimization_level=0")  # one device
+    fields = SMALL | {"data.path": corpus_files}
+    flags = ["--config=configs/default.py", *(f"--config.{name}={value}" for name, value in fields.items())]
+    command = [sys.executable, "-m", "benchmarks.first_step", *flags]
+    begin = time.monotonic()
+    done = subprocess.run([*command, "--rounds=2"], cwd=REPOSITORY, capture_output=True, text=True)
+    seconds = time.monotonic() - begin
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    medians = {name: times[1] for name, times in report.items() if isinstance(times, list)}
+    assert min(medians.values()) > 0
+    assert medians["total"] == pytest.approx(medians["parts"] + medians["programs"] + medians["step"], abs=0.01)
+    assert 3 * (medians["help"] + medians["total"]) < seconds, "with the start that fills the caches"
+    done = subprocess.run([*command, "--config.no_such=1"], cwd=REPOSITORY, capture_output=True, text=True)
+    assert done.returncode == 1 and "no_such" in done.stderr
+    done = subprocess.run([*command, "--rounds=1"], cwd=REPOSITORY, capture_output=True, text=True)
+    assert done.returncode == 2 and "--rounds: found 1; must be at least 2" in done.stderr
 
 
 @pytest.mark.slow
