@@ -28,7 +28,7 @@ LIMITS = {
         "files of these functions": (13, 13),
         "lines of these functions": (550, 550),
         "deepest stack of frames of mini_gpt": (11, 11),
-        "more functions entered on CPUs": (9, 9),
+        "more functions entered on CPUs": (10, 10),
     },
     "from train.py to the softmax of attention": {
         "calls": (10, 10),
@@ -41,8 +41,8 @@ LIMITS = {
         "named tuples and dataclasses in model/": (8, 8),
     },
     "lines of a module and of all that it imports": {
-        "model.gpt": (3160, 2400),
-        "training.step": (2400, 3600),
+        "model.gpt": (3170, 2400),
+        "training.step": (2410, 3600),
         "commands.train": (14200, 9000),
     },
     "the package": {

@@ -25,9 +25,7 @@ def _cpu_matmul_forward(x_TD, kernel_DF):
 def _cpu_matmul_backward(saved, dy_TF):
     x_TD, kernel_DF = _from_bits(saved[0]), saved[1]
     dy_TF = dy_TF.astype(x_TD.dtype)
-    # A loop whose trip count depends on data keeps XLA from folding the transpose into a slow dot.
-    passes = 1 + (x_TD[0, 0] > jnp.inf).astype(jnp.int32)
-    x_DT = jax.lax.fori_loop(0, passes, lambda _, x_DT: x_TD.T, jnp.zeros_like(x_TD.T))
+    x_DT = unfused(jnp.transpose, x_TD)  # XLA would fold the transpose into a slow dot
     dx_TD = _product(dy_TF, kernel_DF.astype(dy_TF.dtype), 1).astype(x_TD.dtype)
     return dx_TD, _product(x_DT, dy_TF, 0)
 
@@ -38,6 +36,18 @@ cpu_matmul.defvjp(_cpu_matmul_forward, _cpu_matmul_backward)
 def _product(a: jax.Array, b: jax.Array, axis_of_b: int) -> jax.Array:
     """Return the product over the last axis of a and this axis of b, in float32."""
     return jax.lax.dot_general(a, b, (((1,), (axis_of_b,)), ((), ())), preferred_element_type=jnp.float32)
+
+
+def unfused(function: Callable[[jax.Array], jax.Array], x: jax.Array) -> jax.Array:
+    """Return function(x), as an array of its own on CPUs, where XLA would compute it again in each of its users.
+
+    XLA does not fuse a loop whose trip count depends on data.
+    """
+    if jax.default_backend() != "cpu":
+        return function(x)
+    passes = 1 + (x[(0,) * x.ndim] > jnp.inf).astype(jnp.int32)
+    zeros = jnp.zeros_like(jax.eval_shape(function, x))
+    return jax.lax.fori_loop(0, passes, lambda *_: function(x), zeros)
 
 
 class CpuNorm(nnx.Module):

@@ -1,5 +1,8 @@
 """Linear layers and norms: rounding to bfloat16, and sums in float32."""
 
+import math
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,6 +11,8 @@ from flax import nnx
 
 from mini_gpt.config import loading
 from mini_gpt.model.layers import Linear, make_norm
+from mini_gpt.model.positions.rotary import Rope
+from mini_gpt.model.xla_workarounds import unfused
 
 
 @pytest.mark.parametrize("tokens, d_in, d_out", [(1, 1, 1), (1, 65, 3), (3, 2, 16), (130, 65, 64), (64, 256, 128)])
@@ -79,3 +84,22 @@ def test_the_gradients_of_norms_equal_differences(name, overrides):
             np.testing.assert_allclose(
                 found[index], (sides[0] - sides[1]) / 2e-4, atol=1e-4, err_msg=f"{array} {index}"
             )
+
+
+@pytest.mark.parametrize("first", [0.5, np.inf, -np.inf, np.nan])
+def test_an_unfused_function_returns_the_same_array(first):
+    x = jnp.array([[first, 1.0], [2.0, 3.0]])
+    np.testing.assert_array_equal(jax.jit(lambda x: unfused(jnp.cos, x))(x), jax.jit(jnp.cos)(x))
+
+
+def test_rope_computes_each_cosine_once():
+    """XLA on CPUs would fuse them into the rotation, and compute them again for each of the 4 heads."""
+    length, heads, width = 32, 4, 16
+    config = loading.load("configs/default.py", {"model.d_model": heads * width, "model.num_heads": heads}).model
+    rope = Rope(config, rngs=nnx.Rngs(0))
+    x_BLHK = jnp.ones((1, length, heads, width))
+    text = jax.jit(rope.rotate).lower(x_BLHK, jnp.arange(length)[None]).compile().as_text()
+    waves = [part for part in text.split("\n\n") if re.search(r" (co)?sine\(", part)]
+    results = [re.search(r"ROOT .*? = f32\[([\d,]+)\]", part) for part in waves]
+    assert len(waves) == 2
+    assert all(math.prod(map(int, result[1].split(","))) == length * width // 2 for result in results)

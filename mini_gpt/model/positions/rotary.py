@@ -17,6 +17,7 @@ from mini_gpt.model.positions.waves import (
     rope_frequencies,
     yarn_scale,
 )
+from mini_gpt.model.xla_workarounds import unfused
 
 
 class Rotation(Encoding, HeadChange):
@@ -64,7 +65,7 @@ class Rope(Rotation):
                 :, None
             ]
         angles_BL1P = angles(positions_BL, frequencies)[:, :, None, :]
-        cos, sin = jnp.cos(angles_BL1P), jnp.sin(angles_BL1P)
+        cos, sin = unfused(jnp.cos, angles_BL1P), unfused(jnp.sin, angles_BL1P)
         first, second, rest = jnp.split(x_BLHK, [self.width // 2, self.width], axis=-1)
         parts = [first * cos - second * sin, second * cos + first * sin, rest]
         return jnp.concatenate([part.astype(dtype) for part in parts], axis=-1)
