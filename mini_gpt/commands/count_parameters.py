@@ -15,6 +15,7 @@ from mini_gpt.config.fields import LARGEST
 from mini_gpt.data import tasks, tokenizers
 from mini_gpt.model import build, parameters
 from mini_gpt.runtime.errors import UserError, require
+from mini_gpt.training import layouts
 from mini_gpt.training.run import SavedRun
 
 
@@ -31,13 +32,14 @@ def main() -> None:
     require(tokens is None or 1 <= tokens <= LARGEST, "--vocab_size", tokens, f"must be in 1..{LARGEST}")
     if flags.workdir:
         run = SavedRun(flags.workdir)
-        config, tokens = run.trained, tokens or tokenizers.vocab_size(run.tokenizer)
+        config = run.trained
+        size = tokens + config.extra_tokens if tokens else layouts.vocab_size(config, run.tokenizer)
     else:
         is_json = flags.config.endswith(".json")  # loading.read does not check the corpus
         unread = {"data.path": "unread"}  # a Python config may need a path, but this command does not read it
         config = loading.read(Path(flags.config)) if is_json else loading.load(flags.config, unread)
-        tokens = tokens or _vocab_size(config.data)
-    print(parameters.report(build.abstract(config.model, tokens + config.extra_tokens)[1]))
+        size = (tokens or _vocab_size(config.data)) + config.extra_tokens
+    print(parameters.report(build.abstract(config.model, size)[1]))
 
 
 def _vocab_size(data: DataConfig) -> int:

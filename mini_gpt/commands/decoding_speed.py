@@ -73,10 +73,12 @@ def decode(path: str, overrides: dict[str, str], prompt_tokens: int, tokens: int
     config = loading.load(path, overrides)
     config.model.check_length(prompt_tokens + (1 if config.model.has_encoder else tokens))  # a separator
     model = random_model(config)
-    prompt, source = np.random.default_rng(0).integers(model.merge().vocab_size, size=prompt_tokens), None
+    vocab_size = model.merge().vocab_size
+    prompt, source = np.random.default_rng(0).integers(vocab_size, size=prompt_tokens), None
     if config.model.has_encoder:
-        separator = model.vocab_size - 1
-        prompt, source = np.array([separator]), prompt % separator  # without it: it would divide the source
+        start = model.layout.separator_id or 0  # None with span corruption: any token may start a target
+        source = (prompt + (prompt == start)) % vocab_size  # without the separator, which would divide it
+        prompt = np.array([start])
     decode_text = functools.partial(time_decoding, model, prompt, tokens, Sampling(top_k=40), source)
     compile_seconds, _ = decode_text()
     times = decoding_speed([decode_text() for _ in range(ROUNDS)])

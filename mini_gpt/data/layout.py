@@ -16,11 +16,13 @@ class Layout(NamedTuple):
     operator_ids: further tokens at which positions restart (`data.position_ids`).
     start_id: for models like T5, the token that the decoder reads in place of the separator. The encoder then reads the
       separator after each source, not before it. In the data, the separator is always before a text.
+    mask_id: the mask token of an imported model with the masked objective. None: another model.
     """
 
     separator_id: int | None = None
     operator_ids: tuple[int, ...] = ()
     start_id: int | None = None
+    mask_id: int | None = None
 
     def arguments(
         self,

@@ -27,6 +27,8 @@ class Tokenizer(Protocol):
     kind: str
     texts: Sequence[bytes]
     token_bytes: np.ndarray
+    separator_id: int | None = None  # of an imported model; None: the last id
+    mask_id: int | None = None  # as separator_id; None: the id above the last one, if the objective is masked
     start: int | None = None  # the token before each target, if it is not the separator
     other_ends: tuple[int, ...] = ()  # tokens that end a generated text like the separator
     source: ModelSource = ModelSource()

@@ -71,7 +71,7 @@ def problem_batch(problems: Sequence[Problem], config: Config, tokenizer: Tokeni
     if config.train.objective == "next_token":
         return next_token_batch(rows_BM) | {"weights": answer_BM[:, 1:]}
     tokens_BL, answer_BL = rows_BM[:, :-1], answer_BM[:, :-1]
-    inputs_BL = np.where(answer_BL > 0, tokenizers.vocab_size(tokenizer), tokens_BL).astype(np.int32)
+    inputs_BL = np.where(answer_BL > 0, tokenizers.mask(tokenizer), tokens_BL).astype(np.int32)
     return {"inputs": inputs_BL, "targets": tokens_BL, "weights": answer_BL}
 
 

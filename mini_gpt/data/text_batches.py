@@ -23,15 +23,23 @@ class TextBatches:
     An epoch cuts the text into windows of `text_length` tokens, from a random offset on. It uses each window once, in
     random order. The weights of a batch are 1 for targets that count in the loss, else 0.
 
-    vocab_size: also the id of the mask token.
+    vocab_size, mask_id: of the tokenizer. Without a mask_id, `vocab_size` is the mask.
     rows: the rows of the global batch on this host; None: all.
 
     Raises UserError if the split is too short.
     """
 
-    def __init__(self, tokens: np.ndarray, config: Config, *, vocab_size: int, rows: Sequence[int] | None = None):
+    def __init__(
+        self,
+        tokens: np.ndarray,
+        config: Config,
+        *,
+        vocab_size: int,
+        mask_id: int | None = None,
+        rows: Sequence[int] | None = None,
+    ):
         self.config = config
-        self.vocab_size = vocab_size
+        self.vocab_size, self.mask_id = vocab_size, mask_id
         self.rows = range(config.train.batch_size) if rows is None else rows
         self.length = text_length(config)
         length, targets = self.length, len(tokens) - 1
@@ -54,7 +62,7 @@ class TextBatches:
         if config.train.objective == "next_token":
             return next_token_batch(windows_BM)
         seeds = [(config.data.seed, index) for index in indices]
-        return _corrupted(windows_BM[:, :-1], config, self.vocab_size, seeds)
+        return _corrupted(windows_BM[:, :-1], config, self.vocab_size, self.mask_id, seeds)
 
     def _start(self, index: int) -> int:
         return self._offset(index // self.rows_per_epoch) + int(self.order[index]) * self.length
@@ -64,7 +72,7 @@ class TextBatches:
 
 
 def corrupted_blocks(
-    tokens: np.ndarray, config: Config, *, vocab_size: int, batch_size: int, seed: int
+    tokens: np.ndarray, config: Config, *, vocab_size: int, mask_id: int | None = None, batch_size: int, seed: int
 ) -> Iterator[tuple[int, Batch]]:
     """Yield (count, batch) of a stream's full blocks, as `in_full_batches` does.
 
@@ -74,23 +82,24 @@ def corrupted_blocks(
     for count, starts in in_full_batches(range(0, len(tokens) - length + 1, length), batch_size):
         blocks_BL = windows(tokens, starts, length)
         seeds = [(seed, start) for start in starts]
-        yield count, _corrupted(blocks_BL, config, vocab_size, seeds)
+        yield count, _corrupted(blocks_BL, config, vocab_size, mask_id, seeds)
 
 
-def _corrupted(texts_BN: np.ndarray, config: Config, vocab_size: int, seeds: list[tuple[int, int]]) -> Batch:
+def _corrupted(texts_BN: np.ndarray, config: Config, vocab_size: int, mask_id: int | None, seeds: list) -> Batch:
     """Return the batch of the objective, masked or span_corruption. seeds: one per row."""
     if config.train.objective == "span_corruption":
         return spans.batch_of(texts_BN, config, vocab_size, seeds)
-    return _masked_batch(texts_BN, config.train.mask_rate, vocab_size, seeds)
+    return _masked_batch(texts_BN, config.train.mask_rate, vocab_size, mask_id, seeds)
 
 
-def _masked_batch(tokens_BL: np.ndarray, rate: float, mask_token: int, seeds: list[tuple[int, int]]) -> Batch:
+def _masked_batch(tokens_BL: np.ndarray, rate: float, vocab_size: int, mask_id: int | None, seeds: list) -> Batch:
     """Choose targets, then mask 80%, replace 10% and keep 10% (Devlin et al. 2019, 3.1). seeds: one per row."""
-    length = tokens_BL.shape[1]
+    length, mask = tokens_BL.shape[1], vocab_size if mask_id is None else mask_id
     rngs = [np.random.default_rng(seed) for seed in seeds]
     chosen_BL = np.stack([rng.random(length) for rng in rngs]) < rate
     uniform_BL = np.stack([rng.random(length) for rng in rngs])
-    random_BL = np.stack([rng.integers(mask_token, size=length, dtype=np.int32) for rng in rngs])
-    inputs_BL = np.where(chosen_BL & (uniform_BL < 0.8), mask_token, tokens_BL)
+    random_BL = np.stack([rng.integers(vocab_size - (mask < vocab_size), size=length, dtype=np.int32) for rng in rngs])
+    random_BL += random_BL >= mask  # any token but the mask
+    inputs_BL = np.where(chosen_BL & (uniform_BL < 0.8), mask, tokens_BL)
     inputs_BL = np.where(chosen_BL & (uniform_BL >= 0.9), random_BL, inputs_BL)
     return {"inputs": inputs_BL, "targets": tokens_BL, "weights": chosen_BL.astype(np.float32)}

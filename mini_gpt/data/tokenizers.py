@@ -1,4 +1,4 @@
-"""Text to token ids and back, by bytes, characters or subwords. The last id is the document separator."""
+"""Text to token ids and back, by bytes, characters or subwords."""
 
 import contextlib
 import dataclasses
@@ -31,19 +31,18 @@ from mini_gpt.runtime.errors import UserError, require, shown
 FILE = "tokenizer.json"
 LONGEST_WORD = 2**10  # characters of a word, in the training of BPE
 LONG_RUN = re.compile(rf"(?<!\S)\S{{{LONGEST_WORD}}}|(?<!\s)\s{{{LONGEST_WORD}}}")  # each longer word is in one
-IMPORTED = ("separator", "vocab_size", "special", "mask", "source")  # arguments of SubwordTokenizer for imported models
+IMPORTED = ("separator_id", "vocab_size", "special", "mask_id", "source")  # arguments of SubwordTokenizer
 
 
 class SubwordTokenizer(Tokenizer):
     """A tokenizer of the tokenizers library.
 
-    Arguments other than `model` are for imported models.
+    Arguments other than `model` are for imported models, whose token ids stay as they are.
 
-    separator: the separator's id in `model`; this class swaps it with the last id.
-    vocab_size: ids of this class, at least the number of tokens.
+    separator_id, mask_id: the ids of these special tokens. By default, they are above those of `model`.
+    vocab_size: the number of ids, at least that of tokens.
     special: {role: token} of the other special tokens, such as {"bos_token": "<s>"}; only `encode_prompt` encodes a
       text as one of them. The role start_token is that before each target.
-    mask: the id in `model` of the mask token, which is `vocab_size` here, above the tokens of this class.
     source: what the model's files say about its use.
 
     An imported model may add tokens around a text. A separator after a text is left out, because one follows each
@@ -53,38 +52,34 @@ class SubwordTokenizer(Tokenizer):
     def __init__(
         self,
         model: Library,
-        separator: int | None = None,
+        separator_id: int | None = None,
         vocab_size: int = 0,
         special: dict | None = None,
-        mask: int | None = None,
+        mask_id: int | None = None,
         source: ModelSource | None = None,
     ):
-        self.model, self.separator, self.vocab_size, self.special = model, separator, vocab_size, dict(special or {})
-        self.mask, self.source = mask, source or ModelSource()
+        self.model, self.special, self.source = model, dict(special or {}), source or ModelSource()
+        self.separator_id, self.mask_id = separator_id, mask_id
         model.encode_special_tokens = True  # encode the name of a special token as ordinary text
         texts = token_texts(model)
-        size = len(texts) + 1 if separator is None else vocab_size
+        size = len(texts) + 1 if separator_id is None else vocab_size
         if not all(isinstance(text, str) for text in (*self.special, *self.special.values())):
             raise ValueError(f"special: found {shown(self.special)}; must be names of tokens")
-        if type(size) is not int or not max(texts, default=0) < size + (mask is not None) <= LARGEST:
+        if type(size) is not int or not max(texts, default=0) < size <= LARGEST:
             raise ValueError(f"found {size} ids; must be above the last token's id, and at most {LARGEST}")
-        self.order = np.arange(size + (mask is not None), dtype=np.uint32)  # the id in `model` of each id of this class
-        last = [] if mask is None else [(mask, size)]
-        for token, place in [*last, *([] if separator is None else [(separator, size - 1)])]:
-            at = np.flatnonzero(self.order == token)[0]
-            self.order[[at, place]] = self.order[[place, at]]
-        self.inverse = np.argsort(self.order).astype(np.uint32)
-        self.texts = [texts.get(token, b"") for token in self.order[:size].tolist()]
+        if not {separator_id, mask_id} <= {None, *texts}:
+            raise ValueError(f"separator_id, mask_id: found {shown((separator_id, mask_id))}; must be ids of tokens")
+        self.texts = [texts.get(token, b"") for token in range(size)]
         if "start_token" in self.special:
-            self.start = int(self.inverse[model.token_to_id(self.special["start_token"])])
-        others = [token for token in self.source.ends if token in range(len(self.order))]
-        self.other_ends = tuple(int(self.inverse[token]) for token in others if token not in (separator, mask))
+            self.start = int(model.token_to_id(self.special["start_token"]))
+        others = [token for token in self.source.ends if token in range(size)]
+        self.other_ends = tuple(token for token in others if token not in (separator_id, mask_id))
         self.token_bytes = np.array([len(text) for text in self.texts])
         example = self.encode("a")
-        if mask is not None and size in example:
+        if mask_id in example:
             raise ValueError("the mask token is added to each text")
         if self.token_bytes[example].sum() > 1:
-            self.token_bytes[-1] = -1  # subtract the space that the model adds before each document
+            self.token_bytes[separator(self)] = -1  # subtract the space that the model adds before each document
 
     @property
     def encoder(self) -> Library:
@@ -95,17 +90,13 @@ class SubwordTokenizer(Tokenizer):
         of_pieces = (self.encoder.encode(piece).ids for piece in self.pieces(text))
         with no_panic(text):
             ids = np.fromiter(itertools.chain.from_iterable(of_pieces), np.uint32)
-        if self.separator is None:
-            return ids
-        return self.inverse[ids[:-1] if len(ids) and ids[-1] == self.separator else ids]
+        return ids[:-1] if len(ids) and ids[-1] == self.separator_id else ids
 
     def encode_prompt(self, text: str, *, add_special_tokens: bool = True) -> np.ndarray:
-        if self.separator is None:
-            return self.encode(text)
         with no_panic(text), self._special_tokens():
             ids = np.array(self.model.encode(text, add_special_tokens=add_special_tokens).ids, np.uint32)
-            adds_separator = add_special_tokens and self.model.encode("").ids[-1:] == [self.separator]
-        return self.inverse[ids[:-1] if adds_separator else ids]
+            adds_separator = add_special_tokens and self.model.encode("").ids[-1:] == [self.separator_id]
+        return ids[:-1] if adds_separator else ids
 
     @contextlib.contextmanager
     def _special_tokens(self) -> Iterator[None]:
@@ -119,22 +110,22 @@ class SubwordTokenizer(Tokenizer):
     def encode_masked(self, text: str, name: str) -> np.ndarray:
         """Encode a whole text with all tokens that an imported model adds around it. name: of the mask token in it."""
         described = json.loads(self.encoder.to_str())
-        (mask,) = (token for token in described["added_tokens"] if token["id"] == self.mask)
+        (mask,) = (token for token in described["added_tokens"] if token["id"] == self.mask_id)
         mask["special"] = False  # the names of special tokens are read as text
         with no_panic(text):
             model = Library.from_str(json.dumps(described))
             model.encode_special_tokens = True
-            return self.inverse[model.encode(text.replace(name, mask["content"])).ids]
+            return np.array(model.encode(text.replace(name, mask["content"])).ids, np.uint32)
 
     def pieces(self, text: str) -> Iterator[str]:
-        return text_pieces(text) if self.separator is None else iter([text])  # an imported tokenizer may merge spaces
+        return text_pieces(text) if self.separator_id is None else iter([text])  # an imported one may merge spaces
 
     def to_dict(self) -> dict:
         described = {"kind": self.kind, self.kind: json.loads(self.model.to_str())}
-        if self.separator is not None:
-            described |= {"separator": self.separator, "vocab_size": self.vocab_size, "special": self.special}
-        if self.mask is not None:
-            described["mask"] = self.mask
+        if self.separator_id is not None:
+            described |= {"separator_id": self.separator_id, "vocab_size": len(self.texts), "special": self.special}
+        if self.mask_id is not None:
+            described["mask_id"] = self.mask_id
         if self.source != ModelSource():
             described["source"] = dataclasses.asdict(self.source)
         return described
@@ -181,12 +172,12 @@ class ImportedTokenizer(SubwordTokenizer):
 
     kind = "imported"
 
-    def __init__(self, model: Library, separator: int, *arguments: Any, **options: Any):
+    def __init__(self, model: Library, separator_id: int, *arguments: Any, **options: Any):
         require(unknown_token(model) is not None, "model.unk_id, unk_token", None, "must be a token of the vocabulary")
         with no_panic():
             self._encoder = with_hidden_names(model)
-        super().__init__(model, separator, *arguments, **options)
-        if self.texts[-1]:
+        super().__init__(model, separator_id, *arguments, **options)
+        if self.texts[separator_id]:
             raise ValueError("the separator is not a special token")
         self.token_bytes = np.zeros_like(self.token_bytes)
 
@@ -201,7 +192,12 @@ def vocab_size(tokenizer: Tokenizer) -> int:
 
 def separator(tokenizer: Tokenizer) -> int:
     """Return the id of the token between documents."""
-    return len(tokenizer.token_bytes) - 1
+    return vocab_size(tokenizer) - 1 if tokenizer.separator_id is None else tokenizer.separator_id
+
+
+def mask(tokenizer: Tokenizer) -> int:
+    """Return the id of the mask token: one of an imported tokenizer, or that which the masked objective adds above."""
+    return vocab_size(tokenizer) if tokenizer.mask_id is None else tokenizer.mask_id
 
 
 def fingerprint(tokenizer: Tokenizer) -> str:
@@ -228,6 +224,8 @@ def load(directory: Path) -> Tokenizer:
             case "words":
                 return WordTokenizer(values["words"])
             case "bpe" | "imported" as kind:
+                if "separator" in values:
+                    raise UserError("an older version has changed the ids of these tokens; import the model again")
                 options = {name: values[name] for name in IMPORTED if name in values}
                 if "source" in options:
                     options["source"] = ModelSource(**options["source"])

@@ -36,7 +36,7 @@ class LoadedModel:
     parameters: nested dicts of arrays of `model.param_dtype`, sharded over `mesh`.
     definition: the model without parameters.
     batch_tokens: tokens in a batch.
-    layout: where segments start and positions restart.
+    layout: where segments start and positions restart, and the mask token of an imported model.
     edits: changes of activations in each pass.
     """
 
@@ -70,8 +70,13 @@ class LoadedModel:
 
     @property
     def vocab_size(self) -> int:
-        """The size of the tokenizer's vocabulary; with the masked objective, also the id of the mask token."""
-        return len(self.parameters["embedding"]) - self.config.extra_tokens
+        """The size of the tokenizer's vocabulary; mask tokens and sentinels that the objective adds are not in it."""
+        return len(self.parameters["embedding"]) - (self.config.extra_tokens if self.layout.mask_id is None else 0)
+
+    @property
+    def mask_id(self) -> int:
+        """The id of the mask token, with the masked objective."""
+        return self.vocab_size if self.layout.mask_id is None else self.layout.mask_id
 
     def rows_at_a_time(self, length: int, kept: memory.Kept = "losses", count: int | None = None) -> int:
         """Return the number of rows of a batch, a positive multiple of the shards.

@@ -13,7 +13,6 @@ from mini_gpt.hugging_face.tensors import Shape, Tensor
 
 Arrays = dict[str, np.ndarray]
 Ids = Mapping[str, Any]  # {field of config.json: id, list of ids or None}
-OF_TOKENS = ("embedding", "unembedding", "output/bias")  # parameters with a row for each token
 # Values that architectures need, unless their `needs` has others. Fields for training only are not checked.
 NEEDED = {
     "causal": True,

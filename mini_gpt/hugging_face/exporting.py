@@ -15,10 +15,9 @@ from safetensors.numpy import save_file
 from mini_gpt.config import loading
 from mini_gpt.config.model import ModelConfig
 from mini_gpt.config.schema import SENTINELS
-from mini_gpt.data.tokenizers import SubwordTokenizer
 from mini_gpt.evaluation.loaded import LoadedModel
 from mini_gpt.hugging_face import architectures, model_card, source_files, tokenizer_files
-from mini_gpt.hugging_face.architecture import OF_TOKENS, Architecture, Arrays, Ids
+from mini_gpt.hugging_face.architecture import Architecture, Arrays, Ids
 from mini_gpt.hugging_face.settings import CONFIG, WEIGHTS
 from mini_gpt.hugging_face.tensors import Tensor
 from mini_gpt.model import build, positions
@@ -52,18 +51,16 @@ def export(run: Run, output: Path, options: Options = Options()) -> str:  # noqa
 
     Raises UserError if the directory exists, and the errors of `write_model`.
     """
-    tokenizer = run.tokenizer
-    order = tokenizer.inverse if isinstance(tokenizer, SubwordTokenizer) and tokenizer.separator is not None else None
     with files.directory_written_whole(output) as draft:
         sentinels = SENTINELS if run.config.train.objective == "span_corruption" else 0
         # An import may have shortened the context; the weights are those of the longer one.
         of_model = (workdirs.imported_from(run.workdir) or {}).get("context_length", 0)
         length, masked = max(run.config.context_length, of_model), run.model.masked
         model = dataclasses.replace(run.model, config=loading.override(run.config, {"context_length": length}))
-        ids = tokenizer_files.write(tokenizer, draft, options.length or length, masked=masked, sentinels=sentinels)
+        ids = tokenizer_files.write(run.tokenizer, draft, options.length or length, masked=masked, sentinels=sentinels)
         if not masked:
-            source_files.write(tokenizer.source, draft, ids)
-        architecture = write_model(model, draft, order=order, ids=ids, options=options)
+            source_files.write(run.tokenizer.source, draft, ids)
+        architecture = write_model(model, draft, ids=ids, options=options)
         card = model_card.text(run, architecture, options.dtype, options.length)
         (draft / "README.md").write_text(card, encoding="utf-8")
     return architecture.title
@@ -73,13 +70,11 @@ def write_model(
     model: LoadedModel,
     directory: Path,
     *,
-    order: np.ndarray | None = None,
     ids: Ids = architectures.NO_IDS,
     options: Options = Options(),  # noqa: B008  immutable
 ) -> Architecture:
     """Write config.json and model.safetensors; return the Transformers architecture.
 
-    order: for each exported token id, the model's id. Larger ids stay the same; None: all ids do.
     ids: the token ids in config.json.
 
     Raises UserError if the architecture can't express the model, a weight is too large for the dtype, or the length
@@ -90,9 +85,6 @@ def write_model(
     position_ids = model.config.data.position_ids
     require(position_ids == "sequence", "data.position_ids", position_ids, "must be sequence to be exported")
     config, arrays = _equivalent(model, architecture, length)
-    if order is not None:
-        order = np.concatenate([order, np.arange(len(order), len(arrays["embedding"]), dtype=order.dtype)])
-        arrays |= {name: arrays[name][order] for name in OF_TOKENS if name in arrays}
     described = {
         "architectures": [architecture.class_name],
         "model_type": architecture.model_type,

@@ -23,7 +23,7 @@ from mini_gpt.data import corpora
 from mini_gpt.data.tokenizers import SubwordTokenizer, Tokenizer
 from mini_gpt.evaluation import memory
 from mini_gpt.hugging_face import architectures, settings, stored, tokenizer_files
-from mini_gpt.hugging_face.architecture import OF_TOKENS, Architecture
+from mini_gpt.hugging_face.architecture import Architecture
 from mini_gpt.hugging_face.settings import CONFIG, Settings
 from mini_gpt.hugging_face.stored import FLOATS, Stored
 from mini_gpt.hugging_face.tensors import Shape, Tensor
@@ -69,8 +69,6 @@ def import_run(
     tokenizer = tokenizer_files.read(source, vocab_size, end, start=start, masked=masked, config=values)
     config = _config(fields, tokenizer, config_path, overrides)
     arrays = read_weights(source, architecture, config.model, vocab_size)
-    if isinstance(tokenizer, SubwordTokenizer):
-        arrays |= {name: _in_order(arrays[name], tokenizer.order) for name in OF_TOKENS if name in arrays}
     places.remember(config.data)  # later commands may read these paths from the run's config.json
     corpus = corpora.open_corpus(config.data)
     shapes = states.parameter_shapes(config, vocab_size)[1]
@@ -105,7 +103,7 @@ def _config(fields: dict[str, Any], tokenizer: Tokenizer, config_path: str, over
     """Return the run's config, with a context and batches that a laptop holds; log both."""
     given, length = fields | {"data.tokenizer": tokenizer.kind}, fields["context_length"]
     if isinstance(tokenizer, SubwordTokenizer):
-        given["data.vocab_size"] = len(tokenizer.token_bytes)
+        given["data.vocab_size"] = len(tokenizer.token_bytes) - (tokenizer.mask_id is not None)  # see `extra_tokens`
     if "rope" in pattern(fields["model.position"]):  # what follows from the model's context, not from a shorter one
         before_scaling = max(1, round(length / max(pattern(fields.get("model.rope.factor", 1.0)))))
         given.setdefault("model.rope.original_context", before_scaling)
@@ -164,17 +162,6 @@ def read_weights(source: Path, architecture: Architecture, model: ModelConfig, v
 def _part(tensor: Tensor, values: Stored, shapes: list[Shape], index: int) -> np.ndarray:
     """Return one of the parameters that a tensor joins."""
     return tensor.unpack(values.read(), shapes)[index]
-
-
-def _in_order(array: UnreadArray | np.ndarray, order: np.ndarray) -> UnreadArray:
-    """Return `array[order]`; most rows keep their places."""
-
-    def read() -> np.ndarray:
-        values, moved = np.array(array), np.flatnonzero(order != np.arange(len(order)))
-        values[moved] = values[order[moved]]
-        return values
-
-    return UnreadArray(array.shape, array.dtype, read)
 
 
 def _copies(architecture: Architecture) -> set[str]:

@@ -41,12 +41,12 @@ def write(
 ) -> dict[str, Any]:
     """Write the tokenizer's files. Return the token ids of config.json by field; eos_token_id may be a list of ids.
 
-    masked: the model has a mask token, whose id is above those of the tokenizer.
+    masked: the model has a mask token. It is added above the others, unless it was imported.
     sentinels: the number of tokens above them that mark spans; <extra_id_0> is the last, as in T5.
     """
     model, end = _library_tokenizer(tokenizer)
     name = model.id_to_token(end)
-    is_imported = isinstance(tokenizer, SubwordTokenizer) and tokenizer.separator is not None
+    is_imported = tokenizer.separator_id is not None
     special = {} if is_imported else {"bos_token": name}
     special |= {"eos_token": name, "pad_token": name} | {**tokenizer.special}
     start = special.pop(START, None)
@@ -91,8 +91,8 @@ def _library_tokenizer(tokenizer: Tokenizer) -> tuple[library.Tokenizer, int]:
     else:
         assert isinstance(tokenizer, SubwordTokenizer)
         model = library.Tokenizer.from_str(tokenizer.model.to_str())
-        if tokenizer.separator is not None:
-            return model, tokenizer.separator
+        if tokenizer.separator_id is not None:
+            return model, tokenizer.separator_id
     name = next(name for name in SEPARATORS if model.token_to_id(name) is None)
     model.add_special_tokens([library.AddedToken(name, special=True, normalized=False)])
     return model, ours.separator(tokenizer)
@@ -100,10 +100,10 @@ def _library_tokenizer(tokenizer: Tokenizer) -> tuple[library.Tokenizer, int]:
 
 def _mask(tokenizer: Tokenizer, model: library.Tokenizer) -> str:
     """Return the name of the mask token; it is added if the tokenizer was not imported with it."""
-    if isinstance(tokenizer, SubwordTokenizer) and tokenizer.mask is not None:
-        return model.id_to_token(tokenizer.mask) or ""
+    if tokenizer.mask_id is not None:
+        return model.id_to_token(tokenizer.mask_id) or ""
     name = next(name for name in MASKS if model.token_to_id(name) is None)
-    _add(model, name, ours.vocab_size(tokenizer))
+    _add(model, name, ours.mask(tokenizer))
     return name
 
 
@@ -129,7 +129,7 @@ def read(
     end: eos_token_id of config.json. If it is a list, its first id counts. If it is None, the id is read from
       tokenizer_config.json: that of eos_token, else that of sep_token.
     start: decoder_start_token_id; None: `end`.
-    masked: one of the ids is that of a mask token, which is not one of the returned tokenizer.
+    masked: one of the ids is that of a mask token.
     config: the values of config.json, of which some are kept for an export.
     """
     path = find_file(directory, FILE)
@@ -148,7 +148,7 @@ def read(
     _check_token(model, vocab_size, f"{field}eos_token_id", end, "the token that ends a document")
     _check_token(model, vocab_size, f"{field}decoder_start_token_id", start, "a token")
     mask = _mask_id(directory, model, names.get("mask_token"), end) if masked else None
-    tokens = vocab_size - masked  # of the tokenizer
+    tokens = vocab_size - masked  # of a tokenizer of mini_gpt, whose mask token is above them
     kind = described["model"]["type"]
     if kind == "WordLevel" and unknown_token(model) is None:
         if model.get_vocab_size() != vocab_size:
@@ -169,7 +169,7 @@ def read(
         special[START] = model.id_to_token(start) or ""
     make = BpeTokenizer if kind == "BPE" else ImportedTokenizer
     try:
-        made = make(model, end, tokens, special, mask, source)
+        made = make(model, end, vocab_size, special, mask, source)
         _check_end(made, end)
         return made
     except Exception as error:  # the library raises bare Exceptions

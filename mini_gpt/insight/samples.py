@@ -53,9 +53,8 @@ def of_text(
     for number, piece in enumerate(perplexity.stretches(tokens, most, length)):
         rows = model.rows_at_a_time(length, kept, len(piece) // length)
         if model.masked:
-            yield from text_batches.corrupted_blocks(
-                piece, config, vocab_size=model.vocab_size, batch_size=rows, seed=number
-            )
+            ids = {"vocab_size": model.vocab_size, "mask_id": model.mask_id}
+            yield from text_batches.corrupted_blocks(piece, config, **ids, batch_size=rows, seed=number)
             continue
         for count, starts in in_full_batches(range(0, len(piece) - length, length), rows):
             yield count, next_token_batch(windows(piece, starts, length + 1))

@@ -193,7 +193,7 @@ def train_tokens(run: Run, num_tokens: int) -> np.ndarray:
     if not run.config.data.is_task:
         return run.store.tokens("train")
     inputs_BL = problem_inputs(run, "train", num_tokens)
-    return inputs_BL[inputs_BL < tokenizers.separator(run.tokenizer)]
+    return inputs_BL[~np.isin(inputs_BL, (tokenizers.separator(run.tokenizer), tokenizers.mask(run.tokenizer)))]
 
 
 def problem_lengths(corpus: str, trained_length: int, options: SuiteOptions) -> tuple[int, ...]:

@@ -16,15 +16,17 @@ def layout_of(config: Config, tokenizer: Tokenizer) -> Layout:
     """
     data, has_pairs = config.data, config.model.has_encoder and config.train.objective == "next_token"
     separator_id = tokenizers.separator(tokenizer) if data.isolate_documents or has_pairs else None
-    if tokenizer.start is not None:
-        remedy = "must be next_token: the imported model's targets start with another token than the separator"
-        require(config.train.objective == "next_token", "train.objective", config.train.objective, remedy)
+    if tokenizer.separator_id is not None:
+        remedy = "must be next_token: the imported model has no tokens for the places of spans"
+        require(config.train.objective != "span_corruption", "train.objective", config.train.objective, remedy)
+    mask_id = tokenizer.mask_id if config.train.objective == "masked" else None
+    layout = Layout(separator_id, start_id=tokenizer.start if has_pairs else None, mask_id=mask_id)
     if data.position_ids == "sequence":
-        return Layout(separator_id, start_id=tokenizer.start if has_pairs else None)
+        return layout
     characters = [text.decode() for text in tokenizer.texts]
-    return Layout(separator_id, tuple(i for i, character in enumerate(characters) if not character.isalnum()))
+    return layout._replace(operator_ids=tuple(i for i, text in enumerate(characters) if not text.isalnum()))
 
 
 def vocab_size(config: Config, tokenizer: Tokenizer) -> int:
-    """Return the number of tokens of the model: those of the tokenizer, and those of the objective."""
-    return tokenizers.vocab_size(tokenizer) + config.extra_tokens
+    """Return the number of tokens of the model: those of the tokenizer, and those that the objective adds."""
+    return tokenizers.vocab_size(tokenizer) + (config.extra_tokens if tokenizer.mask_id is None else 0)

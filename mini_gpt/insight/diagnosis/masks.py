@@ -71,7 +71,8 @@ def encoder_direction(model: LoadedModel, source_BS: np.ndarray) -> list[CheckRe
         return []
     source_BS = source_BS[np.resize(rows, len(source_BS))]
     is_token_BS, x_BSD = source_BS >= 0, _run(_encoded, model, source_BS)
-    other_BS = (source_BS + 1) % (model.vocab_size - 1)  # never the separator
+    other_BS = (source_BS + 1) % model.vocab_size
+    other_BS = (other_BS + (other_BS == model.layout.separator_id)) % model.vocab_size  # never the separator
     last_B = source_BS.shape[1] - 1 - np.argmax(is_token_BS[:, ::-1], axis=1)
     each, effects = np.arange(len(source_BS)), []
     for at_B in (np.argmax(is_token_BS, axis=1), last_B):

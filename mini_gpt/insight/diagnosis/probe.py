@@ -84,7 +84,7 @@ def _masked(model: LoadedModel, text_BL: np.ndarray, at: int) -> np.ndarray:
     """Return the inputs: under the masked objective, the mask token is at position `at`."""
     inputs_BL = text_BL.copy()
     if model.masked:
-        inputs_BL[:, at] = model.vocab_size
+        inputs_BL[:, at] = model.mask_id
     return inputs_BL
 
 

@@ -64,9 +64,10 @@ def vocabulary(tokenizer: Tokenizer, train_tokens: np.ndarray) -> Vocabulary:
     """Return the properties of each token; rare tokens are counted in `train_tokens`.
 
     Delimiters are the separator and tokens of only symbols, punctuation and line ends. Bytes of non-ASCII characters
-    are letters. Masks and sentinels, whose ids are above those of the tokenizer, have no property.
+    are letters. Ids above those of the tokenizer, of masks and sentinels, have no property.
     """
-    texts = [tokenizer.decode([token]) for token in range(tokenizers.separator(tokenizer))] + ["\n"]
+    texts = [tokenizer.decode([token]) for token in range(tokenizers.vocab_size(tokenizer))]
+    texts[tokenizers.separator(tokenizer)] = "\n"
     size, texts = len(texts), texts + [""] * SENTINELS
     first_V, last_V = ([_is_letter(text[place:][:1]) for text in texts] for place in (0, -1))
     is_delimiter_V = np.array([*map(_is_delimiter, texts)])
@@ -90,7 +91,7 @@ def _delimits(character: str) -> bool:
 def rare(tokens: np.ndarray, vocab_size: int) -> np.ndarray:
     """Return for each token whether it is one of the rarest, which together make up RARE of a text.
 
-    The entries of masks and sentinels are False.
+    The entries of ids above `vocab_size` are False.
     """
     counts_V = perplexity.token_counts(tokens, vocab_size + SENTINELS)[:vocab_size]
     order = np.argsort(counts_V, kind="stable")

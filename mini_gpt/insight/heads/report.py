@@ -56,7 +56,8 @@ def head_report(
     """
     vocabulary = head_inputs.vocabulary(tokenizer, train_tokens)
     layers = _measure(model, inputs, lambda rows: _of_rows(model, inputs, rows, vocabulary))
-    frequent = np.flatnonzero(~vocabulary.is_rare_V[: tokenizers.separator(tokenizer)])
+    frequent = np.flatnonzero(~vocabulary.is_rare_V[: tokenizers.vocab_size(tokenizer)])
+    frequent = frequent[frequent != tokenizers.separator(tokenizer)]
     repeated: Sequence[_Layer | None] = [None] * len(layers)
     length = model.config.context_length
     # Random tokens are no words: with position ids, they would have positions that were never trained.

@@ -1,7 +1,6 @@
 """A tokenizer as the page's tokenizers.js needs it. What the page can't do is refused by the name of its part."""
 
 import json
-from collections.abc import Callable
 from typing import Any
 
 from mini_gpt.data import tokenizers
@@ -33,7 +32,7 @@ def described(tokenizer: Tokenizer) -> dict[str, Any]:
 
 def _subwords(tokenizer: SubwordTokenizer) -> dict[str, Any]:
     library = json.loads(tokenizer.model.to_str())
-    model, our_id = library["model"], lambda token: int(tokenizer.inverse[token])
+    model = library["model"]
     _require("model", model["type"], ("BPE",))
     for name in ("continuing_subword_prefix", "end_of_word_suffix"):
         require(not model[name], f"tokenizer: model.{name}", model[name], "must be empty: the page's BPE lacks it")
@@ -58,20 +57,18 @@ def _subwords(tokenizer: SubwordTokenizer) -> dict[str, Any]:
     special = {token["id"] for token in library["added_tokens"] if token["special"]}
     return {
         "byte_level": byte_level,
-        "bytes": [our_id(names[byte]) if byte in names else None for byte in range(256)],
-        "characters": {}
-        if byte_level
-        else {name: our_id(token) for name, token in vocabulary.items() if len(name) == 1},
-        "whole": {name: our_id(token) for name, token in vocabulary.items()} if model["ignore_merges"] else None,
-        "merges": [our_id(vocabulary[part]) for left, right in merges for part in (left, right, left + right)],
-        "unknown": None if unknown is None else our_id(vocabulary[unknown]),
+        "bytes": [names.get(byte) for byte in range(256)],
+        "characters": {} if byte_level else {name: token for name, token in vocabulary.items() if len(name) == 1},
+        "whole": vocabulary if model["ignore_merges"] else None,
+        "merges": [vocabulary[part] for left, right in merges for part in (left, right, left + right)],
+        "unknown": None if unknown is None else vocabulary[unknown],
         "fuse_unknown": model["fuse_unk"],
-        "added": [_added(token, our_id) for token in library["added_tokens"] if token["id"] not in special],
+        "added": [_added(token) for token in library["added_tokens"] if token["id"] not in special],
         "normalizer": [_normalizer(part) for part in _parts(library["normalizer"], "normalizer", NORMALIZERS)],
         "pre_tokenizer": [_pre_tokenizer(part) for part in pre],
-        "before": [our_id(token) for token in before],
-        "after": [our_id(token) for token in after],
-        "drops_separator": tokenizer.separator is not None,
+        "before": before,
+        "after": after,
+        "drops_separator": tokenizer.separator_id is not None,
     }
 
 
@@ -125,10 +122,10 @@ def _pre_tokenizer(part: dict[str, Any]) -> dict[str, Any]:
             return {"type": "Metaspace"} | {name: part[name] for name in names}
 
 
-def _added(token: dict[str, Any], our_id: Callable[[int], int]) -> dict[str, Any]:
+def _added(token: dict[str, Any]) -> dict[str, Any]:
     for name in ("lstrip", "rstrip", "single_word"):
         require(not token[name], f"tokenizer: added_tokens.{name}", token["content"], "is not supported by the page")
-    return {"text": token["content"], "id": our_id(token["id"]), "normalized": token["normalized"]}
+    return {"text": token["content"], "id": token["id"], "normalized": token["normalized"]}
 
 
 def _template(processor: Any) -> tuple[list[int], list[int]]:
