@@ -14,6 +14,7 @@ from tests.conftest import slow
 
 VOCAB = 5_000  # above every token id, so the id of the mask is too
 MASK = VOCAB
+MASK_INSIDE = 700  # of an imported tokenizer
 
 
 def numbered(count):
@@ -137,3 +138,19 @@ def test_masks_of_evaluation_do_not_depend_on_batch_size(small):
         for name in a:
             np.testing.assert_array_equal(a[name], b[name])
     np.testing.assert_array_equal(by_size[0]["targets"], np.arange(90).reshape(9, 10))
+
+
+def test_a_mask_inside_the_vocabulary_only_renames_tokens(small):
+    config, others = small(train__objective="masked", model__causal=False, train__batch_size=64), np.arange(1500)
+    renamed = np.append(others + (others >= MASK_INSIDE), MASK_INSIDE)  # of each id, the mask's last
+    of_tokens, ids = numbered(1000), {"vocab_size": 1501, "mask_id": MASK_INSIDE}
+    plain = TextBatches(of_tokens, config, vocab_size=1500)[2]
+    inside = TextBatches(renamed[of_tokens], config, **ids)[2]
+    blocks = {"batch_size": 8, "seed": 0}
+    (_, plain_block), *_ = corrupted_blocks(of_tokens, config, vocab_size=1500, **blocks)
+    (_, block), *_ = corrupted_blocks(renamed[of_tokens], config, **ids, **blocks)
+    for name in ("inputs", "targets"):
+        np.testing.assert_array_equal(inside[name], renamed[plain[name]])
+        np.testing.assert_array_equal(block[name], renamed[plain_block[name]])
+    drawn = inside["inputs"][(inside["inputs"] != inside["targets"]) & (inside["inputs"] != MASK_INSIDE)]
+    assert drawn.min() < MASK_INSIDE < drawn.max()

@@ -226,7 +226,7 @@ def test_characters_must_be_sorted_and_unique(characters, tmp_path):
 def test_a_bpe_tokenizer_with_invalid_values_is_refused(tmp_path):
     model = library.Tokenizer(library.models.WordLevel({"a": 0}, unk_token="a"))
     for changes in ({"special": {"a": 5}}, {"vocab_size": True}, {"vocab_size": 1e9}):
-        values = {"kind": "bpe", "bpe": json.loads(model.to_str()), "separator": 0, "vocab_size": 2} | changes
+        values = {"kind": "bpe", "bpe": json.loads(model.to_str()), "separator_id": 0, "vocab_size": 2} | changes
         (tmp_path / "tokenizer.json").write_text(json.dumps(values))
         with pytest.raises(UserError, match=r"not a tokenizer \(ValueError: "):
             tokenizers.load(tmp_path)

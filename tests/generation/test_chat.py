@@ -33,7 +33,7 @@ def test_a_message_is_put_into_the_template():
     made = tokenizer(CHATML)
     text = "<|im_start|>user\nthe größer cat<|im_end|>\n<s><|im_start|>assistant\n"
     assert chat.render(" the größer cat ", made) == text
-    ids = made.order[chat.encode(" the größer cat ", made)].tolist()
+    ids = chat.encode(" the größer cat ", made).tolist()
     plain, token = lambda text: made.model.encode(text).ids, made.model.token_to_id
     wanted = [token("<|im_start|>"), *plain("user\nthe größer cat"), token("<|im_end|>"), *plain("\n"), token("<s>")]
     assert ids == [*wanted, token("<|im_start|>"), *plain("assistant\n")]

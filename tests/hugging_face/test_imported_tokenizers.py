@@ -22,23 +22,21 @@ def characters(*tokens):
 
 @pytest.mark.parametrize("separator, mask", [("</s>", "<mask>"), ("<mask>", "<unk>"), ("<end>", "<mask>")])
 @pytest.mark.parametrize("padded", [0, 3])
-def test_imported_mask_tokens_are_moved_to_the_last_id(separator, mask, padded, tmp_path):
+def test_imported_special_tokens_keep_their_ids(separator, mask, padded, tmp_path):
     model = like_robertas(300)
     model.save(str(tmp_path / "tokenizer.json"))
     names = {"bos_token": "<s>", "pad_token": "<pad>", "sep_token": separator, "mask_token": {"content": mask}}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(names))
     rows = model.get_vocab_size() + padded
     read = tokenizer_files.read(tmp_path, rows, None, masked=True)
-    assert tokenizers.vocab_size(read) == rows - 1 and len(read.texts) == rows - 1
-    assert sorted(read.order) == list(range(rows)) and read.order[read.inverse].tolist() == list(range(rows))
-    assert read.order[rows - 1] == model.token_to_id(mask), "the mask token's id is the size of the vocabulary"
-    assert read.order[rows - 2] == model.token_to_id(separator), "the last id of the tokenizer is the separator's"
+    assert tokenizers.vocab_size(read) == len(read.texts) == len(read.token_bytes) == rows
+    assert tokenizers.mask(read) == model.token_to_id(mask) and read.token_bytes[tokenizers.mask(read)] == 0
+    assert tokenizers.separator(read) == model.token_to_id(separator)
     model.encode_special_tokens = True
     text = HARD + mask + TEXT
-    assert model.encode(text).ids.count(model.get_vocab_size() - 2) > 0, "the last token of text, which is moved too"
     around = [0, 2] if separator != "</s>" else [0]  # a separator at the end is that of documents
-    assert read.order[read.encode("")].tolist() == around
-    assert read.order[read.encode(text)].tolist() == model.encode(text).ids[: None if separator != "</s>" else -1]
+    assert read.encode("").tolist() == around
+    assert read.encode(text).tolist() == model.encode(text).ids[: None if separator != "</s>" else -1]
     assert read.decode(read.encode(HARD)) == HARD
     tokenizers.save(read, tmp_path / "saved")
     loaded = tokenizers.load(tmp_path / "saved")
@@ -47,7 +45,7 @@ def test_imported_mask_tokens_are_moved_to_the_last_id(separator, mask, padded, 
     assert ids == {"bos_token_id": 0, "pad_token_id": 1, "eos_token_id": model.token_to_id(separator)}
     written = json.loads((tmp_path / "saved" / "tokenizer_config.json").read_text())
     assert (written["mask_token"], written["sep_token"], written["pad_token"]) == (mask, separator, "<pad>")
-    assert library.Tokenizer.from_file(str(tmp_path / "saved" / "tokenizer.json")).token_to_id(mask) == read.mask
+    assert library.Tokenizer.from_file(str(tmp_path / "saved" / "tokenizer.json")).token_to_id(mask) == read.mask_id
 
 
 def test_a_tokenizer_that_adds_the_mask_token_is_refused(tmp_path):
@@ -66,28 +64,26 @@ def test_a_mask_token_that_is_missing_or_plain_text_is_refused(name, tmp_path):
         tokenizer_files.read(tmp_path, 301, 2, masked=True)
 
 
-def test_an_imported_separator_is_swapped_with_the_last_id(tmp_path):
+def test_a_separator_inside_the_vocabulary_keeps_its_id(tmp_path):
     model = foreign()
     model.save(str(tmp_path / "tokenizer.json"))
     named = {"bos_token": "<s>", "eos_token": {"content": "</s>", "special": True}, "unk_token": "<unk>", "other": 3}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(named))
     rows = model.get_vocab_size() + 5  # embedding tables are often padded
-    assert tokenizer_files.read(tmp_path, rows, None).separator == 2, "the eos_token of tokenizer_config.json"
+    assert tokenizer_files.read(tmp_path, rows, None).separator_id == 2, "the eos_token of tokenizer_config.json"
     read = tokenizer_files.read(tmp_path, rows, [2, 1])
-    assert tokenizers.vocab_size(read) == rows and tokenizers.separator(read) == rows - 1
+    assert tokenizers.vocab_size(read) == rows and tokenizers.separator(read) == 2
     model.encode_special_tokens = True
     theirs = model.encode(HARD).ids
     assert theirs[0] == 1, "the library adds <s> as the first token"
-    swapped = [{2: rows - 1, rows - 1: 2}.get(token, token) for token in theirs]
-    assert read.encode(HARD).tolist() == swapped
-    assert read.order[read.encode(HARD)].tolist() == theirs
+    assert read.encode(HARD).tolist() == theirs
     assert read.decode(read.encode(HARD)) == " " + HARD, "with the space that the tokenizer adds before a text"
-    assert read.decode([2, rows - 1, rows - 2]) == "", "the separator and rows without a token decode to nothing"
-    stream = np.concatenate([read.encode("the cat"), [rows - 1], read.encode("größer"), [rows - 1]])
+    assert read.decode([2, 1, rows - 1]) == "", "special tokens and rows without a token have no text"
+    stream = np.concatenate([read.encode("the cat"), [2], read.encode("größer"), [2]])
     assert read.token_bytes[stream].sum() == len("the catgrößer".encode()), "the added space is not counted as a byte"
     tokenizers.save(read, tmp_path / "saved")
     loaded = tokenizers.load(tmp_path / "saved")
-    assert loaded.encode(HARD).tolist() == swapped
+    assert loaded.encode(HARD).tolist() == theirs
     ids = tokenizer_files.write(loaded, tmp_path / "saved", 32)
     assert ids == {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 2}
     written = json.loads((tmp_path / "saved" / "tokenizer_config.json").read_text())
@@ -102,7 +98,7 @@ def test_added_tokens_of_spaces_are_ordinary_text(tmp_path):
     model.save(str(tmp_path / "tokenizer.json"))
     read = tokenizer_files.read(tmp_path, model.get_vocab_size(), model.token_to_id("<|endoftext|>"))
     text = "the    cat"
-    assert model.token_to_id("    ") in read.order[read.encode(text)]
+    assert model.token_to_id("    ") in read.encode(text)
     assert read.decode(read.encode(text)) == text and read.token_bytes[read.encode(text)].sum() == len(text)
 
 
@@ -121,7 +117,7 @@ def test_foreign_byte_level_tokenizers_keep_hard_texts(tmp_path):
         for name, text in HARD_TEXTS.items():
             ids = model.encode(text).ids
             ids = ids[:-1] if ids[-1:] == [model.token_to_id(end)] else ids
-            assert read.order[read.encode(text)].tolist() == ids, name
+            assert read.encode(text).tolist() == ids, name
             shown = f" {text}".replace("\u2581", " ") if is_llama2 and text else text  # SentencePiece's mark of a space
             assert read.decode(read.encode(text)) == shown, name
 
@@ -137,11 +133,11 @@ def test_only_prompts_have_special_tokens(special, tmp_path):
     text = "<|im_start|>the cat<|im_end|>\n<|im_start|>"
     read = tokenizer_files.read(tmp_path, rows, end)
     plain = read.encode(text)
-    assert read.decode(plain) == text and not {start, end} & set(read.order[plain].tolist())
-    assert read.token_bytes[plain].sum() == len(text) and read.token_bytes[-1] == 0
+    assert read.decode(plain) == text and not {start, end} & set(plain.tolist())
+    assert read.token_bytes[plain].sum() == len(text) and read.token_bytes[end] == 0
     theirs = library.Tokenizer.from_str(model.to_str()).encode(text).ids
-    assert read.order[read.encode_prompt(text)].tolist() == theirs and (theirs[0], theirs.count(end)) == (start, 1)
-    assert read.encode_prompt(text).tolist().count(rows - 1) == 1, "the separator"
+    assert read.encode_prompt(text).tolist() == theirs and (theirs[0], theirs.count(end)) == (start, 1)
+    assert tokenizers.separator(read) == end
     assert read.decode(read.encode_prompt(text)) == "the cat\n", "special tokens have no text"
     assert read.encode(text).tolist() == plain.tolist(), "the corpus is plain text again"
 
@@ -183,7 +179,7 @@ def test_prompts_have_the_tokens_that_are_added_to_a_text_once(tmp_path):
         for text in ("the cat", f"the {start}cat", "a</s>", "</s>", ""):
             ids = model.encode(text).ids
             adds_end = model.encode("").ids[-1:] == [end]
-            assert read.order[read.encode_prompt(text)].tolist() == (ids[:-1] if adds_end else ids), text
+            assert read.encode_prompt(text).tolist() == (ids[:-1] if adds_end else ids), text
         assert read.encode_prompt("the cat").tolist() == read.encode("the cat").tolist()
     own = BpeTokenizer.train([TEXT], 300)
     assert own.encode_prompt(HARD).tolist() == own.encode(HARD).tolist(), "a tokenizer of mini_gpt has no names"
@@ -221,7 +217,7 @@ def test_other_tokenizers_are_refused(content, vocab_size, end, message, tmp_pat
 
 
 @pytest.mark.parametrize(
-    "changes", [{"vocab_size": 2**40}, {"vocab_size": 10}, {"separator": 10**6}, {"separator": "x"}]
+    "changes", [{"vocab_size": 2**40}, {"vocab_size": 10}, {"separator_id": 10**6}, {"mask_id": 399}, {"separator_id": "x"}]
 )
 def test_a_runs_tokenizer_with_invalid_sizes_is_refused(changes, tmp_path):
     foreign().save(str(tmp_path / "tokenizer.json"))
@@ -230,3 +226,10 @@ def test_a_runs_tokenizer_with_invalid_sizes_is_refused(changes, tmp_path):
     (tmp_path / "saved" / tokenizers.FILE).write_text(json.dumps(read.to_dict() | changes))
     with pytest.raises(UserError, match=r"saved/tokenizer.json: not a tokenizer \("):
         tokenizers.load(tmp_path / "saved")
+
+
+def test_a_run_that_an_older_version_imported_is_refused(tmp_path):
+    values = {"kind": "bpe", "bpe": json.loads(foreign().to_str()), "separator": 2, "vocab_size": 400, "special": {}}
+    (tmp_path / tokenizers.FILE).write_text(json.dumps(values))
+    with pytest.raises(UserError, match=r"tokenizer.json: an older version has changed the ids .*; import the model"):
+        tokenizers.load(tmp_path)

@@ -126,9 +126,9 @@ def test_masked_tokens_are_predicted_alike(tokenizer, small, tmp_path):
     run, out = Run(tmp_path), tmp_path / "out"
     exporting.export(run, out)
     tokenizer = transformers.AutoTokenizer.from_pretrained(out)
-    assert tokenizer.mask_token_id == run.model.vocab_size
+    assert tokenizer.mask_token_id == run.model.mask_id
     inputs = tokenizer("the c<mask>t sat", return_tensors="pt")
-    ids = [*run.tokenizer.encode("the c").tolist(), run.model.vocab_size, *run.tokenizer.encode("t sat").tolist()]
+    ids = [*run.tokenizer.encode("the c").tolist(), run.model.mask_id, *run.tokenizer.encode("t sat").tolist()]
     assert inputs["input_ids"].tolist() == [ids]
     with torch.inference_mode():
         found_BLV = loaded(out).eval()(**inputs).logits.numpy()

@@ -1,5 +1,6 @@
 """Imported Unigram, WordPiece and WordLevel tokenizers give the ids of Transformers, and BERT fills in masks alike."""
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -10,8 +11,9 @@ from mini_gpt.generation import beam, filling
 from mini_gpt.generation import decoding as generation
 from mini_gpt.hugging_face import exporting, importing, tokenizer_files
 from mini_gpt.training.run import Run
+from tests.commands.test_command_line import type_in
 from tests.conftest import SMALL
-from tests.hugging_face.bpe_tokenizers import OWN, like_robertas
+from tests.hugging_face.bpe_tokenizers import OWN, foreign, like_robertas
 from tests.hugging_face.foreign_tokenizers import HARD, HARD_TEXTS, NAMES, TEXT, unigram, wordpiece
 from tests.hugging_face.test_foreign_tokenizers import KINDS, without_names
 
@@ -33,15 +35,15 @@ def test_ids_are_those_of_transformers(kind, tmp_path):
     for text in (HARD, TEXT, *without_names(HARD_TEXTS)):
         ids = theirs(text)["input_ids"]
         assert again(text)["input_ids"] == ids
-        assert read.order[read.encode(text)].tolist() == (ids[:-1] if ids[-1:] == [end] else ids)
+        assert read.encode(text).tolist() == (ids[:-1] if ids[-1:] == [end] else ids)
     adds_end = theirs("")["input_ids"][-1:] == [end]
     for name, text in HARD_TEXTS.items():
         ids = theirs(text)["input_ids"]
         assert again(text)["input_ids"] == ids, name
-        assert read.order[read.encode_prompt(text)].tolist() == (ids[:-1] if adds_end else ids), name
+        assert read.encode_prompt(text).tolist() == (ids[:-1] if adds_end else ids), name
     assert again(NAMES)["input_ids"] == theirs(NAMES)["input_ids"]
     assert again.convert_tokens_to_ids(separator) == again.eos_token_id == end
-    assert not mask or again.mask_token_id == theirs.mask_token_id == read.order[tokenizers.vocab_size(read)]
+    assert not mask or again.mask_token_id == theirs.mask_token_id == tokenizers.mask(read)
 
 
 @pytest.mark.parametrize("tokenizer", OWN, ids=lambda tokenizer: tokenizer.kind)
@@ -100,11 +102,11 @@ def test_masks_are_filled_in_as_by_transformers(name, imports, tmp_path):
     theirs = transformers.PreTrainedTokenizerFast(tokenizer_object=make(), **named)
     config = getattr(transformers, f"{kind}Config")(**BERT, **ids, vocab_size=320)
     run, network = imports(randomised(getattr(transformers, f"{kind}ForMaskedLM")(config)), theirs)
-    order, mask = run.tokenizer.order, theirs.mask_token_id
+    mask = theirs.mask_token_id
     for text in ("the [MASK] sat", "[MASK] größer  [MASK].", "A cat [MASK]"):
         ids = theirs(text.replace("[MASK]", theirs.mask_token))["input_ids"]
         tokens_L = filling.encode(run.tokenizer, text)
-        assert order[tokens_L].tolist() == ids and ids.count(mask) == text.count("[MASK]")
+        assert tokens_L.tolist() == ids and ids.count(mask) == text.count("[MASK]")
         with torch.inference_mode():
             logits_LV = network(torch.tensor([ids])).logits[0].double().numpy()
         weights_LV = np.exp(logits_LV) * (np.arange(320) != mask)  # the mask token is never an answer here
@@ -112,12 +114,39 @@ def test_masks_are_filled_in_as_by_transformers(name, imports, tmp_path):
         found = filling.fill(run.model, tokens_L, top=config.vocab_size - 1)
         assert [ids[place] for place in found.indices_N] == [mask] * text.count("[MASK]")
         for place, best_K, probabilities_K in zip(*found[1:], strict=True):
-            wanted_K = wanted_LV[place][order[best_K]]
+            wanted_K = wanted_LV[place][best_K]
             np.testing.assert_allclose(probabilities_K, wanted_K, rtol=1e-4, atol=1e-7)
-            assert order[found.tokens_L[place]] == wanted_LV[place].argmax()
+            assert found.tokens_L[place] == wanted_LV[place].argmax()
     exporting.export(run, tmp_path / "out", exporting.Options(name))
     again = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
     assert again(HARD)["input_ids"] == theirs(HARD)["input_ids"]
+
+
+LLAMA = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 50}
+
+
+def test_logits_have_the_columns_of_transformers(imports, monkeypatch, tmp_path):
+    tokenizer = foreign()
+    rows, names = tokenizer.get_vocab_size() + 5, {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+    theirs = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names)
+    config = transformers.LlamaConfig(**LLAMA, vocab_size=rows, bos_token_id=1, eos_token_id=2)
+    run, network = imports(randomised(transformers.LlamaForCausalLM(config)), theirs, **{"train.steps": 2})
+    ids = [*theirs(HARD)["input_ids"], theirs.eos_token_id]
+    assert [*run.tokenizer.encode_prompt(HARD), tokenizers.separator(run.tokenizer)] == ids
+    for step in (0, 2):
+        with torch.inference_mode():
+            logits_BLV = network(torch.tensor([ids])).logits.numpy()
+        assert logits_BLV.shape[-1] == rows == run.model.vocab_size
+        np.testing.assert_allclose(run.model.merge()(jnp.array([ids])), logits_BLV, rtol=1e-4, atol=1e-4)
+        if step == 0:
+            flags = [f"--config={tmp_path / 'run' / 'config.json'}", f"--workdir={tmp_path / 'run'}"]
+            assert type_in(monkeypatch, "train.py", *flags) is None
+            run = Run(tmp_path / "run")
+            exporting.export(run, tmp_path / "out")
+            network = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
+            assert run.step == 2 and network.config.eos_token_id == 2
+            assert transformers.AutoTokenizer.from_pretrained(tmp_path / "out")(HARD)["input_ids"] == ids[:-1]
+
 
 
 T5 = {"d_model": 32, "num_layers": 2, "num_heads": 4, "d_kv": 8, "d_ff": 50, "vocab_size": 300, "n_positions": 64}
@@ -133,14 +162,14 @@ def test_targets_of_t5_start_with_its_own_token(tied, imports, tmp_path):
     (tmp_path / "pairs.tsv").write_text("".join(dict.fromkeys(rows)), encoding="utf-8")
     of_pairs = {"data.corpus": "pairs", "data.path": str(tmp_path / "pairs.tsv"), "source_length": 64}
     run, network = imports(randomised(transformers.T5ForConditionalGeneration(config)), theirs, **of_pairs)
-    order, end = run.tokenizer.order.astype(int), tokenizers.separator(run.tokenizer)
-    assert order[end] == 1 and order[run.tokenizer.start] == 0
+    end = tokenizers.separator(run.tokenizer)
+    assert end == 1 and run.tokenizer.start == 0
     stored = StoredPairs(run.store.tokens("validation"), end)
     pairs = stored.take(np.arange(len(stored)))
     assert len(pairs) > 8 and len(list(in_rows(pairs, (64, 64)))) < len(pairs), "a row has several pairs"
     found = pair_accuracy.predict(run.model, pairs, end)
     for pair, nll in zip(pairs, found.nll, strict=True):
-        source, target = ([*order[tokens].tolist(), 1] for tokens in pair)
+        source, target = ([*tokens.tolist(), 1] for tokens in pair)
         with torch.inference_mode():
             logits_LV = network(torch.tensor([source]), decoder_input_ids=torch.tensor([[0, *target[:-1]]])).logits[0]
             loss = network(torch.tensor([source]), labels=torch.tensor([target])).loss
@@ -160,7 +189,7 @@ def test_targets_of_t5_start_with_its_own_token(tied, imports, tmp_path):
             inputs = tokenizer(text, return_tensors="pt")
             assert inputs["input_ids"][0, -1] == 1
             other = model.generate(inputs["input_ids"], max_new_tokens=12, do_sample=False)[0].tolist()
-            assert other[: 1 + len(tokens)] == [0, *order[tokens]] and len(tokens) > 0
+            assert other[: 1 + len(tokens)] == [0, *tokens] and len(tokens) > 0
             assert other[1 + len(tokens) :] in ([1], []) and (len(tokens) == 12 or other[-1] == 1)
             assert best.log_probability >= -1e-4 + sum_of_logs(model, inputs["input_ids"], other)
 
