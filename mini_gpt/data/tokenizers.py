@@ -71,7 +71,7 @@ class SubwordTokenizer(Tokenizer):
             raise ValueError(f"separator_id, mask_id: found {shown((separator_id, mask_id))}; must be ids of tokens")
         self.texts = [texts.get(token, b"") for token in range(size)]
         if "start_token" in self.special:
-            self.start = int(model.token_to_id(self.special["start_token"]))
+            self.start = model.get_vocab()[self.special["start_token"]]
         others = [token for token in self.source.ends if token in range(size)]
         self.other_ends = tuple(token for token in others if token not in (separator_id, mask_id))
         self.token_bytes = np.array([len(text) for text in self.texts])

@@ -217,7 +217,8 @@ def test_other_tokenizers_are_refused(content, vocab_size, end, message, tmp_pat
 
 
 @pytest.mark.parametrize(
-    "changes", [{"vocab_size": 2**40}, {"vocab_size": 10}, {"separator_id": 10**6}, {"mask_id": 399}, {"separator_id": "x"}]
+    "changes",
+    [{"vocab_size": 2**40}, {"vocab_size": 10}, {"separator_id": 10**6}, {"mask_id": 399}, {"separator_id": "x"}],
 )
 def test_a_runs_tokenizer_with_invalid_sizes_is_refused(changes, tmp_path):
     foreign().save(str(tmp_path / "tokenizer.json"))

@@ -148,7 +148,6 @@ def test_logits_have_the_columns_of_transformers(imports, monkeypatch, tmp_path)
             assert transformers.AutoTokenizer.from_pretrained(tmp_path / "out")(HARD)["input_ids"] == ids[:-1]
 
 
-
 T5 = {"d_model": 32, "num_layers": 2, "num_heads": 4, "d_kv": 8, "d_ff": 50, "vocab_size": 300, "n_positions": 64}
 
 
