@@ -45,9 +45,7 @@ class Layout(NamedTuple):
 
     def decoder_tokens(self, tokens: jax.Array) -> jax.Array:
         """Return the tokens that the decoder reads, of the same shape."""
-        if self.start_id is None:
-            return tokens
-        return jnp.where(tokens == self.separator_id, self.start_id, tokens)
+        return tokens if self.start_id is None else jnp.where(tokens == self.separator_id, self.start_id, tokens)
 
     def encoder_tokens(self, source_BS: jax.Array | None) -> jax.Array | None:
         """Return the tokens that the encoder reads. With `start_id`, the separator moves from the start to the end."""

@@ -11,6 +11,8 @@ from mini_gpt.data import spans
 from mini_gpt.data.batches import Batch, in_full_batches, next_token_batch, windows
 from mini_gpt.runtime.errors import UserError
 
+Vocab = tuple[int, int]  # the size of the tokenizer's vocabulary, and the id of the mask token
+
 
 def text_length(config: Config) -> int:
     """Return the tokens of text in one row. With span corruption, the row is longer than its source."""
@@ -23,23 +25,13 @@ class TextBatches:
     An epoch cuts the text into windows of `text_length` tokens, from a random offset on. It uses each window once, in
     random order. The weights of a batch are 1 for targets that count in the loss, else 0.
 
-    vocab_size, mask_id: of the tokenizer. Without a mask_id, `vocab_size` is the mask.
     rows: the rows of the global batch on this host; None: all.
 
     Raises UserError if the split is too short.
     """
 
-    def __init__(
-        self,
-        tokens: np.ndarray,
-        config: Config,
-        *,
-        vocab_size: int,
-        mask_id: int | None = None,
-        rows: Sequence[int] | None = None,
-    ):
-        self.config = config
-        self.vocab_size, self.mask_id = vocab_size, mask_id
+    def __init__(self, tokens: np.ndarray, config: Config, *, vocab: Vocab, rows: Sequence[int] | None = None):
+        self.config, self.vocab = config, vocab
         self.rows = range(config.train.batch_size) if rows is None else rows
         self.length = text_length(config)
         length, targets = self.length, len(tokens) - 1
@@ -62,7 +54,7 @@ class TextBatches:
         if config.train.objective == "next_token":
             return next_token_batch(windows_BM)
         seeds = [(config.data.seed, index) for index in indices]
-        return _corrupted(windows_BM[:, :-1], config, self.vocab_size, self.mask_id, seeds)
+        return _corrupted(windows_BM[:, :-1], config, self.vocab, seeds)
 
     def _start(self, index: int) -> int:
         return self._offset(index // self.rows_per_epoch) + int(self.order[index]) * self.length
@@ -72,7 +64,7 @@ class TextBatches:
 
 
 def corrupted_blocks(
-    tokens: np.ndarray, config: Config, *, vocab_size: int, mask_id: int | None = None, batch_size: int, seed: int
+    tokens: np.ndarray, config: Config, *, vocab: Vocab, batch_size: int, seed: int
 ) -> Iterator[tuple[int, Batch]]:
     """Yield (count, batch) of a stream's full blocks, as `in_full_batches` does.
 
@@ -82,23 +74,23 @@ def corrupted_blocks(
     for count, starts in in_full_batches(range(0, len(tokens) - length + 1, length), batch_size):
         blocks_BL = windows(tokens, starts, length)
         seeds = [(seed, start) for start in starts]
-        yield count, _corrupted(blocks_BL, config, vocab_size, mask_id, seeds)
+        yield count, _corrupted(blocks_BL, config, vocab, seeds)
 
 
-def _corrupted(texts_BN: np.ndarray, config: Config, vocab_size: int, mask_id: int | None, seeds: list) -> Batch:
+def _corrupted(texts_BN: np.ndarray, config: Config, vocab: Vocab, seeds: list[tuple[int, int]]) -> Batch:
     """Return the batch of the objective, masked or span_corruption. seeds: one per row."""
     if config.train.objective == "span_corruption":
-        return spans.batch_of(texts_BN, config, vocab_size, seeds)
-    return _masked_batch(texts_BN, config.train.mask_rate, vocab_size, mask_id, seeds)
+        return spans.batch_of(texts_BN, config, vocab[0], seeds)
+    return _masked_batch(texts_BN, config.train.mask_rate, vocab, seeds)
 
 
-def _masked_batch(tokens_BL: np.ndarray, rate: float, vocab_size: int, mask_id: int | None, seeds: list) -> Batch:
+def _masked_batch(tokens_BL: np.ndarray, rate: float, vocab: Vocab, seeds: list[tuple[int, int]]) -> Batch:
     """Choose targets, then mask 80%, replace 10% and keep 10% (Devlin et al. 2019, 3.1). seeds: one per row."""
-    length, mask = tokens_BL.shape[1], vocab_size if mask_id is None else mask_id
+    length, (size, mask) = tokens_BL.shape[1], vocab
     rngs = [np.random.default_rng(seed) for seed in seeds]
     chosen_BL = np.stack([rng.random(length) for rng in rngs]) < rate
     uniform_BL = np.stack([rng.random(length) for rng in rngs])
-    random_BL = np.stack([rng.integers(vocab_size - (mask < vocab_size), size=length, dtype=np.int32) for rng in rngs])
+    random_BL = np.stack([rng.integers(size - (mask < size), size=length, dtype=np.int32) for rng in rngs])
     random_BL += random_BL >= mask  # any token but the mask
     inputs_BL = np.where(chosen_BL & (uniform_BL < 0.8), mask, tokens_BL)
     inputs_BL = np.where(chosen_BL & (uniform_BL >= 0.9), random_BL, inputs_BL)

@@ -58,7 +58,8 @@ class SubwordTokenizer(Tokenizer):
         mask_id: int | None = None,
         source: ModelSource | None = None,
     ):
-        self.model, self.special, self.source = model, dict(special or {}), source or ModelSource()
+        self.model = self.encoder = model  # `encoder` encodes texts
+        self.special, self.source = dict(special or {}), source or ModelSource()
         self.separator_id, self.mask_id = separator_id, mask_id
         model.encode_special_tokens = True  # encode the name of a special token as ordinary text
         texts = token_texts(model)
@@ -72,19 +73,13 @@ class SubwordTokenizer(Tokenizer):
         self.texts = [texts.get(token, b"") for token in range(size)]
         if "start_token" in self.special:
             self.start = model.get_vocab()[self.special["start_token"]]
-        others = [token for token in self.source.ends if token in range(size)]
-        self.other_ends = tuple(token for token in others if token not in (separator_id, mask_id))
+        self.other_ends = tuple(t for t in self.source.ends if t in range(size) and t not in (separator_id, mask_id))
         self.token_bytes = np.array([len(text) for text in self.texts])
         example = self.encode("a")
         if mask_id in example:
             raise ValueError("the mask token is added to each text")
         if self.token_bytes[example].sum() > 1:
             self.token_bytes[separator(self)] = -1  # subtract the space that the model adds before each document
-
-    @property
-    def encoder(self) -> Library:
-        """The model that encodes texts."""
-        return self.model
 
     def encode(self, text: str) -> np.ndarray:
         of_pieces = (self.encoder.encode(piece).ids for piece in self.pieces(text))
@@ -174,16 +169,12 @@ class ImportedTokenizer(SubwordTokenizer):
 
     def __init__(self, model: Library, separator_id: int, *arguments: Any, **options: Any):
         require(unknown_token(model) is not None, "model.unk_id, unk_token", None, "must be a token of the vocabulary")
-        with no_panic():
-            self._encoder = with_hidden_names(model)
         super().__init__(model, separator_id, *arguments, **options)
+        with no_panic():
+            self.encoder = with_hidden_names(model)
         if self.texts[separator_id]:
             raise ValueError("the separator is not a special token")
         self.token_bytes = np.zeros_like(self.token_bytes)
-
-    @property
-    def encoder(self) -> Library:
-        return self._encoder
 
 
 def vocab_size(tokenizer: Tokenizer) -> int:

@@ -142,8 +142,7 @@ def _score_next(model: LoadedModel, tokens: np.ndarray, token_bytes: np.ndarray)
 def _score_corrupted(model: LoadedModel, tokens: np.ndarray, seed: int) -> Score:
     length = text_batches.text_length(model.config)
     rows = model.rows_at_a_time(length, count=len(tokens) // length)
-    ids = {"vocab_size": model.vocab_size, "mask_id": model.mask_id}
-    blocks = corrupted_blocks(tokens, model.config, **ids, batch_size=rows, seed=seed)
+    blocks = corrupted_blocks(tokens, model.config, vocab=(model.vocab_size, model.mask_id), batch_size=rows, seed=seed)
     return score_batches(model, blocks)
 
 

@@ -24,17 +24,18 @@ def of_split(
     """
     if config.train.objective == "span_corruption":
         most = config.eval.tokens if num_tokens is None else num_tokens
-        return list(_corrupted(tokens, config, tokenizers.vocab_size(tokenizer), most))
+        vocab = tokenizers.vocab_size(tokenizer), tokenizers.mask(tokenizer)
+        return list(_corrupted(tokens, config, vocab, most))
     separator = tokenizers.separator(tokenizer)
     count = None if num_tokens is None else max(1, num_tokens // config.context_length)
     return [of_pair(pair, separator) for pair in StoredPairs(tokens, separator).spread(config, split, count)]
 
 
-def _corrupted(tokens: np.ndarray, config: Config, vocab_size: int, most_tokens: int) -> Iterator[Example]:
+def _corrupted(tokens: np.ndarray, config: Config, vocab: text_batches.Vocab, most_tokens: int) -> Iterator[Example]:
     """Yield the blocks that `perplexity.score_split` scores."""
     perplexity.check_scorable(config, len(tokens))
     for number, piece in enumerate(perplexity.stretches(tokens, most_tokens, text_batches.text_length(config))):
-        blocks = text_batches.corrupted_blocks(piece, config, vocab_size=vocab_size, batch_size=1, seed=number)
+        blocks = text_batches.corrupted_blocks(piece, config, vocab=vocab, batch_size=1, seed=number)
         for _, batch in blocks:
             row = {name: array[0] for name, array in batch.items()}
             is_target_L = row["weights"] > 0
@@ -53,8 +54,8 @@ def of_text(
     for number, piece in enumerate(perplexity.stretches(tokens, most, length)):
         rows = model.rows_at_a_time(length, kept, len(piece) // length)
         if model.masked:
-            ids = {"vocab_size": model.vocab_size, "mask_id": model.mask_id}
-            yield from text_batches.corrupted_blocks(piece, config, **ids, batch_size=rows, seed=number)
+            vocab = model.vocab_size, model.mask_id
+            yield from text_batches.corrupted_blocks(piece, config, vocab=vocab, batch_size=rows, seed=number)
             continue
         for count, starts in in_full_batches(range(0, len(piece) - length, length), rows):
             yield count, next_token_batch(windows(piece, starts, length + 1))

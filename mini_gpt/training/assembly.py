@@ -99,8 +99,8 @@ def assemble(config: Config, mesh: Mesh, corpus: Corpus, tokenizer: Tokenizer) -
             train_batches = PairBatches(StoredPairs(train_tokens, separator), config, separator, rows=rows)
             evaluator = PairEvaluator(config, tokenizer, validation_tokens)
         else:
-            ids = {"vocab_size": tokenizers.vocab_size(tokenizer), "mask_id": tokenizers.mask(tokenizer)}
-            train_batches = text_batches.TextBatches(train_tokens, config, **ids, rows=rows)
+            vocab = tokenizers.vocab_size(tokenizer), tokenizers.mask(tokenizer)
+            train_batches = text_batches.TextBatches(train_tokens, config, vocab=vocab, rows=rows)
             make = SpanEvaluator if config.train.objective == "span_corruption" else TextEvaluator
             evaluator = make(config, tokenizer, validation_tokens)
     layout = layout_of(config, tokenizer)

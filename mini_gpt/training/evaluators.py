@@ -118,8 +118,8 @@ class SpanEvaluator(TextEvaluator):
 
     def __init__(self, config: Config, tokenizer: Tokenizer, tokens: np.ndarray):
         super().__init__(config, tokenizer, tokens)
-        size = tokenizers.vocab_size(tokenizer)
-        blocks = text_batches.corrupted_blocks(tokens, config, vocab_size=size, batch_size=1, seed=0)
+        vocab = tokenizers.vocab_size(tokenizer), tokenizers.mask(tokenizer)
+        blocks = text_batches.corrupted_blocks(tokens, config, vocab=vocab, batch_size=1, seed=0)
         _, batch = next(blocks)
         self.probe_row = ProbeRow(batch["inputs"], batch["weights"] > 0, batch["source"])
         source = spans.decode(batch["source"][0], tokenizer)
