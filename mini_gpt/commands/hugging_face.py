@@ -1,20 +1,26 @@
-"""Export a run to Hugging Face Transformers, or import a model of Transformers as a run.
+"""Export a run to Hugging Face Transformers, import a model of Transformers as a run, or compare two models.
 
 python -m mini_gpt.hugging_face export --workdir=runs/tiny --output=DIR [--checkpoint=best] [--architecture=NAME] \\
     [--dtype=bfloat16] [--length=N]
 python -m mini_gpt.hugging_face import --input=DIR --workdir=runs/imported [--config=FILE] [--config.FIELD=VALUE ...]
 python -m mini_gpt.hugging_face import --input=openai-community/gpt2 --revision=COMMIT --workdir=runs/gpt2
+python -m mini_gpt.hugging_face compare --left=runs/gpt2 --right=DIR --prompt='The meaning of life is'
 
 An imported run has the model and the tokenizer of the input: a directory, or a model of the Hugging Face Hub. All other
 fields, such as corpus and training, come from --config.
 """
 
+import argparse
 import logging
+import sys
+from collections.abc import Sequence
 
 from mini_gpt.commands import command_line
-from mini_gpt.hugging_face import exporting, hub, importing
+from mini_gpt.commands.generate import request
+from mini_gpt.hugging_face import comparing, exporting, hub, importing
 from mini_gpt.hugging_face.architectures import ARCHITECTURES
-from mini_gpt.runtime.errors import UserError
+from mini_gpt.runtime import files
+from mini_gpt.runtime.errors import UserError, require
 from mini_gpt.training.run import Run
 
 log = logging.getLogger("mini_gpt.hugging_face")
@@ -22,6 +28,23 @@ log = logging.getLogger("mini_gpt.hugging_face")
 
 @command_line.command
 def main() -> None:
+    flags, rest = _parser().parse_known_args()
+    command_line.set_up()
+    if flags.command == "import":
+        _import(flags, rest)
+        return
+    if rest:
+        raise UserError(f"{rest[0]}: no such flag; see --help")
+    if flags.command == "compare":
+        _compare(flags)
+        return
+    run = Run(flags.workdir, checkpoint=flags.checkpoint)
+    options = exporting.Options(flags.architecture, flags.dtype, flags.length)
+    title = exporting.export(run, flags.output, options)
+    log.info(f"{flags.output}: written as {title}; load it with from_pretrained({str(flags.output)!r})")
+
+
+def _parser() -> argparse.ArgumentParser:
     parser = command_line.parser(__doc__, prog="python -m mini_gpt.hugging_face")
     commands = parser.add_subparsers(dest="command", required=True, help="each has its own --help")
     out = commands.add_parser("export", help="write a run's model for Transformers", allow_abbrev=False)
@@ -42,16 +65,19 @@ def main() -> None:
     into.add_argument("--revision", help="commit, tag or branch of a model of the Hub; default: its newest commit")
     into.add_argument("--workdir", type=command_line.new_directory, required=True, help="a new run directory")
     into.add_argument("--config", default="configs/default.py", help="config file for the fields that the input lacks")
-    flags, rest = parser.parse_known_args()
-    command_line.set_up()
-    if flags.command == "export":
-        if rest:
-            raise UserError(f"{rest[0]}: no such flag; see --help")
-        run = Run(flags.workdir, checkpoint=flags.checkpoint)
-        options = exporting.Options(flags.architecture, flags.dtype, flags.length)
-        title = exporting.export(run, flags.output, options)
-        log.info(f"{flags.output}: written as {title}; load it with from_pretrained({str(flags.output)!r})")
-        return
+    both = commands.add_parser("compare", help="show where two models first differ", allow_abbrev=False)
+    both.add_argument("--left", type=command_line.directory, required=True, help="a run directory")
+    of_others = "a directory that Transformers opens, which needs PyTorch, or another run directory"
+    both.add_argument("--right", type=command_line.directory, required=True, help=of_others)
+    text = both.add_mutually_exclusive_group(required=True)
+    text.add_argument("--prompt", type=command_line.utf8, help="the text that both models read")
+    text.add_argument("--prompt_file", type=files.expanded, help="a file with this text, in UTF-8")
+    relative = "largest relative difference at a place (default %(default)s)"
+    both.add_argument("--tolerance", type=float, default=1e-4, help=relative)
+    return parser
+
+
+def _import(flags: argparse.Namespace, rest: Sequence[str]) -> None:
     overrides = command_line.config_overrides(rest)
     source = hub.find(str(flags.input), flags.revision)
     config = importing.import_run(source.directory, flags.workdir, flags.config, overrides, source.origin)
@@ -61,6 +87,16 @@ def main() -> None:
         f"--workdir={flags.workdir}, or to train it: train.py --config={flags.workdir}/config.json "
         f"--init_from={flags.workdir} --workdir=NEW{wide}"
     )
+
+
+def _compare(flags: argparse.Namespace) -> None:
+    """Print the report. Exit with status 1 if the models differ."""
+    require(0 <= flags.tolerance < 1, "--tolerance", flags.tolerance, "must be in 0..1")
+    text = request.read_text("--prompt_file", flags.prompt_file) if flags.prompt_file else flags.prompt
+    report, are_equal = comparing.compare(flags.left, flags.right, text, flags.tolerance)
+    print(report)
+    if not are_equal:
+        sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -25,7 +25,6 @@ from mini_gpt.runtime.errors import UserError, require
 from mini_gpt.training.run import Run
 
 MOST_TOKENS, MOST_BEAMS = 10**6, 2**10  # of --length, and of --beams
-MOST_BYTES = 2**24  # of --prompt_file and --source_file
 NOT_WITH_FILL = (
     *("length", "temperature", "top_k", "top_p", "min_p", "repetition_penalty"),
     *("stop", "samples", "seed", "beams", "length_penalty", "chat"),
@@ -53,7 +52,7 @@ def _parse() -> argparse.Namespace:
     add("--top", type=int, default=5, help="number of tokens that --fill prints for each mask")
     add("--json", action="store_true", help="print only JSON: one line for each text")
     add = parser.add_argument_group("sampling and beam search, not for --fill").add_argument
-    add("--length", type=int, help="maximum number of new tokens; default: fill the trained context")
+    add("--length", type=int, help="maximum number of new tokens; default: fill the context length")
     add("--temperature", type=float, default=0.8, help="0: always take the most likely token")
     add("--top_k", type=int, default=40, help="sample from the k most likely tokens; 0: from all")
     add("--top_p", type=float, default=1.0, help="sample from the smallest set of tokens with this total probability")
@@ -131,14 +130,17 @@ def _check_text(flags: argparse.Namespace, config: Config) -> None:
 def _rows(flags: argparse.Namespace) -> Iterator[list[str]]:
     """Yield the texts of rows that are generated at the same time."""
     if flags.source_file:
-        lines = [line.strip() for line in _read("--source_file", flags.source_file).removesuffix("\n").split("\n")]
+        content = request.read_text("--source_file", flags.source_file)
+        lines = [line.strip() for line in content.removesuffix("\n").split("\n")]
         rows = max(1, decoding.ROWS // (flags.beams or 1))
         for first in range(0, len(lines), rows):
             yield lines[first : first + rows]
         return
     if not flags.interactive:
-        typed = flags.source if flags.prompt is None else flags.prompt
-        yield [_read("--prompt_file", flags.prompt_file) if flags.prompt_file else typed] * flags.samples
+        text = flags.source if flags.prompt is None else flags.prompt
+        if flags.prompt_file:
+            text = request.read_text("--prompt_file", flags.prompt_file)
+        yield [text] * flags.samples
         return
     with contextlib.suppress(ImportError):
         importlib.import_module("readline")  # gives `input` line editing and a history
@@ -153,16 +155,3 @@ def _rows(flags: argparse.Namespace) -> Iterator[list[str]]:
             yield [input(mark)] * flags.samples
         except EOFError:
             return
-
-
-def _read(flag: str, path: Path) -> str:
-    try:
-        with path.open("rb") as file:  # a pipe is allowed, such as <(command)
-            content = file.read(MOST_BYTES + 1)  # a device such as /dev/zero has no end
-        if len(content) > MOST_BYTES:
-            raise UserError(f"{flag}: found {path} with more than {MOST_BYTES:,} bytes; give a shorter file")
-        return content.decode()  # read_text would change line ends
-    except UnicodeDecodeError as error:
-        raise UserError(f"{flag}: {path} is not UTF-8: {error.reason} at byte {error.start}") from error
-    except OSError as error:
-        raise UserError(f"{flag}: {path}: {error.strerror}") from error

@@ -72,6 +72,14 @@ def write(
     return ids | ({} if start is None else {"decoder_start_token_id": model.token_to_id(start)})
 
 
+def names(tokenizer: Tokenizer, *, masked: bool) -> dict[int, str]:
+    """Return {id in the files that `write` writes: name of the token}. masked: as in `write`."""
+    model, _ = _library_tokenizer(tokenizer)
+    if masked:
+        _mask(tokenizer, model)
+    return {token: name for name, token in model.get_vocab().items()}
+
+
 def _library_tokenizer(tokenizer: Tokenizer) -> tuple[library.Tokenizer, int]:
     """Return an equivalent tokenizer of the library, and the id of the token that ends a document."""
     if isinstance(tokenizer, ByteTokenizer):

@@ -6,16 +6,19 @@ import logging
 import sys
 import unicodedata
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from mini_gpt.data import spans, tokenizers
 from mini_gpt.generation import chat
+from mini_gpt.hugging_face import origin
 from mini_gpt.runtime.errors import UserError
 from mini_gpt.training.run import Run
 
 MOST_TOKENS = 2**17  # of a text on the command line
+MOST_BYTES = 2**24  # of a file that a flag names
 log = logging.getLogger("mini_gpt.sample")
 
 
@@ -38,6 +41,20 @@ class Request(NamedTuple):
         """Return a line of JSON for a row. tokens: ids of the new tokens."""
         name = "prompt" if self.sources is None else "source"
         return json.dumps({name: self.texts[row], "text": text, "tokens": tokens} | about, ensure_ascii=False)
+
+
+def read_text(flag: str, path: Path) -> str:
+    """Return the text of the UTF-8 file that a flag names. Raise UserError if it is too large or can't be read."""
+    try:
+        with path.open("rb") as file:  # a pipe is allowed, such as <(command)
+            content = file.read(MOST_BYTES + 1)  # a device such as /dev/zero has no end
+        if len(content) > MOST_BYTES:
+            raise UserError(f"{flag}: found {path} with more than {MOST_BYTES:,} bytes; give a shorter file")
+        return content.decode()  # Path.read_text would change line ends
+    except UnicodeDecodeError as error:
+        raise UserError(f"{flag}: {path} is not UTF-8: {error.reason} at byte {error.start}") from error
+    except OSError as error:
+        raise UserError(f"{flag}: {path}: {error.strerror}") from error
 
 
 def make(run: Run, texts: Sequence[str], flags: argparse.Namespace, seed: int) -> Request:
@@ -84,8 +101,9 @@ def check_tokens(flag: str, tokens: np.ndarray) -> None:
 
 
 def warn_if_longer_than_trained(run: Run, tokens: int) -> None:
-    if tokens > run.config.context_length:
-        log.warning(f"{tokens} tokens are more than the {run.config.context_length} that the model was trained on")
+    most = origin.trained_context(run)
+    if tokens > most:
+        log.warning(f"{tokens} tokens are more than the {most} that the model was trained on")
 
 
 def _possible_length(run: Run, prompt_tokens: int, requested: int) -> int:
