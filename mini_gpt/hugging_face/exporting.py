@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,13 +11,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from safetensors.numpy import save_file
 
 from mini_gpt.config import loading
 from mini_gpt.config.model import ModelConfig
 from mini_gpt.config.schema import SENTINELS
 from mini_gpt.evaluation.loaded import LoadedModel
-from mini_gpt.hugging_face import architectures, model_card, source_files, tokenizer_files
+from mini_gpt.hugging_face import architectures, model_card, origin, source_files, tokenizer_files
 from mini_gpt.hugging_face.architecture import Architecture, Arrays, Ids
 from mini_gpt.hugging_face.settings import CONFIG, WEIGHTS
 from mini_gpt.hugging_face.tensors import Tensor
@@ -24,10 +24,9 @@ from mini_gpt.model import build, positions
 from mini_gpt.model import parameters as model_parameters
 from mini_gpt.runtime import files
 from mini_gpt.runtime.errors import UserError, require
-from mini_gpt.training import workdir as workdirs
 from mini_gpt.training.run import Run
 
-DTYPES = {name: jnp.dtype(name) for name in ("float32", "bfloat16", "float16")}  # of the weights
+DTYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}  # of the weights, and their names in the file
 MOST_POSITIONS = 2**20
 LEARNED = "positions/learned/embedding"
 
@@ -53,9 +52,7 @@ def export(run: Run, output: Path, options: Options = Options()) -> str:  # noqa
     """
     with files.directory_written_whole(output) as draft:
         sentinels = SENTINELS if run.config.train.objective == "span_corruption" else 0
-        # An import may have shortened the context; the weights are those of the longer one.
-        of_model = (workdirs.imported_from(run.workdir) or {}).get("context_length", 0)
-        length, masked = max(run.config.context_length, of_model), run.model.masked
+        length, masked = origin.trained_context(run), run.model.masked
         model = dataclasses.replace(run.model, config=loading.override(run.config, {"context_length": length}))
         ids = tokenizer_files.write(run.tokenizer, draft, options.length or length, masked=masked, sentinels=sentinels)
         if not masked:
@@ -100,17 +97,34 @@ def write_model(
     }
     (directory / CONFIG).write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
     tensors, arrays = architecture.tensors(config), architecture.unfold(arrays, config)
-    packed = {tensor.name: _rounded(tensor, arrays, options.dtype) for tensor in tensors}
-    save_file(packed, directory / WEIGHTS, metadata={"format": "pt"})
-    (directory / WEIGHTS).chmod(0o644)  # safetensors makes it readable only by its owner
+    _write_weights(directory / WEIGHTS, tensors, arrays, options.dtype)
     return architecture
+
+
+def _write_weights(path: Path, tensors: Sequence[Tensor], arrays: Arrays, dtype: str) -> None:
+    """Write a file of safetensors, one tensor at a time: only one is packed and rounded in memory.
+
+    The format: the size of the header in 8 bytes, the header in JSON, the tensors. Raises the errors of `_rounded`.
+    """
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    tensors, end = sorted(tensors, key=lambda tensor: tensor.name), 0
+    for tensor in tensors:
+        shape = tensor.shape([arrays[each].shape for each in tensor.paths])
+        start, end = end, end + math.prod(shape) * jnp.dtype(dtype).itemsize
+        header[tensor.name] = {"dtype": DTYPES[dtype], "shape": shape, "data_offsets": (start, end)}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)  # so that the tensors are aligned
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for tensor in tensors:
+            file.write(_rounded(tensor, arrays, dtype).view(np.uint8).data)
 
 
 def _rounded(tensor: Tensor, arrays: Arrays, dtype: str) -> np.ndarray:
     """Return a tensor of the files. Raises UserError if one of its values is finite, but not in `dtype`."""
     packed = tensor.pack([arrays[path] for path in tensor.paths])
     with np.errstate(over="ignore"):
-        rounded = packed.astype(DTYPES[dtype])
+        rounded = packed.astype(jnp.dtype(dtype), copy=False)
     if dtype != "float32" and np.isfinite(packed).all() and not np.isfinite(rounded).all():
         largest = f"found {float(np.abs(packed).max()):g} in {tensor.name}"
         raise UserError(f"--dtype: {largest}, too large for {dtype}; use bfloat16 or float32")
@@ -147,8 +161,7 @@ def _equivalent(
     length: rows of a table of positions, if the model has none.
     """
     config = model.config.model
-    one_by_one = jax.device_get(model_parameters.with_layers(model.parameters, stacked=False))
-    arrays = {name: np.asarray(leaf) for name, leaf in model_parameters.by_name(one_by_one).items()}
+    arrays = model_parameters.by_name(model_parameters.with_layers(jax.device_get(model.parameters), stacked=False))
     # The output layer can't share a scaled embedding table.
     if config.scale_embeddings and not architecture.scales_embeddings:
         arrays.setdefault("unembedding", arrays["embedding"])

@@ -30,7 +30,7 @@ class Tensor:
             by_head = [part.reshape(*part.shape[:-1], self.heads, -1) for part in parts]
             joined = np.stack(by_head, axis=-2).reshape(*parts[0].shape[:-1], -1)
         else:
-            joined = np.concatenate(parts, axis=-1)
+            joined = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=-1)
         return np.ascontiguousarray(joined.T if self.transposed else joined)
 
     def unpack(self, tensor: np.ndarray, shapes: Sequence[Shape]) -> list[np.ndarray]:

@@ -1,6 +1,7 @@
 """Exported weights compute the same logits, and are imported unchanged."""
 
 import json
+import tracemalloc
 
 import jax
 import numpy as np
@@ -9,13 +10,16 @@ from safetensors import safe_open
 from safetensors.numpy import load_file
 
 from mini_gpt.config import loading
-from mini_gpt.hugging_face import architectures, importing, settings
-from mini_gpt.model import parameters
+from mini_gpt.data.layout import PLAIN
+from mini_gpt.evaluation.loaded import LoadedModel
+from mini_gpt.hugging_face import architectures, exporting, importing, settings
+from mini_gpt.model import build, parameters
+from mini_gpt.runtime import sharding
 from mini_gpt.runtime.errors import UserError
 from tests import oracle
 from tests.conftest import slow
 from tests.hugging_face import numpy_forwards
-from tests.hugging_face.models import EXPORTABLE, FURTHER, VOCAB, written
+from tests.hugging_face.models import EXPORTABLE, FURTHER, VOCAB, make, written
 
 TOKENS_BL = np.random.default_rng(5).integers(4, VOCAB, (2, 13))
 SOURCE_BS = np.random.default_rng(6).integers(0, VOCAB, (2, 17))
@@ -162,3 +166,18 @@ def test_weights_too_large_for_float16_are_refused(tmp_path):
         written("learned", tmp_path / "out", dtype="float16", changes=grow)
     written("learned", tmp_path / "other", dtype="bfloat16", changes=grow)
     assert read(tmp_path / "other")[1]["final_norm/bias"][0] == 70144
+
+
+@pytest.mark.parametrize("name", ["rope, stacked", "llama"])
+def test_an_export_packs_one_tensor_at_a_time(name, tmp_path):
+    config, drawn = make(name, 500, **{"model.num_layers": 8, "model.d_model": 128, "model.d_ff": 512})
+    weights = sum(leaf.nbytes for leaf in jax.tree.leaves(drawn))
+    definition, mesh = build.abstract(config.model, 500)[0], sharding.make_reading_mesh(1, 1)
+    model = LoadedModel(drawn, definition, config, mesh, config.batch_tokens, PLAIN)
+    tracemalloc.start()
+    try:
+        exporting.write_model(model, tmp_path)
+        assert tracemalloc.get_traced_memory()[1] < 0.3 * weights
+    finally:
+        tracemalloc.stop()
+    assert (tmp_path / "model.safetensors").stat().st_size > weights > 5_000_000
