@@ -12,7 +12,7 @@ from mini_gpt.evaluation.loaded import LoadedModel
 from mini_gpt.runtime import progress
 from mini_gpt.runtime.errors import UserError, require
 
-LENGTHS = "1x,2x,4x,8x,16x"  # x: times the trained length
+LENGTHS = "1x,2x,4x,8x,16x"  # x: times the length in the config
 LENGTH = re.compile(r"[-+\d_./]{1,20}(e[-+]?\d)?x?")  # exponent of one digit, because 1e999999999 would take all memory
 SLIDING_TARGETS = 16_384  # at most, because overlapping windows process each token many times
 
@@ -46,7 +46,7 @@ class Windowing:
 
 
 def parse_lengths(flag: str, text: str, trained: int, least: int) -> tuple[int, ...]:
-    """Return the sorted unique lengths in a text such as '64,2x,0.5x'; x: times the trained length.
+    """Return the sorted unique lengths in a text such as '64,2x,0.5x'; x: times `trained`, the length in the config.
 
     Raises UserError that names the flag if a length is below `least` or not a whole number.
     """
@@ -57,7 +57,7 @@ def parse_lengths(flag: str, text: str, trained: int, least: int) -> tuple[int, 
             length = number * (trained if part.endswith("x") else 1)
         except (ValueError, ZeroDivisionError):
             length = Fraction(1, 2)  # not whole, so that the next check fails
-        expected = f"a whole number, such as 128 or 2x (2 times the trained length of {trained})"
+        expected = f"a whole number, such as 128 or 2x (1x is {trained})"
         require(length.denominator == 1, flag, part, f"must be {expected}")
         require(length >= least, flag, part, f"must be at least {least}")
         lengths.add(int(length))

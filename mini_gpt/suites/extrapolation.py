@@ -6,6 +6,7 @@ from matplotlib.figure import Figure
 
 from mini_gpt.config.schema import Config
 from mini_gpt.evaluation import extrapolation, scoring
+from mini_gpt.hugging_face import origin
 from mini_gpt.insight import curves
 from mini_gpt.insight.curves import Curve
 from mini_gpt.suites.base import Result, Row, Suite, SuiteOptions
@@ -38,7 +39,7 @@ class Extrapolation(Suite):
         tokens = run.store.tokens(options.split)
         windowings = _plan(run.trained, options, len(tokens))
         rows, by_position = extrapolation.extrapolation(run.model, tokens, run.tokenizer.token_bytes, windowings)
-        return {"train_length": run.trained.context_length, "rows": rows, "by_position": by_position}
+        return {"train_length": origin.trained_context(run), "rows": rows, "by_position": by_position}
 
     def printed(self, result: Result) -> str:
         return f"{super().printed(result)}\n\nsample_nll compares all rows: it is the loss on the same targets."

@@ -4,6 +4,7 @@ from matplotlib.figure import Figure
 
 from mini_gpt.config.schema import Config
 from mini_gpt.evaluation import extrapolation, needles, perplexity
+from mini_gpt.hugging_face import origin
 from mini_gpt.insight import curves
 from mini_gpt.insight.curves import Curve
 from mini_gpt.runtime import progress
@@ -36,7 +37,7 @@ class Needles(Suite):
         total = self.cost(run.trained, options, len(text))
         with progress.shown(f"{len(needles.KINDS)} kinds of questions", total):
             rows = needles.measure(run.model, run.tokenizer, text, lengths)
-        return {"train_length": run.trained.context_length, "rows": rows}
+        return {"train_length": origin.trained_context(run), "rows": rows}
 
     def label(self, row: Row) -> str:
         return row["kind"]

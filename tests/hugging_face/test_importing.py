@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import re
 import subprocess
 import sys
 import tracemalloc
@@ -15,9 +16,14 @@ import tokenizers as library
 from safetensors.numpy import load_file, save_file
 from tokenizers import decoders, models, pre_tokenizers
 
+from mini_gpt import suites
+from mini_gpt.commands.generate import request
 from mini_gpt.config import loading
-from mini_gpt.hugging_face import exporting, importing, stored
+from mini_gpt.hugging_face import exporting, importing, origin, stored
+from mini_gpt.pages.play import page as playground
 from mini_gpt.runtime.errors import UserError
+from mini_gpt.suites.base import SuiteOptions
+from mini_gpt.suites.play import runs_of
 from mini_gpt.training import assembly, loop
 from mini_gpt.training.run import Run
 from tests.conftest import REPOSITORY
@@ -230,3 +236,19 @@ def test_an_import_chooses_a_context_and_batches_for_a_laptop(tmp_path, corpus_f
     assert (chosen.context_length, chosen.train.batch_size) == (4096, 3)
     divided = imported(source, tmp_path / "divided", corpus_files, context_length=100, train__accumulation_steps=2)
     assert divided.config.train.batch_size == 16, "16 rows of 100 tokens fit"
+
+
+@pytest.mark.slow
+def test_a_shortened_context_is_not_called_the_trained_one(tmp_path, corpus_files, caplog):
+    like_gpt2(tmp_path / "model", 400, 32, 2)
+    run = imported(tmp_path / "model", tmp_path / "run", corpus_files, context_length=32)
+    assert origin.trained_context(run) == 1024 and run.config.context_length == 32
+    for tokens in (1024, 1025):
+        request.warn_if_longer_than_trained(run, tokens)
+    assert caplog.messages == ["1025 tokens are more than the 1024 that the model was trained on"]
+    result = suites.evaluate(run, "extrapolation", SuiteOptions(lengths="1x,2x", strides="16", tokens=64))
+    assert {row["length"] for row in result["rows"]} == {32, 64} and result["train_length"] == 1024
+    (shown,) = runs_of(run, SuiteOptions())
+    page = playground.play([shown], run.tokenizer, "the cat", title="")
+    data = re.search(r'<script id="data" type="application/json">(.*?)</script>', page, re.DOTALL)
+    assert json.loads(data[1])["models"][0]["trained_context"] == 1024

@@ -254,7 +254,7 @@ def test_impossible_edits_are_refused_with_a_sentence():
 
 def facts_of(model):
     """Return what the page's controls know of a model."""
-    run = {"name": "", "step": 0, "parameters": 0, "context_length": LENGTH, "packed": pack.described(model)}
+    run = {"name": "", "step": 0, "parameters": 0, "trained_context": LENGTH, "packed": pack.described(model)}
     return node.evaluate([page.PAGE.parent / "view/state.js"], "factsOf(given)", run)
 
 

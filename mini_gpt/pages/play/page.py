@@ -17,16 +17,21 @@ PAGE = Path(__file__).parent / "page.html"
 OFFLINE = "default-src 'none'"  # the page's own policy: no connections
 MOST_TOKENS = 2048  # of a text; attention takes time and memory with their square
 SHORTEST = 512  # tokens that a page always allows
-TIMES = 8  # the trained context that a page allows, up to MOST_TOKENS
-COMPARED = 4  # times the trained context, in the first text of two runs
+TIMES = 8  # the run's context that a page allows, up to MOST_TOKENS
+COMPARED = 4  # times the run's context, in the first text of two runs
 
 
 class Shown(NamedTuple):
-    """A run on the page. name, step: of the run and its checkpoint."""
+    """A run on the page.
+
+    name, step: of the run and its checkpoint.
+    trained_context: that of an imported model, which the run may have shortened; None: the run's.
+    """
 
     name: str
     step: int
     model: LoadedModel
+    trained_context: int | None = None
 
 
 def most_tokens(runs: Sequence[Shown]) -> int:
@@ -66,6 +71,6 @@ def _described(run: Shown, served: bool) -> dict[str, Any]:
         "name": run.name,
         "step": run.step,
         "parameters": model_parameters.count(run.model.parameters),
-        "context_length": run.model.config.context_length,
+        "trained_context": run.trained_context or run.model.config.context_length,
         "packed": pack.described(run.model) if served else pack.packed(run.model),
     }

@@ -39,7 +39,7 @@ const MASKS = ["causal", "shifted", "none"];
 
 // Facts about a model of the page's data. A value that differs between layers is that of the first one; `differ` names
 // it.
-function factsOf({ name, step, parameters, context_length, packed: { config } }) {
+function factsOf({ name, step, parameters, trained_context, packed: { config } }) {
   const { layers } = config;
   const { refused, scalings } = config.edits;
   const positions = layers.map((layer) => layer.position);
@@ -53,7 +53,7 @@ function factsOf({ name, step, parameters, context_length, packed: { config } })
     name,
     step,
     parameters,
-    context: context_length,
+    context: trained_context,
     layers: config.num_layers,
     heads: config.num_heads,
     differ,
