@@ -5,6 +5,7 @@ the stream after n blocks; the last depth is the model's own prediction.
 """
 
 import functools
+import itertools
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -18,6 +19,8 @@ from mini_gpt.evaluation.loaded import LoadedModel
 from mini_gpt.insight import colours, observing
 from mini_gpt.insight.curves import finish, new_figure, token_label
 from mini_gpt.runtime import progress, sharding
+
+LONGEST_LABEL = 12  # characters of a token
 
 
 class Depths(NamedTuple):
@@ -91,14 +94,21 @@ def by_depth(model: LoadedModel, texts: Iterable[tuple[int, Batch]]) -> list[dic
     return [{"depth": depth} | dict(zip(names, means, strict=True)) for depth, means in enumerate(sums_PX / total)]
 
 
+def _cut(label: str) -> str:
+    return label if len(label) <= LONGEST_LABEL else f"{label[: LONGEST_LABEL - 1]}…"
+
+
 def lens_figure(rows: Sequence[dict[str, Any]], shown: dict[str, Any], *, title: str) -> Figure:
     """Return a figure: the loss by depth, beside the likeliest token at each depth and place of a short text.
 
     shown: the text's tokens (inputs), and the likely next tokens and their probabilities at each depth and place.
     """
     depths, columns = len(rows), len(shown["inputs"])
-    size = (4.2 + 0.62 * columns, max(3.6, 1.6 + 0.42 * depths))
-    figure, (left, right) = new_figure(size, 1, 2, title=title, width_ratios=(3.4, 0.62 * columns + 0.8))
+    texts = [[_cut(token_label(tokens[0])) for tokens in depth] for depth in shown["tokens"]]
+    read = [_cut(token_label(token)) for token in shown["inputs"]]
+    across = max(3.2, columns * max(0.62, 0.1 * max(map(len, itertools.chain(read, *texts)))))  # inches
+    size = (5 + across, max(3.6, 1.6 + 0.42 * depths))
+    figure, (left, right) = new_figure(size, 1, 2, title=title, width_ratios=(3.4, across + 0.8))
     left.plot([row["nll"] for row in rows], range(depths), marker="o", color="C0")
     labels = ["0: embedding", *(f"{layer + 1}: after layer {layer}" for layer in range(depths - 1))]
     left.set_yticks(range(depths), labels)
@@ -109,11 +119,10 @@ def lens_figure(rows: Sequence[dict[str, Any]], shown: dict[str, Any], *, title:
     for (depth, place), probability in np.ndenumerate(probabilities_PL):
         likeliest, ink = shown["tokens"][depth][place][0], colours.ink_on(image, probability)
         style = "bold" if [likeliest] == shown["inputs"][place + 1 : place + 2] else "normal"
-        label = token_label(likeliest)
-        right.text(place, depth, label, ha="center", va="center", fontsize=9, color=ink, weight=style)
-    right.set_xticks(range(columns), map(token_label, shown["inputs"]), fontsize=9)
+        right.text(place, depth, texts[depth][place], ha="center", va="center", fontsize=9, color=ink, weight=style)
+    right.set_xticks(range(columns), read, fontsize=9)
     right.set_yticks(range(depths), labels if columns > 40 else [])
     right.tick_params(length=0)
-    right.set(xlabel="token read", title="Likeliest next token, in bold if it is the next token of the text")
+    right.set(xlabel="token read (in bold: the next token of the text)", title="Likeliest next token")
     figure.colorbar(image, ax=right, label="probability", shrink=0.8)
     return figure
