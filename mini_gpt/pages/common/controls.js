@@ -76,6 +76,27 @@ const LayerAndHead = ({ layers, heads, state, set, titleOf }) =>
       onChoose=${(head) => set({ head })}
       titleOf=${titleOf} />`;
 
+const UNFOLDED = 12; // layers that are shown without folding
+const BAND = 6; // layers that fold together
+
+// The rows of all layers. Those of a deep model fold in bands. rows: (first, end) => rows of layers. said: the same for
+// what a folded band holds. isOpen: the same for whether it is open at first.
+function Bands({ layers, rows, said, isOpen }) {
+  if (layers <= UNFOLDED) return rows(0, layers);
+  return indices(Math.ceil(layers / BAND)).map((n) => {
+    const first = n * BAND;
+    return html`<${Band} key=${n} end=${Math.min(first + BAND, layers)} ...${{ first, rows, said, isOpen }} />`;
+  });
+}
+
+function Band({ first, end, rows, said, isOpen }) {
+  const [open, setOpen] = useState(() => isOpen(first, end));
+  return html`<details class="band" open=${open} onToggle=${(event) => setOpen(event.target.open)}>
+    <summary id=${`band-${first}`}>layers ${first} to ${end - 1}${said?.(first, end)}</summary>
+    ${open && rows(first, end)}
+  </details>`;
+}
+
 const Slider = ({ id, name, min, max, step, value, said, title, onChange }) =>
   html`<label title=${title}
     ><span class="soft">${name}</span>

@@ -16,6 +16,34 @@ function HeadsView({ data, attention, set }) {
     if (!label) return `${layer}.${head}`;
     return label.strength === null ? label.name : `${label.name} ${label.strength.toFixed(2)}`;
   };
+  const button = (layer, head) =>
+    html`<button class="thumb" id=${`thumb-${layer}-${head}`} onClick=${() => set({ layer, head, tab: "Map" })}>
+      <span class="framed-map"
+        ><${PixelMap}
+          rows=${Math.ceil(rows / by)}
+          columns=${Math.ceil(columns / by)}
+          makeValueAt=${makeValueAt(layer, head)}
+          scale=${scales.weights}
+          deps=${[attention]}
+          name=${`layer ${layer}, head ${head}`}
+          style=${`aspect-ratio:${columns}/${rows}`} /><${Frames} attention=${attention}
+      /></span>
+      <span>${name(layer, head)}</span>
+    </button>`;
+  const grid = (first, end) =>
+    html`<div
+      class="thumbs"
+      role="group"
+      aria-label=${end - first < layers ? `heads of layers ${first} to ${end - 1}` : "heads"}
+      style=${`grid-template-columns:auto repeat(${heads}, minmax(${heads > 8 ? 76 : 66}px, ${WIDEST}px))`}>
+      <span></span>${indices(heads).map((head) => html`<span class="soft small">head ${head}</span>`)}
+      ${indices(end - first).map(
+        (n) =>
+          html`<span class="soft small layer">layer ${first + n}</span>${indices(heads).map((head) =>
+              button(first + n, head),
+            )}`,
+      )}
+    </div>`;
   return html`<p>
       Each small map is a head: the tokens ${attention.isCross ? "of the target" : "of the text"} (queries) downwards,
       the tokens ${attention.isCross ? "of the source" : "that they read"} (keys) across. Choose one to enlarge it.
@@ -33,37 +61,7 @@ function HeadsView({ data, attention, set }) {
           : html`<${NoLabels} />`
       }
     </div>
-    <div
-      class="thumbs"
-      role="group"
-      aria-label="heads"
-      style=${`grid-template-columns:auto repeat(${heads}, minmax(${heads > 8 ? 76 : 66}px, ${WIDEST}px))`}>
-      <span></span>${Array.from({ length: heads }, (_, head) => html`<span class="soft small">head ${head}</span>`)}
-      ${Array.from(
-        { length: layers },
-        (_, layer) =>
-          html`<span class="soft small layer">layer ${layer}</span>${Array.from(
-              { length: heads },
-              (_, head) =>
-                html`<button
-                  class="thumb"
-                  id=${`thumb-${layer}-${head}`}
-                  onClick=${() => set({ layer, head, tab: "Map" })}>
-                  <span class="framed-map"
-                    ><${PixelMap}
-                      rows=${Math.ceil(rows / by)}
-                      columns=${Math.ceil(columns / by)}
-                      makeValueAt=${makeValueAt(layer, head)}
-                      scale=${scales.weights}
-                      deps=${[attention]}
-                      name=${`layer ${layer}, head ${head}`}
-                      style=${`aspect-ratio:${columns}/${rows}`} /><${Frames} attention=${attention}
-                  /></span>
-                  <span>${name(layer, head)}</span>
-                </button>`,
-            )}`,
-      )}
-    </div>`;
+    <${Bands} layers=${layers} rows=${grid} isOpen=${(first) => first === 0} />`;
 }
 
 // Frames around the tokens that belong together, if the true alignment of source and target is known.

@@ -12,6 +12,14 @@ const withPart = (edits, name, part) => withEntry(edits, name, Object.keys(part)
 const toggled = (list = [], n) =>
   list.includes(n) ? list.filter((other) => other !== n) : [...list, n].sort((a, b) => a - b);
 
+// The layer of each edit of a head or of a part.
+const layersOf = ({ heads = {}, layers = [], attentions = [], feedForwards = [] }) => [
+  ...Object.keys(heads).map((name) => parseInt(name)),
+  ...layers,
+  ...attentions,
+  ...feedForwards,
+];
+
 // effects: {"layer.head": change of the loss in nats if the head is off}, measured for this text.
 function HeadGrid({ facts, edits, change, canPatch, effects, unit }) {
   useDark();
@@ -70,7 +78,14 @@ function HeadGrid({ facts, edits, change, canPatch, effects, unit }) {
         )}${part("layers", "whole layer", `layer ${layer}`, layer)}</span
       >
     </div>`;
-  return html`<div class="grid">${Array.from({ length: facts.layers }, (_, layer) => row(layer))}</div>
+  const rows = (first, end) => Array.from({ length: end - first }, (_, n) => row(first + n));
+  const countIn = (first, end) => layersOf(edits).filter((layer) => layer >= first && layer < end).length;
+  const said = (first, end) => {
+    const count = countIn(first, end);
+    return count ? `: ${count} edit${count > 1 ? "s" : ""}` : "";
+  };
+  const isOpen = (first, end) => first === 0 || countIn(first, end) > 0;
+  return html`<div class="grid"><${Bands} layers=${facts.layers} ...${{ rows, said, isOpen }} /></div>
     <p class="small soft">
       Click a head to switch it off (×). Click again: its output is its mean over this text
       (x̄).${canPatch ? " Click again: its output is that of the other text (⇄)." : ""} A last click switches it on. A
