@@ -101,8 +101,7 @@ def check_tokens(flag: str, tokens: np.ndarray) -> None:
 
 
 def warn_if_longer_than_trained(run: Run, tokens: int) -> None:
-    most = origin.trained_context(run)
-    if tokens > most:
+    if tokens > run.config.context_length and tokens > (most := origin.trained_context(run)):
         log.warning(f"{tokens} tokens are more than the {most} that the model was trained on")
 
 
