@@ -62,9 +62,7 @@ def of_run(workdir: Path) -> Reader:
     run = Run(workdir, overrides=OVERRIDES)
     _refuse_encoder(workdir, run.config.model.has_encoder)
     by_id = tokenizer_files.names(run.tokenizer, masked=run.model.masked)
-    in_files, order = np.arange(len(run.model.parameters["embedding"])), getattr(run.tokenizer, "order", ())
-    in_files[: len(order)] = order
-    names = [by_id.get(token, f"id {token}") for token in in_files.tolist()]
+    names = [by_id.get(token, f"id {token}") for token in range(len(run.model.parameters["embedding"]))]
 
     def read(ids_L: np.ndarray) -> Reading:
         tokens_BL = sharding.put_whole(sharding.pad_rows(ids_L[None].astype(np.int32), run.mesh), run.mesh)
