@@ -70,7 +70,7 @@ def bias(config, position, own, tables, i, j):
     """Return the biases of all heads for a query at position i and a key at position j. own: the layer's parameters."""
     heads = range(config.num_heads)
     if position == "alibi":
-        return [-slope * abs(i - j) for slope in alibi_slopes(config.num_heads)]
+        return [-(slope ** (config.alibi_exponent / 8)) * abs(i - j) for slope in alibi_slopes(config.num_heads)]
     if position == "hard_alibi":
         return [-np.inf if h < config.hard_alibi.heads and abs(i - j) > h else 0.0 for h in heads]
     if position == "t5":
@@ -122,10 +122,13 @@ def attention(config, p, x, layer, tables, positions, visible, segments, memory=
     for h in range(H):
         g = h // (H // G)
         qh, kh, vh = q[:, h * K : (h + 1) * K], k[:, g * K : (g + 1) * K], v[:, g * K : (g + 1) * K]
-        if config.variants.qk_norm in ("plain", "weighted"):
-            of = module_with(p, "query_norm") if config.variants.qk_norm == "weighted" else {}
+        if config.variants.qk_norm == "layernorm":
+            qh, kh = (rows - rows.mean(1, keepdims=True) for rows in (qh, kh))
+        if config.variants.qk_norm in ("plain", "weighted", "layernorm"):
+            of = module_with(p, "query_norm") if config.variants.qk_norm != "plain" else {}
             qh, kh = (
                 rows / np.sqrt((rows**2).mean(1, keepdims=True) + epsilon) * of.get(name, {"scale": 1.0})["scale"]
+                + of.get(name, {}).get("bias", 0.0)
                 for rows, name in ((qh, "query_norm"), (kh, "key_norm"))
             )
         if position == "rope":
@@ -151,8 +154,9 @@ def attention(config, p, x, layer, tables, positions, visible, segments, memory=
         if variants.query_scale == "llama4":
             qh = qh * np.array([1 + 0.1 * math.log(math.floor((at + 1) / 8192) + 1) for at in positions])[:, None]
         logits = np.real(qh @ kh.conj().T) / (math.sqrt(config.scale_width) if config.scale_attention else 1.0)
-        if position == "rope" and config.rope.scaling in ("yarn", "yarn_by_index"):
-            logits *= (0.1 * math.log(at_layer(config.rope.factor, layer)) + 1) ** 2
+        factor = at_layer(config.rope.factor, layer)
+        if position == "rope" and config.rope.scaling.startswith("yarn") and factor > 1:
+            logits *= (config.rope.attention_factor or 0.1 * math.log(factor) + 1) ** 2
         if variants.soft_cap:
             logits = variants.soft_cap * np.tanh(logits / variants.soft_cap)
         stack = config if memory is None else config.encoder  # cross-attention sees both directions

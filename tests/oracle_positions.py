@@ -30,10 +30,11 @@ def wavelength(pair, width, base=10_000.0, scaling="none", factor=1.0, original_
         return plain * factor ** (2 * pair / (width - 2))
     if scaling == "dynamic":
         return plain * max(1, factor * length / original_context - (factor - 1)) ** (2 * pair / (width - 2))
-    if scaling == "yarn_by_index":
+    if scaling in ("yarn_by_index", "yarn_unrounded"):
         slow, fast = betas
         place = lambda turns: math.log(original_context / (2 * math.pi * turns), base) * width / 2
-        low, high = max(math.floor(place(fast)), 0), min(math.ceil(place(slow)), width - 1)
+        whole = (math.floor, math.ceil) if scaling == "yarn_by_index" else (float, float)
+        low, high = max(whole[0](place(fast)), 0), min(whole[1](place(slow)), width - 1)
         share = 1.0 if pair <= low else 0.0 if pair >= high else 1 - (pair - low) / (high - low)
         return 1 / ((1 - share) / (factor * plain) + share / plain)
     if scaling in ("yarn", "llama3"):

@@ -81,11 +81,14 @@ def _import(flags: argparse.Namespace, rest: Sequence[str]) -> None:
     overrides = command_line.config_overrides(rest)
     source = hub.find(str(flags.input), flags.revision)
     config = importing.import_run(source.directory, flags.workdir, flags.config, overrides, source.origin)
+    done = f"{flags.workdir}: imported as a run at step 0 with corpus {config.data.corpus}. Next: eval.py"
+    if config.model.prediction_head is None:
+        log.info(f"{done} --workdir={flags.workdir} --suite=heads,figures,explorer")
+        return
     wide = " --config.model.param_dtype=float32" if config.model.param_dtype != "float32" else ""
     log.info(
-        f"{flags.workdir}: imported as a run at step 0 with corpus {config.data.corpus}. Next: eval.py or sample.py "
-        f"--workdir={flags.workdir}, or to train it: train.py --config={flags.workdir}/config.json "
-        f"--init_from={flags.workdir} --workdir=NEW{wide}"
+        f"{done} or sample.py --workdir={flags.workdir}, or to train it: train.py "
+        f"--config={flags.workdir}/config.json --init_from={flags.workdir} --workdir=NEW{wide}"
     )
 
 

@@ -74,7 +74,6 @@ def _parse() -> argparse.Namespace:
         require(0 <= penalty <= beam.MOST_ALPHA, "--length_penalty", penalty, f"must be in 0..{beam.MOST_ALPHA}")
         require(1 <= flags.beams <= MOST_BEAMS, "--beams", flags.beams, f"must be in 1..{MOST_BEAMS}")
         require(flags.samples == 1, "--samples", flags.samples, "must be 1 with --beams, which prints the best text")
-        require(not flags.stop, "--stop", flags.stop, "is not supported with --beams")
     for_one = "must be 1 with --source_file, which prints a line for each source"
     require(flags.samples == 1 or flags.source_file is None, "--samples", flags.samples, for_one)
     for name in ("top",) if flags.fill is None else NOT_WITH_FILL:
@@ -89,6 +88,9 @@ def main() -> None:
     sampling = Sampling(flags.temperature, flags.top_k, flags.top_p, flags.min_p, flags.repetition_penalty)
     command_line.set_up()
     run = Run(flags.workdir, checkpoint=flags.checkpoint)
+    if run.config.model.prediction_head is None:
+        remedy = "so that it can't write text or fill in masks; use eval.py --suite=heads,figures,explorer"
+        raise UserError(f"{flags.workdir}: the model has no prediction head, {remedy}")
     _check_text(flags, run.config)
     if flags.fill is not None:
         filled.write(run, flags.fill, flags.top, flags.json)

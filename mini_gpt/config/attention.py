@@ -10,7 +10,7 @@ from mini_gpt.config.fields import Epsilon, Positive, Section, ShareAbove0, Size
 Rotary = Literal["rope", "pope"]
 Bias = Literal["alibi", "hard_alibi", "t5", "kerple", "fire"]
 Position = Literal["none", "learned", "sinusoidal", Rotary, Bias, "fox", "cope"]
-ROPE_FREQUENCIES = ("turning", "scaling", "factor", "original_context", "beta_slow", "beta_fast")
+ROPE_FREQUENCIES = ("turning", "scaling", "factor", "original_context", "beta_slow", "beta_fast", "attention_factor")
 Base = Annotated[float, above(1)]
 Factor = Annotated[float, at_least(1)]
 PER_LAYER = ("kerple", "fire", "fox", "cope")  # with parameters in each layer
@@ -53,15 +53,14 @@ class RopeConfig(Section, prefix="model.rope."):
     )
     fraction: ShareAbove0 = field(1.0, "share of a head's dimensions that are rotated")
     turning: ShareAbove0 = field(1.0, "p-RoPE: share of the pairs, from the fastest, that turn (Barbero et al. 2025)")
-    scaling: Literal["none", "linear", "ntk", "dynamic", "yarn", "yarn_by_index", "llama3"] = field(
-        "none", "for longer contexts: linear (Chen 2023), ntk, dynamic, yarn and yarn_by_index (Peng 2023), llama3"
+    scaling: Literal["none", "linear", "ntk", "dynamic", "yarn", "yarn_by_index", "yarn_unrounded", "llama3"] = field(
+        "none", "for longer contexts: linear (Chen 2023), ntk, dynamic, three forms of yarn (Peng 2023), llama3"
     )
-    factor: Factor | tuple[Factor, ...] = field(
-        1.0, "target context length, as a multiple of the original one; a tuple repeats over the layers"
-    )
+    factor: Factor | tuple[Factor, ...] = field(1.0, "target / original context; a tuple repeats over the layers")
     original_context: Annotated[int | None, at_least(1)] = field(None, "tokens, before scaling", _original_context)
     beta_slow: Positive = field(1.0, "yarns, llama3: pairs with fewer turns in the original context are interpolated")
     beta_fast: float = field(None, "yarns, llama3: pairs with more turns are unchanged", beta_fast)
+    attention_factor: Annotated[float | None, above(0)] = field(None, "yarns: of queries and keys; None: the paper's")
 
     @property
     def of_first_layer(self) -> "RopeConfig":
@@ -147,11 +146,11 @@ def _ssmax_start(values: Mapping[str, Any]) -> float:
 class VariantsConfig(Section, prefix="model.variants."):
     """Variants of attention. By default, none."""
 
-    qk_norm: Literal["none", "plain", "weighted", "all_heads"] = field(
+    qk_norm: Literal["none", "plain", "weighted", "all_heads", "layernorm"] = field(
         "none",
-        "divide queries and keys by their root mean square; weighted: trained; all_heads: trained, of all together",
+        "divide queries and keys by their root mean square; weighted: trained; all_heads: of all; layernorm: as in Phi",
     )
-    qk_norm_epsilon: Epsilon = field(1e-6, "of qk_norm, added to the mean square")
+    qk_norm_epsilon: Epsilon = field(1e-6, "of qk_norm, added to the mean square or to the variance")
     clip_qkv: Annotated[float | None, above(0)] = field(
         None, "limit the entries of queries, keys and values to ± this (MPT, OLMo); None: no limit"
     )

@@ -118,8 +118,8 @@ class ModelConfig(Section, prefix="model."):
     output_soft_cap: Annotated[float | None, above(0)] = field(
         None, "c: the model's logits become c · tanh(logits / c) (Gemma Team 2024); None: no cap"
     )
-    prediction_head: bool = field(
-        False, "before the logits a layer, an activation and a norm, and a bias of the logits, as in BERT"
+    prediction_head: bool | None = field(
+        False, "a layer, an activation and a norm before the logits, and their bias (BERT); None: no logits (MiniLM)"
     )
     scale_embeddings: bool = field(False, "multiply by sqrt(d_model), with initial std 1/sqrt(d_model) instead of 0.02")
     scale_attention: bool = field(True, "divide the scores by sqrt(scale_width); false for ablation only")
@@ -134,6 +134,7 @@ class ModelConfig(Section, prefix="model."):
     attention_window: OptionalSize | tuple[OptionalSize, ...] = field(
         None, "keys per query, including its own (Jiang et al. 2023); None: all; a tuple repeats over the layers"
     )
+    alibi_exponent: Positive = field(8.0, "ALiBi's last slope is 2 to the power of minus this (MPT: alibi_bias_max)")
     random_positions: OptionalSize = field(None, "draw sorted positions below this (Ruoss et al. 2023); None: 0, 1, …")
     rope: RopeConfig
     sinusoidal: SinusoidalConfig
@@ -305,12 +306,11 @@ class ModelConfig(Section, prefix="model."):
         """The number of positions that the encodings have; None: any number."""
         return self.max_positions if set(self.position_pattern) & set(TABLES) else None
 
-    @property
-    def without_cache(self) -> str | None:
-        """Why the model has no KV cache, and so can't generate text; None if it has one."""
+    def without_cache(self, length: float = math.inf) -> str | None:
+        """Return why texts of up to this length have no KV cache; None if they have one."""
         if self.variants.selective:
             return "model.variants.selective: found True, and selective attention needs all earlier queries"
-        if self.rope.scaling == "dynamic":
+        if self.rope.scaling == "dynamic" and (self.random_positions or length) > (self.rope.original_context or 0):
             return "model.rope.scaling: found 'dynamic', which turns all keys again when the text grows; use ntk"
         return None
 

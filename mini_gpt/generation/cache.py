@@ -65,11 +65,11 @@ class Cache(NamedTuple):
         return jax.tree.map(taken, self._replace(source=None))._replace(source=self.source)
 
 
-def check(config: ModelConfig) -> None:
-    """Raise UserError if the model can't use a KV cache."""
+def check(config: ModelConfig, length: int) -> None:
+    """Raise UserError if the model can't use a KV cache for texts of this length."""
     require(config.causal, "model.causal", False, "a bidirectional model can't generate text")
-    if config.without_cache:
-        raise UserError(f"{config.without_cache}; so the model can't generate text with a KV cache")
+    if reason := config.without_cache(length):
+        raise UserError(f"{reason}; so the model can't generate text with a KV cache")
 
 
 def prefill(
@@ -88,7 +88,7 @@ def prefill(
 
     Raises the errors of `check`.
     """
-    check(model.config.model)
+    check(model.config.model, capacity)
     (batch, length), config = tokens_BL.shape, model.config.model
     positions_BT, segments_BT = model.layout.positions_and_segments(
         config, jnp.pad(tokens_BL, ((0, 0), (0, capacity - length)))

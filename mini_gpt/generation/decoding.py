@@ -51,10 +51,11 @@ def stream(
 
     sources: the encoder's tokens for each prompt.
 
-    Raises the errors of `prompts.prepare`.
+    Raises the errors of `prompts.prepare` and of `cache.check`.
     """
     seed = convert("seed", seed, int)
     model, padded, capacity = prepare(model, prompts, sources, length)
+    caches.check(model.config.model, capacity)
     if length == 0:
         return
     state = _start(model, sampling, capacity, padded, seed)

@@ -14,7 +14,6 @@ from flax import nnx
 from mini_gpt.config.fields import at_least, convert
 from mini_gpt.config.model import ModelConfig
 from mini_gpt.evaluation.loaded import LoadedModel
-from mini_gpt.generation import cache as caches
 from mini_gpt.model import build
 from mini_gpt.runtime import devices, token_ids
 from mini_gpt.runtime.errors import UserError, require
@@ -44,11 +43,9 @@ def prepare(
     """Return the model in the dtype of generation, the prompts, and the capacity for `length` more tokens.
 
     Raises UserError if the length is not a whole number, there is no prompt, a prompt is empty, a token is not in the
-    vocabulary, the model can't use a KV cache, prompt and length exceed the model's positions, or the sources do not
-    fit the model.
+    vocabulary, prompt and length exceed the model's positions, or the sources do not fit the model.
     """
     config, vocab_size = model.config.model, model.merge().vocab_size
-    caches.check(config)
     length = convert("length", length, Annotated[int, at_least(0)])
     if not len(prompts) or not all(map(len, prompts)):
         raise UserError("prompt: found no token; give at least one")

@@ -15,7 +15,7 @@ POSITIONS, TYPES, BIAS = "file/positions", "file/types", "output/bias"
 
 
 class Bert(Architecture):
-    """BERT (Devlin et al. 2019): post-LN, learned positions, and a prediction head.
+    """BERT (Devlin et al. 2019): post-LN, learned positions, and a prediction head, which imported files may lack.
 
     All tokens have type 0, so that an import adds the embedding of type 0 to each position.
 
@@ -81,6 +81,8 @@ class Bert(Architecture):
     def tensors(self, model: ModelConfig) -> list[Tensor]:
         listed = super().tensors(model)
         listed += self._module(f"{self.prefix}embeddings.LayerNorm", ["embedding_norm"], model)
+        if not model.prediction_head:
+            return listed
         for theirs, ours in zip(self.head_modules, ("dense", "norm"), strict=True):
             listed += self._module(theirs, [f"output/{ours}"], model)
         # Transformers adds the second of two equal biases. Its files may lack it.

@@ -153,7 +153,10 @@ class OPT(Architecture):
 
 
 class MPT(Architecture):
-    """MPT (MosaicML 2023) without biases: ALiBi with the paper's slopes for any number of heads."""
+    """MPT (MosaicML 2023) without biases: ALiBi with the paper's slopes, or steeper or flatter ones (alibi_bias_max).
+
+    Transformers ignores alibi_bias_max, so that models with another one than 8 are imported but not exported.
+    """
 
     model_type, title, class_name, position = "mpt", "MPT", "MptForCausalLM", "alibi"
     tied_by_default = True
@@ -164,18 +167,18 @@ class MPT(Architecture):
     aliases: ClassVar = {"hidden_size": "d_model", "num_attention_heads": "n_heads", "num_hidden_layers": "n_layers"}
     epsilon = ("layer_norm_epsilon", 1e-5)
     fixed: ClassVar = {"expansion_ratio": 4, "no_bias": True}
-    attention: ClassVar = {"alibi": True, "alibi_bias_max": 8}
+    attention: ClassVar = {"alibi": True}
     prefix = "transformer."
     tables: ClassVar = {"wte": "embedding"}
     layers, final_norm = "blocks", "norm_f"
     layer = ("norm_1", "attn.Wqkv", "attn.out_proj", "norm_2", "ffn.up_proj", "ffn.down_proj")
 
     def supported(self, model: ModelConfig) -> dict[str, tuple]:
-        clip = {"variants.clip_qkv": (model.variants.clip_qkv,)}
+        clip = {"variants.clip_qkv": (model.variants.clip_qkv,), "alibi_exponent": (8.0,)}
         return super().supported(model) | {"d_ff": (4 * model.d_model,), "use_bias": (False,)} | clip
 
     def describe(self, config: Config, ids: Ids) -> dict[str, Any]:
-        attention = self.attention | {"clip_qkv": config.model.variants.clip_qkv}
+        attention = self.attention | {"alibi_bias_max": 8, "clip_qkv": config.model.variants.clip_qkv}
         return super().describe(config, ids) | {"attn_config": attention}
 
     def fields(self, settings: Settings) -> dict[str, Any]:
@@ -185,14 +188,16 @@ class MPT(Architecture):
         settings.require({"logit_scale": None})
         fields = super().fields(settings)
         clip = attention.number("clip_qkv", 0.0) or None
-        return fields | {"model.d_ff": 4 * fields["model.d_model"], "model.variants.clip_qkv": clip}
+        exponent = attention.number("alibi_bias_max", 8.0)
+        own = {"model.variants.clip_qkv": clip, "model.alibi_exponent": exponent}
+        return fields | own | {"model.d_ff": 4 * fields["model.d_model"]}
 
 
 class Bloom(Architecture):
     """Bloom (BigScience 2022): ALiBi, and a norm after the embedding."""
 
     model_type, title, class_name, position = "bloom", "Bloom", "BloomForCausalLM", "alibi"
-    needs: ClassVar = {"embedding_norm": True}
+    needs: ClassVar = {"embedding_norm": True, "alibi_exponent": 8.0}
     always_biased = tied_by_default = True
     context = ("seq_length", 2048)
     sizes, sizes_by_default = ("hidden_size", "n_layer", "n_head"), (64, 2, 8)

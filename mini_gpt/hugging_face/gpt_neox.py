@@ -53,7 +53,6 @@ class Phi(Rotary):
     activation_by_default = "gelu_new"
     sizes_by_default = (2048, 24, 32, 8192)
     epsilon = ("layer_norm_eps", 1e-5)
-    fixed: ClassVar = {"qk_layernorm": False}
     exported: ClassVar = {
         "num_key_value_heads": "num_kv_heads",
         "partial_rotary_factor": "rope.fraction",
@@ -70,14 +69,30 @@ class Phi(Rotary):
     parameters = ("attention_norm", *QKV.split(), "attention/out", "mlp/up", "mlp/down")
 
     def supported(self, model: ModelConfig) -> dict[str, tuple]:
-        return super().supported(model) | {"num_kv_heads": (model.num_kv_heads,)}
+        free: dict[str, tuple] = {"num_kv_heads": (model.num_kv_heads,), "variants.qk_norm": ("none", "layernorm")}
+        if model.variants.qk_norm != "none":
+            free["variants.qk_norm_epsilon"] = (model.norm_epsilon,)
+        return super().supported(model) | free
+
+    def describe(self, config: Config, ids: Ids) -> dict[str, Any]:
+        return super().describe(config, ids) | {"qk_layernorm": config.model.variants.qk_norm == "layernorm"}
 
     def fields(self, settings: Settings) -> dict[str, Any]:
         fields = super().fields(settings)
+        if settings.boolean("qk_layernorm", False):
+            fields["model.variants.qk_norm"] = "layernorm"
+            fields["model.variants.qk_norm_epsilon"] = fields["model.norm_epsilon"]
         return fields | {"model.num_kv_heads": settings.whole("num_key_value_heads", fields["model.num_heads"])}
 
     def tensors(self, model: ModelConfig) -> list[Tensor]:
-        return [*super().tensors(model), Tensor("lm_head.bias", ("output/bias",))]
+        listed = [*super().tensors(model), Tensor("lm_head.bias", ("output/bias",))]
+        for layer in range(model.num_layers if model.variants.qk_norm == "layernorm" else 0):
+            for theirs, ours in (("q", "query"), ("k", "key")):
+                path = f"blocks/{layer}/attention/on_heads/0/{ours}_norm"
+                listed += self._module(
+                    f"{self.prefix}{self.layers}.{layer}.self_attn.{theirs}_layernorm", [path], model
+                )
+        return listed
 
 
 class StarCoder2(Rotary):

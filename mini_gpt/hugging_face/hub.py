@@ -6,7 +6,7 @@ import os
 import re
 from pathlib import Path
 
-from mini_gpt.hugging_face import source_files, stored
+from mini_gpt.hugging_face import sentence_transformers, source_files, stored
 from mini_gpt.hugging_face.settings import CONFIG, WEIGHTS
 from mini_gpt.hugging_face.stored import INDEX
 from mini_gpt.runtime.errors import UserError, require, shown
@@ -37,7 +37,7 @@ def find(given: str, revision: str | None) -> Source:
     if Path(given).exists():
         require(Path(given).is_dir(), "--input", given, "must be the directory of the model's files")
         require(revision is None, "--revision", revision, "must not be given with a local directory")
-        return Source(Path(given))
+        return Source(sentence_transformers.encoder_of(Path(given)))
     right = "must be a directory, or the name of a model of the Hugging Face Hub, such as openai-community/gpt2"
     require(re.fullmatch(NAME, given) is not None, "--input", given, f"not found; {right}")
     from huggingface_hub import HfApi  # slow, and not needed for directories

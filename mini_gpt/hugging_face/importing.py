@@ -69,6 +69,8 @@ def import_run(
     tokenizer = tokenizer_files.read(source, vocab_size, end, start=start, masked=masked, config=values)
     config = _config(fields, tokenizer, config_path, overrides)
     arrays = read_weights(source, architecture, config.model, vocab_size)
+    if config.model.prediction_head is None:
+        log.info(f"{source}: no prediction head, so that only tools for activations and attention can read the run")
     places.remember(config.data)  # later commands may read these paths from the run's config.json
     corpus = corpora.open_corpus(config.data)
     shapes = states.parameter_shapes(config, vocab_size)[1]
@@ -92,10 +94,16 @@ def _architecture(source: Path, described: Settings) -> tuple[Architecture, int,
 
 
 def read_fields(source: Path, architecture: Architecture, described: Settings) -> dict[str, Any]:
-    """Return the fields of mini_gpt's config. If config.json does not tell whether the model is tied, the files do."""
+    """Return the fields of mini_gpt's config.
+
+    The files tell whether an encoder has a prediction head; and whether the model is tied, if config.json does not.
+    """
     fields = architecture.fields(described)
     if fields["model.tie_embeddings"] is None:
         fields["model.tie_embeddings"] = architecture.head_tensor not in stored.find(source)
+    of_head = architecture.head.partition(".")[0] + "."
+    if fields["model.prediction_head"] and not any(name.startswith(of_head) for name in stored.find(source)):
+        fields |= {"model.prediction_head": None, "model.tie_embeddings": True}
     return fields
 
 

@@ -1,6 +1,5 @@
 """The base class of architectures with RoPE, and Llama."""
 
-import math
 from typing import Any, ClassVar
 
 from mini_gpt.config.attention import RopeConfig
@@ -12,7 +11,14 @@ from mini_gpt.model.positions.waves import yarn_scale
 
 # Transformers' rope_type of model.rope.scaling. ntk is exported as the equivalent base. The paper's ramp of yarn is
 # linear in the turns, and has no rope_type: that of Transformers is linear in the index of the pair.
-TYPES = {"none": "default", "linear": "linear", "dynamic": "dynamic", "yarn_by_index": "yarn", "llama3": "llama3"}
+TYPES = {
+    "none": "default",
+    "linear": "linear",
+    "dynamic": "dynamic",
+    "yarn_by_index": "yarn",
+    "yarn_unrounded": "yarn",
+    "llama3": "llama3",
+}
 EXPORTED = (*TYPES, "ntk")
 # Fields that an export of every architecture like Llama writes.
 GROUPED = {"num_key_value_heads": "num_kv_heads", "attention_dropout": "attention_dropout"}
@@ -35,7 +41,7 @@ class Rotary(Architecture):
 
     def supported(self, model: ModelConfig) -> dict[str, tuple]:
         # With YaRN, Transformers scales only the rotated dimensions, and mini_gpt the logits.
-        scalings = tuple(name for name in EXPORTED if name != "yarn_by_index" or model.rope.fraction == 1)
+        scalings = tuple(name for name in EXPORTED if not name.startswith("yarn") or model.rope.fraction == 1)
         return super().supported(model) | {"rope.scaling": scalings, "rope.turning": (1.0,)}
 
     def describe(self, config: Config, ids: Ids) -> dict[str, Any]:
@@ -121,6 +127,8 @@ def _described_rope(rope: RopeConfig, width: int, base_field: str) -> dict[str, 
         scaling |= {"low_freq_factor": rope.beta_slow, "high_freq_factor": rope.beta_fast}
     if kind == "yarn":
         scaling |= {"beta_slow": rope.beta_slow, "beta_fast": rope.beta_fast}
+        scaling |= {} if rope.attention_factor is None else {"attention_factor": rope.attention_factor}
+        scaling |= {"truncate": False} if rope.scaling == "yarn_unrounded" else {}
     if kind in ("llama3", "yarn"):
         scaling |= {ORIGINAL: rope.original_context}
     assert rope.original_context is not None
@@ -144,10 +152,12 @@ def _rope_fields(settings: Settings, base: float, limit: tuple[str, int], fracti
     kind_field = "type" if found.get("rope_type") is None else "rope_type"  # null counts as missing
     kind = found.get(kind_field, "default")
     if kind not in TYPES.values():
-        raise found.error(kind_field, f"must be {', '.join(TYPES.values())} to be imported")
+        raise found.error(kind_field, f"must be {', '.join(dict.fromkeys(TYPES.values()))} to be imported")
     factor = 1.0 if kind == "default" else found.number("factor", 0.0)
     if factor < 1:
         raise found.error("factor", "must be at least 1")
+    if factor == 1 and kind == "yarn":
+        found.require({"attention_factor": 1})
     if factor == 1 and kind != "dynamic":  # dynamic changes the base of longer texts with any factor
         kind = "default"
     old.require({"partial_rotary_factor": fraction})
@@ -158,8 +168,7 @@ def _rope_fields(settings: Settings, base: float, limit: tuple[str, int], fracti
         read |= {"beta_slow": found.number("low_freq_factor", 1.0), "beta_fast": found.number("high_freq_factor", 4.0)}
         read |= {"original_context": settings.whole(ORIGINAL, found.get(ORIGINAL))}
     if kind == "yarn":
-        _require_plain_yarn(found, factor, fraction)
-        read |= {"beta_slow": found.number("beta_slow", 1.0), "beta_fast": found.number("beta_fast", 32.0)}
+        read |= _yarn_fields(found, factor, fraction)
         read |= {"original_context": settings.whole(ORIGINAL, found.whole(ORIGINAL, settings.whole(*limit)))}
     if kind == "dynamic":
         read |= {"original_context": settings.whole(*limit)}
@@ -168,11 +177,23 @@ def _rope_fields(settings: Settings, base: float, limit: tuple[str, int], fracti
     return {f"model.rope.{name}": value for name, value in read.items()}
 
 
-def _require_plain_yarn(found: Settings, factor: float, fraction: float) -> None:
-    """Raise UserError for a form of YaRN with another ramp, or another scale of the logits than its paper."""
-    found.require({"truncate": True, "mscale": None, "mscale_all_dim": None})
+def _yarn_fields(found: Settings, factor: float, fraction: float) -> dict[str, Any]:
+    """Return the fields of YaRN. Transformers rounds the bounds, unless truncate is false or null.
+
+    attention_factor is by default the paper's, or with mscale and mscale_all_dim a quotient of two like it.
+    """
     if fraction != 1:  # Transformers scales only the rotated dimensions, and mini_gpt the logits
         raise found.error("rope_type", "must not be yarn, because only a part of the dimensions is rotated")
     usual = yarn_scale(factor)
-    if not math.isclose(found.number("attention_factor", usual), usual, rel_tol=1e-6):
-        raise found.error("attention_factor", f"must be 0.1 ln(factor) + 1 = {usual:.6g} to be imported")
+    mscale, of_all = (found.number(name, 0.0) for name in ("mscale", "mscale_all_dim"))
+    by_mscale = (1 + mscale * (usual - 1)) / (1 + of_all * (usual - 1)) if mscale and of_all else usual
+    scale = found.number("attention_factor", by_mscale)
+    if scale == 0:
+        raise found.error("attention_factor", "must be above 0")
+    is_rounded = found.boolean("truncate", "truncate" not in found.values)
+    return {
+        "scaling": "yarn_by_index" if is_rounded else "yarn_unrounded",
+        "attention_factor": None if scale == usual else scale,
+        "beta_slow": found.number("beta_slow", 1.0),
+        "beta_fast": found.number("beta_fast", 32.0),
+    }

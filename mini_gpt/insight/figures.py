@@ -150,7 +150,7 @@ def similarity(config: ModelConfig, trained: np.ndarray | None = None, length: i
     frequencies = rope_frequencies(config.rope.of_first_layer, config.rotated_width)
     by_rope = np.cos(np.outer(distance, frequencies)).mean(axis=1)
     inside.plot(distance, by_rope, color="C2", label="RoPE: score of equal vectors")
-    for head, slope in enumerate(alibi_slopes(config.num_heads)):
+    for head, slope in enumerate(alibi_slopes(config.num_heads, config.alibi_exponent)):
         style = {"color": "C3", "alpha": 1 - 0.75 * head / config.num_heads, "linewidth": 1}
         label = None if head else "ALiBi: factor exp(-slope·distance), one line per head"
         inside.plot(distance, np.exp(-slope * distance), **style, label=label)

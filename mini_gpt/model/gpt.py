@@ -17,7 +17,7 @@ from mini_gpt.model.attention.context import Context, Coordinates
 from mini_gpt.model.attention.multi_head import MultiHeadAttention
 from mini_gpt.model.layers import Mlp, dropout, dropout_keys, make_norm, make_table, observe
 from mini_gpt.runtime import devices, sharding, token_ids
-from mini_gpt.runtime.errors import require
+from mini_gpt.runtime.errors import UserError, require
 
 NO_ENCODER = "must be 0 for MiniGPT; build.make gives the model with an encoder"
 
@@ -142,6 +142,9 @@ class MiniGPT(Stack):
         """The table_VD of the output, float32: logits are the hidden states times its transpose, before a soft cap.
 
         With an `output.OutputBias`, both have one more column: the biases in the table, ones in the hidden states.
+        Raises UserError if the model has no logits.
         """
+        if self.config.prediction_head is None:
+            raise UserError("model.prediction_head: found None: the model has no prediction head, and so no logits")
         table_VD = (self.embedding if self.unembedding is None else self.unembedding)[...]
         return table_VD if self.output is None else self.output.table(table_VD)

@@ -75,6 +75,10 @@ def check(names: list[str], options: SuiteOptions) -> None:
 def check_run(run: Run, name: str, options: SuiteOptions) -> None:
     """Raise UserError if the suite cannot measure the run."""
     suite = SUITES[name]
+    if suite.needs_logits and run.trained.model.prediction_head is None:
+        without = ",".join(other.name for other in ALL if not other.needs_logits)
+        reason = f"the model has no prediction head, whose logits --suite={name} needs; use --suite={without}"
+        raise UserError(f"{run.workdir}: {reason}")
     suite.check(run.trained, options)
     if suite.needs_text:
         suite.check_split(run.trained, options, len(run.store.tokens(options.split)))

@@ -54,6 +54,7 @@ class Suite:
 
     name: str
     flags: tuple[str, ...] = ()  # supported options besides split
+    needs_logits = True  # False: also an encoder without a prediction head can be measured
     needs_text = False  # True: a run of a task can't be measured
     needs_next_token = False  # True: a run with another objective can't be measured
     supports_encoder = False  # True: a run with an encoder can be measured, on any data

@@ -29,6 +29,7 @@ class Explorer(Suite):
     name = "explorer"
     flags = ("text",)
     supports_encoder = True
+    needs_logits = False
 
     def __init__(self, heads: Suite):
         """heads: the suite that measures the labels of heads."""

@@ -12,6 +12,7 @@ class Figures(Suite):
     name = "figures"
     flags = ("text",)
     supports_encoder = True
+    needs_logits = False
 
     def more_files(self, run: Run, options: SuiteOptions) -> Contents:
         title = f"{run.workdir.name}, step {run.step:,}"

@@ -19,6 +19,7 @@ class Heads(Suite):
     name = "heads"
     flags = ("text", "tokens")
     supports_encoder = True
+    needs_logits = False
     values = ("first_token", "entropy")  # means over all heads
     y_label = "mean attention weight on the first token"
 

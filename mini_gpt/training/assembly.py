@@ -68,10 +68,12 @@ def make_mesh(config: Config) -> Mesh:
     """Return the mesh of a training run.
 
     Raises UserError if the devices do not fit the batch, `model.dtype` or `model.attention`, or if the parameters are
-    not float32.
+    not float32, or the model has no logits.
     """
     remedy = "training needs float32: give --init_from=RUN --config.model.param_dtype=float32, and a new --workdir"
     require(config.model.param_dtype == "float32", "model.param_dtype", config.model.param_dtype, remedy)
+    remedy = "the model has no prediction head, and training needs its logits: give another --init_from"
+    require(config.model.prediction_head is not None, "model.prediction_head", None, remedy)
     mesh = sharding.make_mesh(*config.mesh.sizes)
     devices.check_dtype(config.model.dtype, mesh.devices.flat[0])
     core.check(config.model.attention)

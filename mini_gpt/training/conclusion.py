@@ -50,7 +50,7 @@ def conclude(workdir: Path, evaluator: Evaluator, model: LoadedModel, step: int)
     named = f"{workdir.name}:{workdir / monitor.TENSORBOARD}"  # otherwise TensorBoard calls the run "tensorboard"
     board = f"dir={directory}" if set(",:") & set(str(workdir)) else f"dir_spec={shlex.quote(named)}"
     commands = [f"tensorboard --log{board}", f"python eval.py --workdir={directory}{evaluator.suite_flag}"]
-    if evaluator.config.model.causal and evaluator.config.model.without_cache is None:
+    if evaluator.config.model.causal:
         flag = "source" if evaluator.config.model.has_encoder else "prompt"
         commands.append(f"python sample.py --workdir={directory} --{flag}={shlex.quote(evaluator.prompt)}")
     lines = ["", conclusion]

@@ -77,7 +77,7 @@ class TextEvaluator(Evaluator):
 
     def __init__(self, config: Config, tokenizer: Tokenizer, tokens: np.ndarray):
         super().__init__(config, tokenizer)
-        self.has_sample = self.has_sample and config.model.causal and config.model.without_cache is None
+        self.has_sample = self.has_sample and config.model.causal and config.model.without_cache() is None
         self.tokens = tokens
         perplexity.check_scorable(config, len(tokens))
         start_BL = np.asarray(tokens[: config.context_length], np.int32)[None]
@@ -141,7 +141,6 @@ class PairEvaluator(Evaluator):
     def __init__(self, config: Config, tokenizer: Tokenizer, tokens: np.ndarray):
         super().__init__(config, tokenizer)
         self.separator = tokenizers.separator(tokenizer)
-        self.has_sample = self.has_sample and config.model.without_cache is None
         stored = StoredPairs(tokens, self.separator)
         self.pairs = stored.take(stored.fitting(config, "validation"))
         self.some_pairs = stored.spread(config, "validation")

@@ -10,11 +10,13 @@ import pytest
 from flax import nnx
 
 from mini_gpt.config import loading
+from mini_gpt.config.model import ModelConfig
 from mini_gpt.data.layout import Layout
 from mini_gpt.data.tokenizers import ByteTokenizer
 from mini_gpt.evaluation.loaded import LoadedModel
 from mini_gpt.generation import cache as caches
 from mini_gpt.generation import decoding as generation
+from mini_gpt.generation import full_passes
 from mini_gpt.generation import prompts as prepared_prompts
 from mini_gpt.generation.prompts import Prompts
 from mini_gpt.generation.sampling import Sampling
@@ -188,10 +190,35 @@ def test_a_bidirectional_model_cannot_generate():
         generate(make(**{"model.causal": False, "train.objective": "masked"}), [1])
 
 
-DYNAMIC = {"model.rope.scaling": "dynamic", "model.rope.factor": 4.0}
+DYNAMIC = {"model.rope.scaling": "dynamic", "model.rope.factor": 4.0, "model.attention_window": (3, None)}
 
 
-@pytest.mark.parametrize("fields", [{"model.variants.selective": True}, DYNAMIC])
+SELECTIVE = {"model.variants.selective": True}
+
+
+# context: in tokens; with 100, dynamic scaling changes nothing, and there is a cache
+@pytest.mark.parametrize("fields, context", [(DYNAMIC, 5), *slow((DYNAMIC, 100), (SELECTIVE, 100))])
+def test_full_passes_write_what_a_pass_of_each_length_predicts(fields, context, monkeypatch):
+    """The angles of all tokens change with the length, so that a pass over a longer text would predict other tokens."""
+    model, prompts = make(**fields, **{"model.rope.original_context": context}), ([3], [1, 2, 3, 4, 5, 6, 7])
+    caching = context == 100 and fields is DYNAMIC
+    monkeypatch.setattr(generation, "_continue", generation._continue if caching else None)
+    written = np.concatenate(list(full_passes.stream(model, prompts, length=6, sampling=GREEDY)), axis=1)
+    module, found = model.merge(), []
+    for prompt, drawn in zip(prompts, written.tolist(), strict=True):
+        found += [int(jnp.argmax(module(jnp.array([[*prompt, *drawn[:place]]]))[0, -1])) for place in range(6)]
+    assert written.ravel().tolist() == found and len(set(found)) > 1
+
+
+def test_full_passes_draw_the_same_tokens_as_decoding_with_a_cache(monkeypatch):
+    model, prompts = make(**{"model.position": "alibi"}), ([3], [1, 2, 3, 4, 5, 6, 7])
+    options = {"length": 20, "sampling": Sampling(temperature=2.0, repetition_penalty=3.0), "seed": 4}
+    cached = generation.generate(model, prompts, **options)
+    monkeypatch.setattr(ModelConfig, "without_cache", lambda self, length: "none")
+    np.testing.assert_array_equal(np.concatenate(list(full_passes.stream(model, prompts, **options)), axis=1), cached)
+
+
+@pytest.mark.parametrize("fields", [SELECTIVE, DYNAMIC])
 def test_a_cache_is_refused_where_it_would_be_wrong(fields):
     with pytest.raises(UserError, match=r"^model\.\S+: found .*can't generate text with a KV cache"):
         caches.prefill(make(**fields), jnp.array([[1, 2]]), jnp.array([2]), 8)

@@ -20,7 +20,7 @@ from mini_gpt.config import loading
 from mini_gpt.data.layout import PLAIN
 from mini_gpt.evaluation.loaded import LoadedModel
 from mini_gpt.generation import cache as caches
-from mini_gpt.generation import decoding
+from mini_gpt.generation import full_passes
 from mini_gpt.generation.sampling import Sampling
 from mini_gpt.hugging_face import architectures, exporting, importing, settings
 from mini_gpt.model import build, parameters
@@ -106,6 +106,7 @@ FAMILIES: dict[str, tuple[str, Draw]] = {
     "GPT-NeoX": ("GPTNeoX", lambda rng: rotary(rng, use_parallel_residual=False, rotary_pct=1.0)),
     "Pythia": ("GPTNeoX", lambda rng: rotary(rng, rotary_pct=0.5)),
     "Phi-1, 1.5, 2": ("Phi", lambda rng: grouped(rng, partial_rotary_factor=0.5)),
+    "Phi with QK-norm": ("Phi", lambda rng: grouped(rng, partial_rotary_factor=0.5, qk_layernorm=True)),
     "StarCoder2": ("Starcoder2", lambda rng: grouped(rng, sliding_window=window(rng))),
     "Llama 1, 2, TinyLlama, SmolLM2": ("Llama", wide),
     "Llama with biases": ("Llama", lambda rng: wide(rng, attention_bias=True, mlp_bias=True)),
@@ -184,12 +185,15 @@ def measure(family: str, seed: int, directory: pathlib.Path) -> dict[str, float 
         "with a cache": None,
         "greedy text": None,
     }
-    if mine.config.model.causal and not mine.config.model.without_cache:
-        results["with a cache"] = error(_cached_logits(mine, tokens_BL, source_BS), wanted_BLV[:, PROMPT - 1 :])
+    if mine.config.model.causal:
+        has_cache = mine.config.model.without_cache(LONG) is None
+        if has_cache:
+            results["with a cache"] = error(_cached_logits(mine, tokens_BL, source_BS), wanted_BLV[:, PROMPT - 1 :])
         prompts, sources = list(tokens_BL[:, :PROMPT]), None if source_BS is None else list(source_BS)
         options = {"length": WRITTEN, "sampling": Sampling(temperature=0.0)}
-        text_BN = decoding.generate(mine, prompts, sources=sources, **options)
-        results["greedy text"] = bool((text_BN == _greedy(load(directory / "there"), tokens_BL, source_BS)).all())
+        text_BN = np.concatenate(list(full_passes.stream(mine, prompts, sources=sources, **options)), axis=1)
+        greedy_BN = _greedy(load(directory / "there"), tokens_BL, source_BS, use_cache=has_cache)
+        results["greedy text"] = bool((text_BN == greedy_BN).all())
     (directory / "again").mkdir()
     ids = {"bos_token_id": 0, "eos_token_id": 1} | ({"pad_token_id": PADDING} if kind == "Roberta" else {})
     options = exporting.Options(architecture.model_type)
@@ -240,7 +244,7 @@ def _logits(model: Any, tokens_BL: np.ndarray, source_BS: np.ndarray | None) -> 
         return model(**inputs).logits.numpy()
 
 
-def _greedy(model: Any, tokens_BL: np.ndarray, source_BS: np.ndarray | None) -> np.ndarray:
+def _greedy(model: Any, tokens_BL: np.ndarray, source_BS: np.ndarray | None, *, use_cache: bool) -> np.ndarray:
     import torch
 
     prompt_BP = torch.from_numpy(tokens_BL[:, :PROMPT])
@@ -249,6 +253,7 @@ def _greedy(model: Any, tokens_BL: np.ndarray, source_BS: np.ndarray | None) -> 
         source = torch.from_numpy(source_BS)
         inputs = {"input_ids": source, "attention_mask": torch.ones_like(source), "decoder_input_ids": prompt_BP}
     options = {"max_new_tokens": WRITTEN, "min_new_tokens": WRITTEN, "do_sample": False, "pad_token_id": 0}
+    options |= {"use_cache": use_cache}
     model.generation_config.eos_token_id = None
     return model.generate(**inputs, **options)[:, -WRITTEN:].numpy()
 

@@ -50,6 +50,11 @@ EXPORTABLE = {
         {"parallel_residual": "one_norm", "output_bias": True, "rope.fraction": 0.5, "num_kv_heads": 2}
         | {"tie_embeddings": False, "qkv_bias": False},
     ),
+    "phi, normed": (
+        "phi",
+        {"parallel_residual": "one_norm", "output_bias": True, "rope.fraction": 0.5, "num_kv_heads": 2}
+        | {"variants.qk_norm": "layernorm", "variants.qk_norm_epsilon": 1e-5},
+    ),
     "starcoder2": ("starcoder2", {"num_kv_heads": 2, "attention_window": 5, "scan_layers": True}),
     "mistral": ("mistral", LLAMA | {"num_kv_heads": 2, "attention_window": 4, "head_width": 10}),
     "qwen2": ("qwen2", LLAMA | {"qkv_bias": True, "attention_window": (None, 3), "num_layers": 3}),
@@ -91,6 +96,12 @@ EXPORTABLE = {
     "llama, yarn": (
         "llama",
         LLAMA | {"rope.scaling": "yarn_by_index", "rope.factor": 2.0, "rope.original_context": 8, "head_width": 12},
+    ),
+    "llama, yarn, unrounded": (
+        "llama",
+        LLAMA
+        | {"rope.scaling": "yarn_unrounded", "rope.factor": 2.0, "rope.original_context": 8, "head_width": 12}
+        | {"rope.base": 2.0, "rope.attention_factor": 1.5},
     ),
     "llama, dynamic": (
         "llama",

@@ -52,7 +52,10 @@ def _yarn_angles(config, rope, L, K):
     """The pairs between the bounds are mixed by their index."""
     theta, original = config["rope_theta"], rope["original_max_position_embeddings"]
     index = lambda turns: K / 2 * math.log(original / (turns * 2 * math.pi), theta)
-    low, high = max(0, math.floor(index(rope["beta_fast"]))), min(K - 1, math.ceil(index(rope["beta_slow"])))
+    low, high = index(rope["beta_fast"]), index(rope["beta_slow"])
+    if rope.get("truncate", True):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(0, low), min(K - 1, high)
     frequencies = []
     for pair in range(K // 2):
         share = min(1.0, max(0.0, (pair - low) / (high - low)))  # of interpolation
@@ -93,7 +96,8 @@ def _llama_like(config, t, tokens_BL):
         all_angles = [_angles(config if window is None else local, L, K, 1.0) for window in windows]
     scale = config.get("query_pre_attn_scalar", K) ** -0.5
     if (config.get("rope_scaling") or {}).get("rope_type") == "yarn":
-        scale *= (0.1 * math.log(config["rope_scaling"]["factor"]) + 1) ** 2
+        rope = config["rope_scaling"]
+        scale *= (rope.get("attention_factor") or 0.1 * math.log(rope["factor"]) + 1) ** 2
     after = kind in ("gemma2", "gemma3_text", "olmo2")  # norms of the outputs
     of_mlp_input = "pre_feedforward_layernorm" if after else "post_attention_layernorm"
     of_output = lambda name, x: norm(name, x) if after else x
@@ -133,8 +137,12 @@ def _phi(config, t, tokens_BL):
     for i in range(config["num_hidden_layers"]):
         layer = f"model.layers.{i}."
         y_BLD = base._layer_norm(t, layer + "input_layernorm", x_BLD, eps)
-        q_BHLK = base._rotate(base._heads(base._linear(t, layer + "self_attn.q_proj", y_BLD), H), angles_LR)
-        k_BGLK = base._rotate(base._heads(base._linear(t, layer + "self_attn.k_proj", y_BLD), G), angles_LR)
+        q_BHLK = base._heads(base._linear(t, layer + "self_attn.q_proj", y_BLD), H)
+        k_BGLK = base._heads(base._linear(t, layer + "self_attn.k_proj", y_BLD), G)
+        if config["qk_layernorm"]:
+            q_BHLK = base._layer_norm(t, layer + "self_attn.q_layernorm", q_BHLK, eps)
+            k_BGLK = base._layer_norm(t, layer + "self_attn.k_layernorm", k_BGLK, eps)
+        q_BHLK, k_BGLK = base._rotate(q_BHLK, angles_LR), base._rotate(k_BGLK, angles_LR)
         v_BGLK = base._heads(base._linear(t, layer + "self_attn.v_proj", y_BLD), G)
         a_BLD = base._linear(t, layer + "self_attn.dense", base._attention(q_BHLK, k_BGLK, v_BGLK, K**-0.5))
         f_BLD = base._linear(t, layer + "mlp.fc2", act(base._linear(t, layer + "mlp.fc1", y_BLD)))

@@ -1,6 +1,7 @@
 """A config.json of Transformers 4 or 5 gives the right config; unsupported settings are refused."""
 
 import json
+import math
 
 import pytest
 
@@ -185,6 +186,22 @@ YARN = {"rope_type": "yarn", "factor": 4.0}
 SMALL = {"num_hidden_layers": 2}
 
 
+def test_fields_of_yarn_give_its_scale_and_its_bounds(tmp_path):
+    rope = lambda **changes: read(tmp_path, "llama", rope_parameters=YARN | changes).model.rope
+    assert (rope().scaling, rope().attention_factor) == ("yarn_by_index", None)
+    assert rope(attention_factor=1.5).attention_factor == rope(attention_factor=1.5, mscale=9.0).attention_factor == 1.5
+    assert rope(mscale=0.5).attention_factor is None, "Transformers needs both"
+    share = (1 + 0.05 * math.log(4)) / (1 + 0.2 * math.log(4))
+    assert rope(mscale=0.5, mscale_all_dim=2.0).attention_factor == pytest.approx(share, rel=1e-12)
+    assert rope(truncate=False).scaling == rope(truncate=None).scaling == "yarn_unrounded"
+
+
+def test_slopes_of_mpt_and_norms_of_phi_are_read(tmp_path):
+    assert read(tmp_path, "mpt", attn_config={"alibi_bias_max": 16}).model.alibi_exponent == 16
+    phi = read(tmp_path, "phi", qk_layernorm=True, layer_norm_eps=1e-4, **SMALL).model
+    assert (phi.variants.qk_norm, phi.variants.qk_norm_epsilon) == ("layernorm", 1e-4)
+
+
 @pytest.mark.parametrize(
     "model_type, changes, message",
     [
@@ -202,12 +219,12 @@ SMALL = {"num_hidden_layers": 2}
         ("llama", {"mlp_bias": 1}, r"mlp_bias: found 1; must be true or false"),
         ("llama", {"hidden_act": "gelu"}, r'hidden_act: found "gelu"; must be silu or swish to be imported'),
         ("llama", {"rope_parameters": {"rope_type": "longrope"}}, r'rope_parameters.rope_type: found "longrope"; must'),
-        ("llama", {"rope_parameters": YARN | {"truncate": False}}, r"truncate: found false; must be true"),
-        ("llama", {"rope_parameters": YARN | {"mscale": 1.0}}, r"mscale: found 1.0; must be null to be imported"),
+        ("llama", {"rope_parameters": YARN | {"truncate": 1}}, r"truncate: found 1; must be true or false"),
+        ("llama", {"rope_parameters": YARN | {"attention_factor": 0}}, r"attention_factor: found 0; must be above 0"),
         (
             "llama",
-            {"rope_parameters": YARN | {"attention_factor": 1.0}},
-            r"attention_factor: found 1.0; must be 0.1 ln\(factor\) \+ 1 = 1.13863 to be imported",
+            {"rope_parameters": YARN | {"attention_factor": 2, "factor": 1}},
+            r"attention_factor: .* must be 1 t",
         ),
         ("gpt_neox", {"rope_parameters": YARN}, r'rope_type: found "yarn"; must not be yarn, because only a part of'),
         (
@@ -260,7 +277,6 @@ SMALL = {"num_hidden_layers": 2}
             r"use_bidirectional_attention: found true; must be false",
         ),
         ("olmo", SMALL | {"clip_qkv": "8"}, r'clip_qkv: found "8"; must be a finite number'),
-        ("phi", SMALL | {"qk_layernorm": True}, r"qk_layernorm: found true; must be false to be imported"),
         ("starcoder2", SMALL | {"use_bias": False}, r"use_bias: found false; must be true to be imported"),
         ("gpt_neo", {"num_layers": 2, "attention_types": [[["near"], 2]]}, r"attention_types: .*; must give global or"),
         ("gpt_neo", {"num_layers": 2, "attention_types": 3}, r"attention_types: found 3; must give global or local"),
@@ -274,7 +290,6 @@ SMALL = {"num_hidden_layers": 2}
         ("gpt_neox", {"attention_bias": False}, r"attention_bias: found false; must be true to be imported"),
         ("gpt_neox", {"rotary_pct": "x", "rope_parameters": ...}, r'rotary_pct: found "x"; must be a finite number'),
         ("mpt", {"attn_config": {"alibi": False}}, r"attn_config.alibi: found false; must be true to be imported"),
-        ("mpt", {"attn_config": {"alibi_bias_max": 16}}, r"attn_config.alibi_bias_max: found 16; must be"),
         ("mpt", {"attn_config": {"clip_qkv": -6}}, r"attn_config.clip_qkv: found -6; must be a finite number >= 0"),
         ("mpt", {"expansion_ratio": 2}, r"expansion_ratio: found 2; must be 4 to be imported"),
         ("t5", {"d_kv": 0}, r"d_kv: found 0; must be a whole number"),

@@ -8,6 +8,7 @@ import json
 import numpy as np
 import pytest
 
+from mini_gpt.model.positions.biases import alibi_slopes
 from mini_gpt.runtime.errors import UserError
 from tests.hugging_face import families
 
@@ -16,6 +17,7 @@ transformers = pytest.importorskip("transformers", reason="PyTorch and Transform
 
 LLAMA, QWEN, SMOLLM = "Llama 1, 2, TinyLlama, SmolLM2", "Qwen2, Qwen2.5", "SmolLM3"
 MISSING = "missing"
+YARN = families.YARN | {"original_max_position_embeddings": 64}
 # (family, changed fields, whether the import must be possible)
 CHANGES = [
     (LLAMA, {"is_causal": False}, False),
@@ -44,6 +46,10 @@ CHANGES = [
     (QWEN, {"use_sliding_window": True, "sliding_window": None, "layer_types": MISSING}, True),
     (QWEN, {"num_key_value_heads": None}, False),
     ("Gemma 1", {"use_bidirectional_attention": False}, True),
+    ("Llama with YaRN", {"rope_scaling": YARN | {"attention_factor": 1.7}}, True),
+    ("Llama with YaRN", {"rope_scaling": YARN | {"mscale": 0.7, "mscale_all_dim": 2.0, "truncate": False}}, True),
+    ("Llama with YaRN", {"rope_scaling": YARN | {"mscale": 3.0, "truncate": None}}, True),
+    ("Llama with YaRN", {"rope_scaling": YARN | {"attention_factor": 1.7, "factor": 1.0}}, False),
 ]
 
 
@@ -82,3 +88,12 @@ def test_a_changed_field_is_read_or_refused(family, changes, possible, tmp_path)
     wanted_BLV = families._logits(families._loaded(tmp_path, kind), tokens_BL, source_BS)
     found_BLV = np.asarray(mine.logits(tokens_BL, *given))
     assert np.abs(found_BLV - wanted_BLV).max() < 1e-4 * np.abs(wanted_BLV).max()
+
+
+@pytest.mark.parametrize("heads, exponent", [(4, 16), (6, 3), (12, 8)])
+def test_slopes_of_alibi_are_those_of_mpt(heads, exponent):
+    """Transformers' MPT always passes 8; the code of the published MPT passes alibi_bias_max."""
+    build = transformers.models.mpt.modeling_mpt.build_mpt_alibi_tensor
+    wanted_HS = build(heads, 9, alibi_bias_max=exponent)[:, 0].numpy()
+    slopes_H1 = np.array(alibi_slopes(heads, exponent))[:, None]
+    np.testing.assert_allclose(-slopes_H1 * np.arange(8, -1, -1), wanted_HS, rtol=1e-6)

@@ -83,6 +83,10 @@ LLAMA = {"norm": "rmsnorm", "activation": "swiglu"}
         ({"position": "alibi"}, "model.activation: found 'gelu'; must be gelu_exact"),
         ({"position": "alibi", "activation": "gelu_exact"}, "model.use_bias: found True; must be False"),
         (
+            {"position": "alibi", "activation": "gelu_exact", "alibi_exponent": 16},
+            "alibi_exponent: found 16.0; must be 8.0",
+        ),
+        (
             {"position": "alibi", "activation": "gelu_exact", "use_bias": False, "d_ff": 100},
             "model.d_ff: found 100; must be 512",
         ),

@@ -63,6 +63,8 @@ QUICK = [{"position": name} for name in ENCODINGS] + [
         "rope.beta_fast": 8.0,
     },
     {"position": "alibi", "attention_window": 4},
+    {"position": "alibi", "alibi_exponent": 3.0, "variants.qk_norm": "layernorm", "num_kv_heads": 2},
+    BY_INDEX | {"d_model": 64, "rope.scaling": "yarn_unrounded", "rope.attention_factor": 1.5, "rope.beta_fast": 8.0},
     {"position": "t5", "num_kv_heads": 1, "causal": False},
     {"position": "rope", "variants.qk_norm": "weighted", "variants.query_scale": "ssmax", "num_kv_heads": 2},
     {"position": "alibi", "variants.soft_cap": 1.0, "variants.sink": "trained", "variants.gate": "entry"},

@@ -47,7 +47,7 @@ AS_FIELDS = [
     ({"position": "pope"}, {"rope": {"base": 50}}, {"rope.base": 50.0}),
     ({"position": "rope"}, {"temperature": 2.5}, {"scale_width": 4 * 2.5**2}),
 ]
-for scaling in ("linear", "ntk", "dynamic", "yarn", "yarn_by_index", "llama3"):
+for scaling in ("linear", "ntk", "dynamic", "yarn", "yarn_by_index", "yarn_unrounded", "llama3"):
     context = 5 if scaling == "dynamic" else 40
     same = {"rope.scaling": scaling, "rope.factor": 3.0, "rope.beta_fast": 4.0 if scaling == "llama3" else 32.0}
     AS_FIELDS.append((ROPE | {"rope.original_context": context}, {"rope": {"scaling": scaling, "factor": 3}}, same))

@@ -92,10 +92,12 @@ CHOICES = {
     "scale_attention": [True, False],
     "residual": [True, False],
     "attention_window": [None, 3, (4, None)],
-    "rope.scaling": ["none", "linear", "ntk", "dynamic", "yarn", "yarn_by_index", "llama3"],
+    "rope.scaling": ["none", "linear", "ntk", "dynamic", "yarn", "yarn_by_index", "yarn_unrounded", "llama3"],
+    "rope.attention_factor": [None, 1.5],
+    "alibi_exponent": [8.0, 3.0],
     "rope.factor": [1.0, 3.0],
     "rope.original_context": [5, 100],
-    "variants.qk_norm": ["none", "plain", "weighted", "all_heads"],
+    "variants.qk_norm": ["none", "plain", "weighted", "all_heads", "layernorm"],
     "variants.clip_qkv": [None, 0.5],
     "variants.query_scale": ["none", "ssmax", "llama4"],
     "variants.soft_cap": [None, 2.0],
@@ -198,9 +200,9 @@ def test_packed_parameters_are_the_same_bits():
         np.testing.assert_array_equal(np.reshape(bits, shape), np.ascontiguousarray(array).view(np.int32), err_msg=name)
 
 
-SCALED = [RopeConfig(500.0, 1.0, 0.6, "none", 1.0, 100, 1.0, 32.0)] + [
-    RopeConfig(base, 1.0, 1.0, scaling, factor, context, 1.0, fast)
-    for scaling in ("linear", "ntk", "dynamic", "yarn", "yarn_by_index", "llama3")
+SCALED = [RopeConfig(500.0, 1.0, 0.6, "none", 1.0, 100, 1.0, 32.0, None)] + [
+    RopeConfig(base, 1.0, 1.0, scaling, factor, context, 1.0, fast, None)
+    for scaling in ("linear", "ntk", "dynamic", "yarn", "yarn_by_index", "yarn_unrounded", "llama3")
     for base, factor, context, fast in ((1e4, 4.0, 128, 32.0), (5e5, 2.5, 4096, 4.0), (1e4, 1.0, 4096, 4.0))
 ]
 

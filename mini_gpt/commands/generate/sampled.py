@@ -5,7 +5,7 @@ from typing import Any
 
 from mini_gpt.commands.generate.request import Request, as_line, escaped
 from mini_gpt.data import tasks
-from mini_gpt.generation import decoding
+from mini_gpt.generation import full_passes
 from mini_gpt.generation.sampling import Sampling
 from mini_gpt.generation.streaming_text import Writer
 from mini_gpt.training.run import Run
@@ -18,7 +18,7 @@ def write(run: Run, request: Request, flags: argparse.Namespace, sampling: Sampl
     streams = len(writers) == 1 and not flags.json and flags.source_file is None
     unprinted = request.shown
     options: dict[str, Any] = {"length": request.length, "sampling": sampling, "seed": request.seed}
-    for tokens_BN in decoding.stream(run.model, request.prompts, sources=request.sources, **options):
+    for tokens_BN in full_passes.stream(run.model, request.prompts, sources=request.sources, **options):
         for writer, tokens in zip(writers, tokens_BN, strict=True):
             new = writer.add(tokens)
             if streams:

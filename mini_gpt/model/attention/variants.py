@@ -70,26 +70,27 @@ class Gate(Linear):
 
 
 class QKNorm(HeadChange):
-    """Divides queries and keys by their root mean squares, before the rotation.
+    """Divides queries and keys by their root mean squares, before the rotation; with qk_norm=layernorm, LayerNorm.
 
     Each head apart (Qwen3), or with qk_norm=all_heads all heads of a token together (OLMo 2).
     """
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
-        variants = config.variants
+        variants, exact = config.variants, {"dtype": jnp.float32, "use_fast_variance": False}
         self.together = variants.qk_norm == "all_heads"
+        made: Any = nnx.LayerNorm if variants.qk_norm == "layernorm" else nnx.RMSNorm
 
-        def norm(heads: int) -> nnx.RMSNorm:
+        def norm(heads: int) -> nnx.LayerNorm | nnx.RMSNorm:
             width = heads * config.head_width if self.together else config.head_width
             weighted, epsilon = variants.qk_norm != "plain", variants.qk_norm_epsilon
-            return nnx.RMSNorm(width, epsilon=epsilon, use_scale=weighted, dtype=jnp.float32, rngs=rngs)
+            return made(width, epsilon=epsilon, use_scale=weighted, **exact, rngs=rngs)
 
         self.query_norm, self.key_norm = norm(config.num_heads), norm(config.num_kv_heads)
 
     def __call__(self, q_BLHK: jax.Array, k_BSGK: jax.Array, context: Context) -> tuple[jax.Array, jax.Array]:
         return self._normed(self.query_norm, q_BLHK), self._normed(self.key_norm, k_BSGK)
 
-    def _normed(self, norm: nnx.RMSNorm, x_BLHK: jax.Array) -> jax.Array:
+    def _normed(self, norm: Any, x_BLHK: jax.Array) -> jax.Array:
         rows = x_BLHK.reshape(*x_BLHK.shape[:2], -1) if self.together else x_BLHK
         return norm(rows).reshape(x_BLHK.shape).astype(x_BLHK.dtype)
 

@@ -30,7 +30,7 @@ class Alibi(Bias):
     name = "alibi"
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
-        self.slopes = alibi_slopes(config.num_heads)
+        self.slopes = alibi_slopes(config.num_heads, config.alibi_exponent)
 
     def bias(self, query_positions_BL: jax.Array, key_positions_BS: jax.Array) -> jax.Array:
         return -jnp.array(self.slopes, jnp.float32)[:, None, None] * _distances(query_positions_BL, key_positions_BS)
@@ -125,11 +125,11 @@ def _distances(query_positions_BL: jax.Array, key_positions_BS: jax.Array) -> ja
     return jnp.abs(query_positions_BL[:, None, :, None] - key_positions_BS[:, None, None, :])
 
 
-def alibi_slopes(num_heads: int) -> tuple[float, ...]:
-    """Return 2^(-8i/H), i = 1..H. If H is between powers P and 2P of two: all slopes for P, then every other for 2P."""
+def alibi_slopes(num_heads: int, exponent: float = 8.0) -> tuple[float, ...]:
+    """Return 2^(-exponent·i/H), i = 1..H. For H between powers P and 2P of two: all of P, then every other of 2P."""
     power = 2 ** math.floor(math.log2(num_heads))
-    slopes = [2 ** (-8 * i / power) for i in range(1, power + 1)]
-    above = [2 ** (-8 * i / (2 * power)) for i in range(1, 2 * power + 1, 2)]
+    slopes = [2 ** (-exponent * i / power) for i in range(1, power + 1)]
+    above = [2 ** (-exponent * i / (2 * power)) for i in range(1, 2 * power + 1, 2)]
     return tuple(slopes + above[: num_heads - power])
 
 

@@ -11,12 +11,7 @@ from mini_gpt.config.model import ModelConfig
 from mini_gpt.model.attention.context import Context
 from mini_gpt.model.attention.parts import HeadChange
 from mini_gpt.model.positions.base import Encoding
-from mini_gpt.model.positions.waves import (
-    dynamic_frequencies,
-    geometric_frequencies,
-    rope_frequencies,
-    yarn_scale,
-)
+from mini_gpt.model.positions.waves import dynamic_frequencies, geometric_frequencies, rope_frequencies, yarn_scale
 from mini_gpt.model.xla_workarounds import unfused
 
 
@@ -40,7 +35,7 @@ class Rope(Rotation):
     """Queries and keys rotated by position, so that <R(m)q, R(n)k> = qᵀR(n-m)k (Su et al. 2021, 3.2).
 
     The layout is half-split (GPT-NeoX, Llama): dimension i is paired with i + width/2. Checkpoints with interleaved
-    pairs (RoFormer) need a permutation. `model.rope.scaling` and `model.rope.turning` change the frequencies; both
+    pairs (RoFormer) need a permutation. `model.rope.scaling` and `model.rope.turning` change the frequencies; all
     forms of yarn also scale the logits.
     """
 
@@ -51,7 +46,8 @@ class Rope(Rotation):
         self.frequencies = tuple(map(float, rope_frequencies(config.rope, self.width)))
         assert isinstance(config.rope.factor, float)
         self.factor = config.rope.factor
-        self.temperature = yarn_scale(self.factor) if config.rope.scaling.startswith("yarn") else 1.0
+        scale = config.rope.attention_factor or yarn_scale(self.factor)
+        self.temperature = scale if config.rope.scaling.startswith("yarn") else 1.0
 
     def rotate(self, x_BLHK: jax.Array, positions_BL: jax.Array) -> jax.Array:
         dtype = x_BLHK.dtype

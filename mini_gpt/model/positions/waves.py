@@ -26,7 +26,7 @@ def rope_frequencies(rope: RopeConfig, width: int) -> np.ndarray:
       `beta_slow` turns are divided by s. In between, the two frequencies are averaged with weights linear in the turns
       (Peng et al. 2023, 3.2, with bounds β and α).
     yarn_by_index: the weights are linear in the pair's index, between the bounds rounded to whole pairs (released code
-      of YaRN, and Transformers).
+      of YaRN, and Transformers). yarn_unrounded: between the bounds themselves (Transformers' truncate=false).
     llama3: as yarn, by default between 1 and 4 turns (released code of Llama 3.1).
     dynamic: unchanged here; see `dynamic_frequencies`.
 
@@ -48,11 +48,12 @@ def _scaled(rope: RopeConfig, width: int) -> np.ndarray:
         turns_P = rope.original_context * plain_P / (2 * np.pi)
         unscaled_P = np.clip((turns_P - rope.beta_slow) / (rope.beta_fast - rope.beta_slow), 0, 1)
         return (1 - unscaled_P) * plain_P / s + unscaled_P * plain_P
-    if rope.scaling == "yarn_by_index":
+    if rope.scaling in ("yarn_by_index", "yarn_unrounded"):
         assert rope.original_context is not None
         pair = lambda turns: width * math.log(rope.original_context / (2 * math.pi * turns)) / (2 * math.log(rope.base))
-        first, last = max(math.floor(pair(rope.beta_fast)), 0), min(math.ceil(pair(rope.beta_slow)), width - 1)
-        unscaled_P = 1 - np.clip((np.arange(width // 2) - first) / max(last - first, 1e-3), 0, 1)
+        low, high = (math.floor, math.ceil) if rope.scaling == "yarn_by_index" else (float, float)
+        first, last = max(low(pair(rope.beta_fast)), 0), min(high(pair(rope.beta_slow)), width - 1)
+        unscaled_P = 1 - np.clip((np.arange(width // 2) - first) / ((last - first) or 1e-3), 0, 1)
         return (1 - unscaled_P) * plain_P / s + unscaled_P * plain_P
     return plain_P
 

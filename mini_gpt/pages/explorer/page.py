@@ -190,7 +190,7 @@ def _positions(model: LoadedModel) -> dict[str, Any]:
         "base": rope.base if "rope" in used else config.sinusoidal.base,
         "scaling": None if rope.scaling == "none" else f"{rope.scaling}, factor {rope.factor:g}",
         "factors": factors_P.tolist(),  # frequency with scaling / without, for each pair
-        "slopes": biases.alibi_slopes(config.num_heads),
+        "slopes": biases.alibi_slopes(config.num_heads, config.alibi_exponent),
         "learned": learned,
         "t5": t5,
         "curves": [_card(found) for found in curves[:MOST_CARDS]],

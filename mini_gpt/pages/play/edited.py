@@ -167,8 +167,8 @@ def _numbers(name: str, config: ModelConfig, edits: JsonEdits, layer: int) -> di
         base = float(edits.get("rope", {}).get("base", config.rope.base))
         found["frequencies"] = geometric_frequencies(base, 2 * config.head_width)
     else:
-        slopes = edits.get("slopes", 1)
-        found["slopes"] = slopes if isinstance(slopes, list) else slopes * np.array(alibi_slopes(config.num_heads))
+        slopes, own = edits.get("slopes", 1), np.array(alibi_slopes(config.num_heads, config.alibi_exponent))
+        found["slopes"] = slopes if isinstance(slopes, list) else slopes * own
     return {constant: np.asarray(value, np.float32) for constant, value in found.items()}
 
 
@@ -222,6 +222,7 @@ def _ropes(config: ModelConfig, edits: JsonEdits) -> list[RopeConfig]:
     rope, edited = config.rope, edits.get("rope", {})
     scaling = edited.get("scaling", rope.scaling)
     bounds: dict[str, Any] = {"beta_slow": 1.0, "beta_fast": 4.0 if scaling == "llama3" else 32.0}
+    bounds["attention_factor"] = None
     changed = rope if scaling == rope.scaling else dataclasses.replace(rope, scaling=scaling, **bounds)
     return [
         changed.of_layer(float(edited.get("base", kind.rope_base)), float(edited.get("factor", kind.rope_factor)))
@@ -264,5 +265,5 @@ def allow_cache(edits: JsonEdits, config: ModelConfig) -> bool:
     changed = {name for name in ("temperature", "window", "start", "patch") if name in edits}
     changed |= {"mask"} if edits.get("mask", "causal") != "causal" else set()
     is_dynamic = "rope" in config.position_pattern and any(rope.scaling == "dynamic" for rope in _ropes(config, edits))
-    is_whole = config.without_cache or config.random_positions is not None or is_dynamic
+    is_whole = config.variants.selective or config.random_positions is not None or is_dynamic
     return not (changed or is_whole or heads_that_are("mean", edits, config))

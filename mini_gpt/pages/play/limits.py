@@ -5,7 +5,7 @@ from typing import Any
 
 from mini_gpt.config.model import ModelConfig
 
-SCALINGS = ("none", "linear", "ntk", "dynamic", "yarn", "yarn_by_index", "llama3")
+SCALINGS = ("none", "linear", "ntk", "dynamic", "yarn", "yarn_by_index", "yarn_unrounded", "llama3")
 MOST_START = 2**24 - 1
 BOUNDS = {  # the smallest and the largest value of an edit
     "temperature": (1e-3, 1e6),

@@ -11,11 +11,11 @@ class Alibi {
   }
 }
 
-// 2^(-8i/H), i = 1..H. If H is between powers P and 2P of two: all slopes for P, then every other for 2P.
-function alibiSlopes(heads) {
+// 2^(-last · i/H), i = 1..H. If H is between powers P and 2P of two: all slopes for P, then every other for 2P.
+function alibiSlopes(heads, last = 8) {
   const power = 2 ** Math.floor(Math.log2(heads));
   const exponent = (i) => (i < power ? (i + 1) / power : (2 * (i - power) + 1) / (2 * power));
-  return Array.from({ length: heads }, (_, i) => 2 ** (-8 * exponent(i)));
+  return Array.from({ length: heads }, (_, i) => 2 ** (-last * exponent(i)));
 }
 
 // Head h of the first heads sees h + 1 tokens; the other heads have no encoding (Jelassi et al. 2024).

@@ -98,13 +98,14 @@ function checkPositions({ positions }, model, { start = 0 }) {
 // RoPE's fields in a layer: those of the config, with the edits. Another scaling has its own default bounds.
 function ropeOf(rope, kind, { rope: edited = {} }) {
   const { base = kind.rope_base, factor = kind.rope_factor, scaling = rope.scaling } = edited;
-  const bounds = scaling === rope.scaling ? {} : { beta_slow: 1, beta_fast: scaling === "llama3" ? 4 : 32 };
+  const others = { beta_slow: 1, beta_fast: scaling === "llama3" ? 4 : 32, attention_factor: null };
+  const bounds = scaling === rope.scaling ? {} : others;
   return { ...rope, ...bounds, base, factor, scaling: factor === 1 && scaling !== "dynamic" ? "none" : scaling };
 }
 
 // ALiBi's slopes, with the edits.
-function slopesOf(heads, { slopes = 1 }) {
-  return Array.isArray(slopes) ? slopes : alibiSlopes(heads).map((slope) => slope * slopes);
+function slopesOf({ num_heads: heads, alibi_exponent: last }, { slopes = 1 }) {
+  return Array.isArray(slopes) ? slopes : alibiSlopes(heads, last).map((slope) => slope * slopes);
 }
 
 // Replace the outputs of edited heads of a block, at these places.

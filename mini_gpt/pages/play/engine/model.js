@@ -77,7 +77,7 @@ class Model {
     if (kind.position === "rope") return new Rope(ropeOf(config.rope, kind, edits), config.rotated_width, length);
     if (kind.position === "pope")
       return new Pope(edits.rope?.base ?? kind.rope_base, config.head_width, this.values("positions/pope/phases"));
-    if (kind.position === "alibi") return new Alibi(slopesOf(config.num_heads, edits));
+    if (kind.position === "alibi") return new Alibi(slopesOf(config, edits));
     if (kind.position === "hard_alibi") return new HardAlibi(config.hard_alibi.heads);
     if (kind.position === "t5") return new T5(this.values("positions/t5/bias_table"), config.t5, config.num_heads);
     if (kind.position === "kerple") return new Kerple(own("p"), own("a"));

@@ -53,11 +53,12 @@ function scaledFrequencies(rope, width) {
   if (scaling === "ntk") return geometric(base * factor ** (width / (width - 2)), width);
   if (scaling === "yarn" || scaling === "llama3")
     return mixed((i) => limited(((context * plain[i]) / (2 * Math.PI) - slow) / (fast - slow)));
-  if (scaling === "yarn_by_index") {
+  if (scaling === "yarn_by_index" || scaling === "yarn_unrounded") {
     const pair = (turns) => (width * Math.log(context / (2 * Math.PI * turns))) / (2 * Math.log(base));
-    const first = Math.max(Math.floor(pair(fast)), 0);
-    const last = Math.min(Math.ceil(pair(slow)), width - 1);
-    return mixed((i) => 1 - limited((i - first) / Math.max(last - first, 1e-3)));
+    const [low, high] = scaling === "yarn_by_index" ? [Math.floor, Math.ceil] : [Number, Number];
+    const first = Math.max(low(pair(fast)), 0);
+    const last = Math.min(high(pair(slow)), width - 1);
+    return mixed((i) => 1 - limited((i - first) / (last - first || 1e-3)));
   }
   return plain;
 }
@@ -69,7 +70,8 @@ class Rope {
   constructor(rope, rotated, length) {
     this.half = rotated / 2;
     this.frequencies = ropeFrequencies(rope, rotated, length);
-    this.temperature = rope.scaling.startsWith("yarn") ? 0.1 * Math.log(rope.factor) + 1 : 1;
+    const scale = rope.attention_factor ?? 0.1 * Math.log(rope.factor) + 1;
+    this.temperature = rope.scaling.startsWith("yarn") ? scale : 1;
   }
   rotate(x, at, width, position) {
     const { half, frequencies, temperature } = this;

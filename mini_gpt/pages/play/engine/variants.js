@@ -12,8 +12,9 @@ class Variants {
     const { variants } = config;
     const own = (name) => model.values(`${path}/${name}`);
     Object.assign(this, { config, fields: variants, heads: config.num_heads, groups: config.num_kv_heads });
-    this.queryNorm = own("on_heads/query_norm/scale");
-    this.keyNorm = own("on_heads/key_norm/scale");
+    const norm = (name) => ({ scale: own(`on_heads/${name}/scale`), bias: own(`on_heads/${name}/bias`) });
+    this.queryNorm = norm("query_norm");
+    this.keyNorm = norm("key_norm");
     this.queryFactor = own("on_heads/factor");
     this.canon = own("on_input/taps");
     this.gate = variants.gate === "none" ? null : model.linear(`${path}/gate`);
@@ -68,14 +69,15 @@ class Variants {
     return most === null ? x : x.map((entry) => Math.min(Math.max(entry, -most), most));
   }
 
-  // Divide queries and keys by their root mean square: each head apart, or all heads of a token together.
+  // Divide queries and keys by their root mean square: each head apart, or all heads of a token together. Or LayerNorm.
   normalise(q, k) {
     const { qk_norm: kind, qk_norm_epsilon: epsilon } = this.fields;
     const width = this.config.head_width;
     if (kind === "none") return;
-    const fields = (heads) => ({ kind: "rmsnorm", epsilon, width: kind === "all_heads" ? heads * width : width });
-    norm(q, { ...fields(this.heads), scale: this.queryNorm }, q);
-    norm(k, { ...fields(this.groups), scale: this.keyNorm }, k);
+    const type = kind === "layernorm" ? kind : "rmsnorm";
+    const fields = (heads) => ({ kind: type, epsilon, width: kind === "all_heads" ? heads * width : width });
+    norm(q, { ...fields(this.heads), ...this.queryNorm }, q);
+    norm(k, { ...fields(this.groups), ...this.keyNorm }, k);
   }
 
   // Multiply queries by a factor that grows with the keys that they see (ssmax) or with their position (Llama 4).

@@ -1,0 +1,91 @@
+"""Encoders without a prediction head, such as MiniLM: attention works, and what needs logits is refused."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from mini_gpt import suites
+from mini_gpt.hugging_face import architectures, hub, settings
+from mini_gpt.insight import observing
+from mini_gpt.runtime.errors import UserError
+from mini_gpt.suites.base import SuiteOptions
+from tests.commands.test_command_line import type_in
+from tests.hugging_face.foreign_tokenizers import wordpiece
+from tests.hugging_face.models import written
+from tests.hugging_face.test_importing import imported
+
+PARTS = [{"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"}]
+PARTS += [{"idx": 1, "name": "1", "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"}]
+
+
+@pytest.fixture
+def source(tmp_path):
+    """Return the directory of a BERT without its head, with the names that BertModel writes."""
+    tokenizer, directory = wordpiece(), tmp_path / "model"
+    tokenizer.add_tokens([f"word{number}" for number in range(300 - tokenizer.get_vocab_size())])
+    written("bert", directory, vocab_size=tokenizer.get_vocab_size(), end=3)
+    tokenizer.save(str(directory / "tokenizer.json"))
+    (directory / "tokenizer_config.json").write_text(json.dumps({"mask_token": "[MASK]", "sep_token": "[SEP]"}))
+    tensors = load_file(directory / "model.safetensors")
+    kept = {name.removeprefix("bert."): array for name, array in tensors.items() if not name.startswith("cls.")}
+    width = kept["embeddings.LayerNorm.weight"].size
+    save_file(kept | {"pooler.dense.weight": np.ones((width, width), np.float32)}, directory / "model.safetensors")
+    return directory
+
+
+def test_attention_is_measured_and_logits_are_refused(source, corpus_files, tmp_path, monkeypatch, caplog):
+    with caplog.at_level("INFO", "mini_gpt"):
+        run = imported(source, tmp_path / "run", corpus_files)
+    assert "no prediction head, so that only tools for activations and attention" in caplog.text
+    for name in ("heads", "figures", "explorer"):
+        assert suites.evaluate(run, name, SuiteOptions(text="the cat")) is not None
+        assert list((run.workdir / "eval").glob(f"{name}*"))
+    refusal = rf"^{run.workdir}: the model has no prediction head, whose logits --suite={{}} needs; use --suite=heads,"
+    for name in ("perplexity", "lens", "play"):
+        with pytest.raises(UserError, match=refusal.format(name)):
+            suites.check_run(run, name, SuiteOptions())
+    with pytest.raises(
+        UserError, match=r"^model.prediction_head: found None: the model has no prediction head, and so"
+    ):
+        run.model(np.array([[1, 2]]))
+    sample = type_in(monkeypatch, "sample.py", f"--workdir={run.workdir}", "--fill=a [MASK]")
+    assert sample.startswith(f"error: {run.workdir}: the model has no prediction head, so that it can't write")
+    train = ["train.py", f"--config={run.workdir}/config.json", f"--init_from={run.workdir}", f"--workdir={tmp_path}/x"]
+    assert "model.prediction_head: found None; the model has no prediction head, and training" in type_in(monkeypatch, *train)
+    with pytest.raises(UserError, match=r"model.prediction_head: found None; must be True; a bidirectional model"):
+        architectures.choose(run.config.model)
+
+
+def test_parts_of_sentence_transformers_are_recognised(source, tmp_path, caplog):
+    whole, inner = tmp_path / "whole", tmp_path / "whole" / "0_Transformer"
+    whole.mkdir()
+    shutil.copytree(source, inner)
+    (source / "modules.json").write_text(json.dumps(PARTS))
+    (whole / "modules.json").write_text(json.dumps([PARTS[0] | {"path": "0_Transformer"}, PARTS[1]]))
+    with caplog.at_level("INFO", "mini_gpt"):
+        assert hub.find(str(source), None).directory == source and hub.find(str(whole), None).directory == inner
+    assert "a sentence-transformers model; its encoder is imported, without Pooling" in caplog.text
+    for parts, message in [([PARTS[1]], r"found the encoders \[\]"), ([PARTS[0] | {"path": "../x"}], r"\['../x'\]")]:
+        (whole / "modules.json").write_text(json.dumps(parts))
+        with pytest.raises(UserError, match=message):
+            hub.find(str(whole), None)
+    (whole / "config.json").write_text(json.dumps({"word_embedding_dimension": 4, "pooling_mode_mean_tokens": True}))
+    with pytest.raises(UserError, match="found the pooling of a sentence-transformers model; name the directory above"):
+        architectures.find(settings.read(whole / "config.json"))
+
+
+def test_transformers_computes_the_same_hidden_states(source, corpus_files, tmp_path):
+    torch = pytest.importorskip("torch", reason="PyTorch and Transformers: make test-hugging-face")
+    transformers = pytest.importorskip("transformers", reason="PyTorch and Transformers: make test-hugging-face")
+    run = imported(source, tmp_path / "run", corpus_files)
+    theirs = np.random.default_rng(0).integers(5, 100, (2, 9))
+    model = transformers.BertModel.from_pretrained(source, attn_implementation="eager").eval()
+    with torch.inference_mode():
+        wanted = model(torch.from_numpy(theirs), output_attentions=True)
+    inputs = run.model.with_layout(run.tokenizer.inverse[theirs].astype(np.int32))
+    np.testing.assert_allclose(run.model.edited().hidden(*inputs), wanted.last_hidden_state, atol=1e-4)
+    for layer, weights_BHLS in zip(observing.layers(run.model.edited(), inputs), wanted.attentions, strict=True):
+        np.testing.assert_allclose(layer.attention.weights_BHLS, weights_BHLS, atol=1e-5)
