@@ -54,7 +54,9 @@ def test_attention_is_measured_and_logits_are_refused(source, corpus_files, tmp_
     sample = type_in(monkeypatch, "sample.py", f"--workdir={run.workdir}", "--fill=a [MASK]")
     assert sample.startswith(f"error: {run.workdir}: the model has no prediction head, so that it can't write")
     train = ["train.py", f"--config={run.workdir}/config.json", f"--init_from={run.workdir}", f"--workdir={tmp_path}/x"]
-    assert "model.prediction_head: found None; the model has no prediction head, and training" in type_in(monkeypatch, *train)
+    assert "model.prediction_head: found None; the model has no prediction head, and training" in type_in(
+        monkeypatch, *train
+    )
     with pytest.raises(UserError, match=r"model.prediction_head: found None; must be True; a bidirectional model"):
         architectures.choose(run.config.model)
 
