@@ -60,7 +60,7 @@ class RopeConfig(Section, prefix="model.rope."):
     original_context: Annotated[int | None, at_least(1)] = field(None, "tokens, before scaling", _original_context)
     beta_slow: Positive = field(1.0, "yarns, llama3: pairs with fewer turns in the original context are interpolated")
     beta_fast: float = field(None, "yarns, llama3: pairs with more turns are unchanged", beta_fast)
-    attention_factor: Annotated[float | None, above(0)] = field(None, "yarns: of queries and keys; None: the paper's")
+    attention_factor: Annotated[float | None, above(0)] = field(None, "yarns: factor of q and k; None: the paper's")
 
     @property
     def of_first_layer(self) -> "RopeConfig":

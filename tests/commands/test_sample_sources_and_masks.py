@@ -30,7 +30,7 @@ def test_a_model_with_an_encoder_writes_the_target_of_a_source(trained, monkeypa
     assert [line["score"] for line in lines] == sorted((line["score"] for line in lines), reverse=True)
     assert type_in(monkeypatch, *command, "--source=abc", "--beams=3") is None
     assert capsys.readouterr().out == lines[0]["text"] + "\n"
-    stop = lines[0]["text"][-1]
+    stop = "".join(line["text"] for line in lines)[-1]
     assert type_in(monkeypatch, *command, "--source=abc", "--json", "--beams=3", f"--stop={stop}") is None
     stopped = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert all(stop not in line["text"] and len(line["tokens"]) - len(line["text"]) in (0, 1) for line in stopped)
