@@ -48,17 +48,22 @@ def _next(
     model: LoadedModel, sampling: Sampling, tokens_BT: jax.Array, lengths_B: jax.Array, keys_B: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     """Return the texts with one more token each, and these tokens."""
-    rows_B, indices_BT = jnp.arange(len(tokens_BT)), jnp.broadcast_to(jnp.arange(tokens_BT.shape[1]), tokens_BT.shape)
-    last_B1 = lengths_B[:, None] - 1
+    logits_BV, rows_B = next_logits(model, tokens_BT, lengths_B), jnp.arange(len(tokens_BT))
+    seen_BV = None
+    if sampling.repetition_penalty != 1:
+        is_text_BT = jnp.arange(tokens_BT.shape[1]) < lengths_B[:, None]
+        seen_BV = jnp.zeros(logits_BV.shape, bool).at[rows_B[:, None], tokens_BT].max(is_text_BT)
+    new_B = draw(logits_BV, seen_BV, noise(keys_B, lengths_B, logits_BV.shape[1]), sampling)
+    return tokens_BT.at[rows_B, lengths_B].set(new_B), new_B
+
+
+def next_logits(model: LoadedModel, tokens_BT: jax.Array, lengths_B: jax.Array) -> jax.Array:
+    """Return the logits_BV after the last token of each row, float32; rows are padded on the right."""
+    indices_BT, last_B1 = jnp.broadcast_to(jnp.arange(tokens_BT.shape[1]), tokens_BT.shape), lengths_B[:, None] - 1
     positions_BT, segments_BT = model.layout.positions_and_segments(model.config.model, tokens_BT)
     positions_BT = indices_BT if positions_BT is None else positions_BT
     # Padding, which no token sees, must not lengthen the row: it has the position of the last token.
     positions_BT = jnp.take_along_axis(positions_BT, jnp.minimum(indices_BT, last_B1), axis=1)
     module = model.edited()
     x_BTD = module.hidden(model.layout.decoder_tokens(tokens_BT), positions_BT, segments_BT)
-    logits_BV = module.logits(jnp.take_along_axis(x_BTD, last_B1[..., None], axis=1))[:, 0]
-    seen_BV = None
-    if sampling.repetition_penalty != 1:
-        seen_BV = jnp.zeros(logits_BV.shape, bool).at[rows_B[:, None], tokens_BT].max(indices_BT <= last_B1)
-    new_B = draw(logits_BV, seen_BV, noise(keys_B, lengths_B, logits_BV.shape[1]), sampling)
-    return tokens_BT.at[rows_B, lengths_B].set(new_B), new_B
+    return module.logits(jnp.take_along_axis(x_BTD, last_B1[..., None], axis=1))[:, 0]
