@@ -35,7 +35,7 @@ def wavelength(pair, width, base=10_000.0, scaling="none", factor=1.0, original_
         place = lambda turns: math.log(original_context / (2 * math.pi * turns), base) * width / 2
         whole = (math.floor, math.ceil) if scaling == "yarn_by_index" else (float, float)
         low, high = max(whole[0](place(fast)), 0), min(whole[1](place(slow)), width - 1)
-        share = 1.0 if pair <= low else 0.0 if pair >= high else 1 - (pair - low) / (high - low)
+        share = 1 - min(1.0, max(0.0, (pair - low) / ((high - low) or 1e-3)))  # also for high < low, as there
         return 1 / ((1 - share) / (factor * plain) + share / plain)
     if scaling in ("yarn", "llama3"):
         rotations = original_context / plain
