@@ -87,7 +87,7 @@ def test_transformers_computes_the_same_hidden_states(source, corpus_files, tmp_
     model = transformers.BertModel.from_pretrained(source, attn_implementation="eager").eval()
     with torch.inference_mode():
         wanted = model(torch.from_numpy(theirs), output_attentions=True)
-    inputs = run.model.with_layout(run.tokenizer.inverse[theirs].astype(np.int32))
+    inputs = run.model.with_layout(theirs.astype(np.int32))
     np.testing.assert_allclose(run.model.edited().hidden(*inputs), wanted.last_hidden_state, atol=1e-4)
     for layer, weights_BHLS in zip(observing.layers(run.model.edited(), inputs), wanted.attentions, strict=True):
         np.testing.assert_allclose(layer.attention.weights_BHLS, weights_BHLS, atol=1e-5)
