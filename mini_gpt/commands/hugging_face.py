@@ -4,10 +4,11 @@ python -m mini_gpt.hugging_face export --workdir=runs/tiny --output=DIR [--check
     [--dtype=bfloat16] [--length=N]
 python -m mini_gpt.hugging_face import --input=DIR --workdir=runs/imported [--config=FILE] [--config.FIELD=VALUE ...]
 python -m mini_gpt.hugging_face import --input=openai-community/gpt2 --revision=COMMIT --workdir=runs/gpt2
+python -m mini_gpt.hugging_face import --input=MODEL.gguf --workdir=runs/imported
 python -m mini_gpt.hugging_face compare --left=runs/gpt2 --right=DIR --prompt='The meaning of life is'
 
-An imported run has the model and the tokenizer of the input: a directory, or a model of the Hugging Face Hub. All other
-fields, such as corpus and training, come from --config.
+An imported run has the model and the tokenizer of the input: a directory, a GGUF file, or a model of the Hugging Face
+Hub. All other fields, such as corpus and training, come from --config.
 """
 
 import argparse
@@ -17,7 +18,7 @@ from collections.abc import Sequence
 
 from mini_gpt.commands import command_line
 from mini_gpt.commands.generate import request
-from mini_gpt.hugging_face import comparing, exporting, hub, importing
+from mini_gpt.hugging_face import comparing, exporting, gguf_models, hub, importing
 from mini_gpt.hugging_face.architectures import ARCHITECTURES
 from mini_gpt.runtime import files
 from mini_gpt.runtime.errors import UserError, require
@@ -59,9 +60,7 @@ def _parser() -> argparse.ArgumentParser:
     longest = "most tokens of a text in Transformers, for models of any length here; default: the context length"
     out.add_argument("--length", type=int, help=longest)
     into = commands.add_parser("import", help="make a run from a model of Transformers", allow_abbrev=False)
-    into.add_argument(
-        "--input", type=command_line.path, required=True, help="directory from save_pretrained, or a Hub name"
-    )
+    into.add_argument("--input", type=command_line.path, required=True, help="directory, GGUF file, or name on the Hub")
     into.add_argument("--revision", help="commit, tag or branch of a model of the Hub; default: its newest commit")
     into.add_argument("--workdir", type=command_line.new_directory, required=True, help="a new run directory")
     into.add_argument("--config", default="configs/default.py", help="config file for the fields that the input lacks")
@@ -80,7 +79,8 @@ def _parser() -> argparse.ArgumentParser:
 def _import(flags: argparse.Namespace, rest: Sequence[str]) -> None:
     overrides = command_line.config_overrides(rest)
     source = hub.find(str(flags.input), flags.revision)
-    config = importing.import_run(source.directory, flags.workdir, flags.config, overrides, source.origin)
+    with gguf_models.as_directory(source, flags.workdir) as source:
+        config = importing.import_run(source.directory, flags.workdir, flags.config, overrides, source.origin)
     done = f"{flags.workdir}: imported as a run at step 0 with corpus {config.data.corpus}. Next: eval.py"
     if config.model.prediction_head is None:
         log.info(f"{done} --workdir={flags.workdir} --suite=heads,figures,explorer")

@@ -19,14 +19,14 @@ log = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """A directory with a model's files. origin: its name on the Hub and the commit; empty for a local directory."""
+    """A directory with a model's files, or a GGUF file. origin: for the record; of the Hub, the name and the commit."""
 
     directory: Path
     origin: dict[str, str] = dataclasses.field(default_factory=dict)
 
 
 def find(given: str, revision: str | None) -> Source:
-    """Return a local directory, or else download the files of a model of the Hub that an import reads.
+    """Return a local directory or GGUF file, or else download the files of a model of the Hub that an import reads.
 
     given: a path, or a name such as openai-community/gpt2.
     revision: a commit, tag or branch; None: the newest commit. A commit is recorded in each case, so that the import
@@ -35,9 +35,10 @@ def find(given: str, revision: str | None) -> Source:
     Raises UserError if there is no such directory, model or revision, or no network.
     """
     if Path(given).exists():
-        require(Path(given).is_dir(), "--input", given, "must be the directory of the model's files")
+        is_model = Path(given).is_dir() or given.endswith(".gguf")
+        require(is_model, "--input", given, "must be the directory of the model's files, or a GGUF file (.gguf)")
         require(revision is None, "--revision", revision, "must not be given with a local directory")
-        return Source(sentence_transformers.encoder_of(Path(given)))
+        return Source(sentence_transformers.encoder_of(Path(given)) if Path(given).is_dir() else Path(given))
     right = "must be a directory, or the name of a model of the Hugging Face Hub, such as openai-community/gpt2"
     require(re.fullmatch(NAME, given) is not None, "--input", given, f"not found; {right}")
     from huggingface_hub import HfApi  # slow, and not needed for directories

@@ -57,7 +57,7 @@ def import_run(
     Model and tokenizer come from `source`. Other fields come from the config file and the overrides. The weights are
     read and written one array at a time. The checkpoint has no optimizer state.
 
-    origin: the model's name and commit on the Hub, for the record.
+    origin: for the record: the model's name and commit on the Hub, or the path of a GGUF file.
 
     Raises UserError if the run exists, a file can't be read, or a setting is not supported.
     """

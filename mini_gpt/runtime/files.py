@@ -56,7 +56,7 @@ def directory_written_whole(target: Path) -> Iterator[Path]:
     """
     with clear_write_errors(target):
         target.parent.mkdir(parents=True, exist_ok=True)
-        with _locked_draft(target) as draft:
+        with locked_draft(target) as draft:
             yield draft
             draft.chmod(0o755)
             try:
@@ -93,7 +93,7 @@ def _delete_unlocked(draft: Path) -> None:
 
 
 @contextlib.contextmanager
-def _locked_draft(target: Path) -> Iterator[Path]:
+def locked_draft(target: Path) -> Iterator[Path]:
     """Delete drafts of killed processes, yield a new locked directory next to `target`, and delete it at the end.
 
     Its name contains the host, so that a host deletes only its own drafts: locks of other hosts can be invisible.
@@ -137,7 +137,7 @@ def is_file_name(text: str) -> bool:
 
 def write_bytes(path: Path, content: bytes) -> None:
     """Write a file atomically: readers see the old or the new content, also if several processes write it."""
-    with clear_write_errors(path), _locked_draft(path) as draft:
+    with clear_write_errors(path), locked_draft(path) as draft:
         with (draft / "file").open("wb") as file:
             file.write(content)
             file.flush()

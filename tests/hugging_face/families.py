@@ -168,7 +168,7 @@ def measure(family: str, seed: int, directory: pathlib.Path) -> dict[str, float 
     shard = {"max_shard_size": "8KB"} if rng.integers(2) else {}
     model.to(getattr(torch, DTYPES[seed % 3])).save_pretrained(directory / "there", **shard)
 
-    mine, architecture = _imported(directory / "there")
+    mine, architecture = imported(directory / "there")
     tokens_BL = rng.integers(4, VOCAB, (2, LONG))
     source_BS = rng.integers(4, VOCAB, (2, 20)) if mine.config.model.encoder_layers else None
     if source_BS is not None:
@@ -199,19 +199,19 @@ def measure(family: str, seed: int, directory: pathlib.Path) -> dict[str, float 
     options = exporting.Options(architecture.model_type)
     exporting.write_model(mine, directory / "again", ids=ids, options=options)
     results["exported"] = error(_logits(load(directory / "again"), tokens_BL, source_BS), wanted_BLV)
-    again, _ = _imported(directory / "again")
+    again, _ = imported(directory / "again")
     pairs = zip(jax.tree.leaves(mine.parameters), jax.tree.leaves(again.parameters), strict=True)
     results["same bits"] = all(np.array_equal(left, right) for left, right in pairs)
     return results
 
 
-def _imported(directory: pathlib.Path) -> tuple[LoadedModel, Any]:
+def imported(directory: pathlib.Path, vocab_size: int = VOCAB) -> tuple[LoadedModel, Any]:
     described = settings.read(directory / "config.json")
     architecture = architectures.find(described)
     fields = FURTHER.get(architecture.model_type, {}) | importing.read_fields(directory, architecture, described)
     config = loading.override(loading.load("configs/default.py", fields), {"model.dtype": "float32"})
-    arrays = importing.read_weights(directory, architecture, config.model, VOCAB)
-    definition, shapes = build.abstract(config.model, VOCAB)
+    arrays = importing.read_weights(directory, architecture, config.model, vocab_size)
+    definition, shapes = build.abstract(config.model, vocab_size)
     tree = jax.tree_util.tree_map_with_path(lambda path, _: jnp.asarray(arrays[parameters.path_name(path)]), shapes)
     mesh = sharding.make_reading_mesh(1, 1)
     return LoadedModel(tree, definition, config, mesh, config.batch_tokens, PLAIN), architecture
