@@ -5,6 +5,7 @@ python eval.py --workdir=runs/tiny [--suite=perplexity,extrapolation] [--config.
 
 from mini_gpt import suites
 from mini_gpt.commands import command_line
+from mini_gpt.runtime.errors import require
 from mini_gpt.suites.base import SuiteOptions
 from mini_gpt.training.run import Run
 
@@ -22,6 +23,11 @@ def main() -> None:
     )
     add("--other", type=command_line.utf8, help="for patching and play: the second text, with as many tokens as --text")
     add("--tokens", type=int, help="the most tokens of heads, lens, a pass of pruning, or targets of sliding windows")
+    add(
+        "--minutes",
+        type=float,
+        help="time of each suite: measures what fits; default: 5 above 20M parameters; inf: all",
+    )
     add("--beside", type=command_line.directory, metavar="RUN", help="for play: another run to show on the same text")
     command_line.add_override_flag(parser)
     command_line.add_suite_flags(parser)
@@ -32,10 +38,11 @@ def main() -> None:
     beside = None if flags.beside is None else str(flags.beside)
     options = SuiteOptions(flags.split, flags.lengths, flags.strides, flags.text, flags.tokens, flags.other, beside)
     suites.check(names, options)
+    require(flags.minutes is None or flags.minutes > 0, "--minutes", flags.minutes, "must be above 0")
     names.sort(key=list(suites.SUITES).index)  # heads before explorer: explorer shows the labels of heads
     command_line.set_up(overrides.get("data.cache_dir"), flags)
     run = Run(flags.workdir, checkpoint=flags.checkpoint, overrides=overrides)
     for name in names:  # check all suites before the first measurement
         suites.check_run(run, name, options)
     for name in names:
-        suites.evaluate(run, name, options)
+        suites.evaluate(run, name, options, suites.minutes_of(run, flags.minutes))

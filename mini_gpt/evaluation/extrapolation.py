@@ -109,7 +109,7 @@ def extrapolation(
     reasons = {w.length: perplexity.why_undefined(model.config.model, w.length) for w in windowings}
     defined = [w for w in windowings if reasons[w.length] is None]
     sample_start = max(w.first_target for w in windowings)  # sliding windows have a later first target than blocks
-    title = f"{len(defined)} windowings of {len(tokens) - 1:,} targets"
+    title = f"{len(defined)} windowings of {len(tokens) - min(w.first_target for w in windowings):,} targets"
     if sample_start > 1:
         title += f", sliding windows of the last {len(tokens) - sample_start:,}"
     rows, by_position = [], {}

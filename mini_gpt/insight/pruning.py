@@ -6,7 +6,7 @@ Michel et al. (2019) could remove about 20% of the heads of a translation model 
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -64,16 +64,23 @@ def importance(model: LoadedModel, texts: Iterable[tuple[int, Batch]]) -> np.nda
     return total_NH / rows
 
 
-def ablation(model: LoadedModel, texts: Iterable[tuple[int, Batch]], means_NHK: np.ndarray | None = None) -> np.ndarray:
+def ablation(
+    model: LoadedModel,
+    texts: Iterable[tuple[int, Batch]],
+    means_NHK: np.ndarray | None = None,
+    places: Sequence[tuple[int, int]] | None = None,
+) -> np.ndarray:
     """Return increase_NH in nats per token, float64: the loss without one head, minus the loss with all heads.
 
     texts: as in `importance`. The loss is the mean over texts.
     means_NHK: the outputs that replace those of a removed head, such as `mean_outputs` (mean ablation, Wang et al.
       2023); None: zeros.
+    places: (layer, head) of the heads to remove; None: all. The others have NaN.
     """
     layers, heads = _shape(model)
-    without_XNH = 1 - np.eye(layers * heads, dtype=np.float32).reshape(-1, layers, heads)
-    masks_XNH = np.concatenate([np.ones_like(without_XNH[:1]), without_XNH])
+    places = [*np.ndindex(layers, heads)] if places is None else places
+    masks_XNH = np.ones((1 + len(places), layers, heads), np.float32)
+    masks_XNH[(range(1, 1 + len(places)), *zip(*places, strict=True))] = 0
     total_X, rows = np.zeros(len(masks_XNH)), 0
     for count, batch in texts:
         put = _put(model, rows, count, batch)
@@ -82,7 +89,9 @@ def ablation(model: LoadedModel, texts: Iterable[tuple[int, Batch]], means_NHK: 
             total_X[number] += float(_loss_sum(model, put, mask_NBH, means_NHK))
             progress.advance(batch["inputs"].size)
         rows += count
-    return ((total_X[1:] - total_X[0]) / rows).reshape(layers, heads)
+    increase_NH = np.full((layers, heads), np.nan)
+    increase_NH[*zip(*places, strict=True)] = (total_X[1:] - total_X[0]) / rows
+    return increase_NH
 
 
 def mean_outputs(model: LoadedModel, texts: Iterable[tuple[int, Batch]]) -> np.ndarray:
@@ -169,11 +178,17 @@ def counts(num_heads: int) -> list[int]:
     return sorted({round(share * num_heads) for share in np.linspace(0, 1, min(MOST_POINTS, num_heads) + 1)})
 
 
-def curves(orders: Mapping[str, Order], loss: Callable[[np.ndarray], float]) -> list[dict[str, Any]]:
-    """Return a row for each order and number of removed heads, also for SEEDS random orders. loss: takes mask_NH."""
+def curves(
+    orders: Mapping[str, Order], loss: Callable[[np.ndarray], float], seeds: int = SEEDS
+) -> list[dict[str, Any]]:
+    """Return a row for each order and number of removed heads, also for some random orders.
+
+    loss: takes mask_NH.
+    seeds: of the random orders.
+    """
     layers, heads = (1 + max(places) for places in zip(*next(iter(orders.values())), strict=True))
     every: list[tuple[str, int | None, Order]] = [(name, None, order) for name, order in orders.items()]
-    every += [("random", seed, random_order(layers, heads, seed)) for seed in range(SEEDS)]
+    every += [("random", seed, random_order(layers, heads, seed)) for seed in range(seeds)]
 
     @functools.cache  # all orders share the first and the last mask
     def loss_without(removed: frozenset[tuple[int, int]]) -> float:
@@ -210,7 +225,7 @@ def pruning_figure(
     figure, (*grids, right) = new_figure(size, 1, len(ratios), title=title, width_ratios=ratios)
     for axes, (score, score_NH) in zip(grids, scores.items(), strict=True):
         name, unit = UNITS[score]
-        limit, is_signed = np.abs(score_NH).max(), score_NH.min() < 0  # 0 has the colour of the paper in both
+        limit, is_signed = np.nanmax(np.abs(score_NH)), np.nanmin(score_NH) < 0  # 0 has the colour of the paper in both
         colormap = colours.SIGNED if is_signed else colours.WEIGHTS
         image = axes.imshow(score_NH, cmap=colormap, vmin=-limit if is_signed else 0, vmax=limit, aspect="auto")
         label_heads(axes, layers, heads, name)
@@ -219,10 +234,12 @@ def pruning_figure(
 
     shares = [100 * share for share in dict.fromkeys(row["share"] for row in rows)]
     for number, (order, label) in enumerate(LABELS.items()):
-        plot_curve(right, Curve(label, shares, [row["nll"] for row in rows if row["order"] == order]), f"C{number}")
+        if losses := [row["nll"] for row in rows if row["order"] == order]:  # a budget may leave out an order
+            plot_curve(right, Curve(label, shares, losses), f"C{number}")
     random = np.array([row["nll"] for row in rows if row["order"] == "random"]).reshape(-1, len(shares))
-    mean, low, high = (list(function(random, axis=0)) for function in (np.mean, np.min, np.max))
-    plot_curve(right, Curve(f"at random, {len(random)} seeds", shares, mean, low, high), "grey")
+    if len(random):
+        mean, low, high = (list(function(random, axis=0)) for function in (np.mean, np.min, np.max))
+        plot_curve(right, Curve(f"at random, {len(random)} seeds", shares, mean, low, high), "grey")
     title = "Loss after removal, without retraining"
     finish(right, xlabel="heads removed (%)", ylabel="loss (nats per token)", title=title)
     return figure

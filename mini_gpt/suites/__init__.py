@@ -1,18 +1,24 @@
 """The suites of eval.py: one file per question to a run; JSON, tables and figures out. Imports all packages before."""
 
 import contextlib
+import copy
 import dataclasses
 import logging
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 from matplotlib.figure import Figure
 
+from mini_gpt.evaluation import items
+from mini_gpt.insight import budget, uncertainty
+from mini_gpt.model import parameters
 from mini_gpt.runtime import files, processes
 from mini_gpt.runtime.errors import UserError, require, shown, suggestion
 from mini_gpt.suites import results
-from mini_gpt.suites.base import Result, Suite, SuiteOptions, file_stem
+from mini_gpt.suites.base import Result, Row, Suite, SuiteOptions, file_stem
 from mini_gpt.suites.circuits import Circuits
 from mini_gpt.suites.diagnose import Diagnose
 from mini_gpt.suites.explorer import Explorer
@@ -48,6 +54,7 @@ ALL = (
     Play(),
     Diagnose(),
 )
+LARGE, MINUTES = 20_000_000, 5.0  # parameters above which eval.py gives each suite these minutes
 FLAGS = [field.name for field in dataclasses.fields(SuiteOptions) if field.name != "split"]
 SUITES: Mapping[str, Suite] = MappingProxyType({suite.name: suite for suite in ALL})
 
@@ -84,8 +91,11 @@ def check_run(run: Run, name: str, options: SuiteOptions) -> None:
         suite.check_split(run.trained, options, len(run.store.tokens(options.split)))
 
 
-def evaluate(run: Run, name: str, options: SuiteOptions) -> Result:
+def evaluate(run: Run, name: str, options: SuiteOptions, minutes: float | None = None) -> Result:
     """Measure a run, print the table, write the files, and return the result.
+
+    minutes: measure what fits; None: everything, as studies do, so that no study depends on the clock. An earlier
+      result with the same minutes is measured again on the same texts and heads.
 
     All suites write eval/NAME.json. Some also write eval/NAME.csv, .png and other files, and figures and curves to
     tensorboard/NAME. The JSON is written last: if it exists, all files exist.
@@ -94,12 +104,20 @@ def evaluate(run: Run, name: str, options: SuiteOptions) -> Result:
     options = SuiteOptions(options.split, **{flag: getattr(options, flag) for flag in suite.flags})
     check_run(run, name, options)
     stem = file_stem(name, options, run.checkpoint, run.overrides)
-    _log_replaced(run.workdir / "eval" / f"{stem}.json", requested(name, options))
+    path = run.workdir / "eval" / f"{stem}.json"
+    request = requested(name, options) | ({} if minutes is None else {"minutes": minutes})
+    with budget.limited(minutes, _earlier(path, run, request)) as limit:
+        run = run if limit is None else _in_small_batches(run)
+        measured, other_files = suite.measure(run, options), suite.more_files(run, options)
+    said = ""
+    if limit is not None:
+        said = f"\n\nMeasured: {limit.left_out or f'everything, --minutes={minutes:g}'}."
+        request["work"] = {work: [*numbers] for work, numbers in limit.chosen.items()}
+        measured = _with_errors(measured) | {"left_out": limit.left_out}
+    _log_replaced(path, request)
     result = {"checkpoint_step": run.step, "split": options.split, "overrides": run.overrides}
-    request = requested(name, options)
     result |= {"request": request} if request else {}
-    result |= suite.measure(run, options)
-    other_files = suite.more_files(run, options)
+    result |= measured
     if not processes.is_main_process():
         return result
     rows, figure = suite.rows(result), suite.figure(result)
@@ -115,12 +133,47 @@ def evaluate(run: Run, name: str, options: SuiteOptions) -> Result:
             results.write_tensorboard(curves, suite.scalars(result), figures, run.step)
         written = results.write(run.workdir / "eval", stem, contents)
     finally:
-        print(suite.printed(result))  # also if a file can't be written
+        print(suite.printed(result) + said)  # also if a file can't be written
     print("\nWritten to", *written, sep="\n")
     return result
 
 
-def _log_replaced(path: Path, request: Mapping[str, str | int | None]) -> None:
+def minutes_of(run: Run, given: float | None) -> float | None:
+    """Return the minutes of each suite: those given, or MINUTES for a model above LARGE; None: no limit."""
+    if given is None and parameters.count(run.model.parameters) > LARGE:
+        return MINUTES
+    return None if given is None or math.isinf(given) else given
+
+
+def _in_small_batches(run: Run) -> Run:
+    """Return the run with batches that are small enough to be the unit of work."""
+    run = copy.copy(run)
+    run.model = dataclasses.replace(run.model, batch_tokens=min(run.model.batch_tokens, budget.BATCH_TOKENS))
+    return run
+
+
+def _earlier(path: Path, run: Run, request: Mapping[str, Any]) -> dict[str, int]:
+    """Return {work: number of items} of an earlier result with the same options and minutes, or {}."""
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+        before = files.read_with_checksum(path)
+        work = before["request"].pop("work")
+        if before["request"] == request and before["checkpoint_step"] == run.step and not processes.are_several():
+            log.info(f"{path}: measures the same work again; remove the file to choose anew")
+            return {name: int(count) for name, (count, _) in work.items()}
+    return {}
+
+
+def _with_errors(measured: Result) -> Result:
+    """Add the standard error of each metric with `items`, to the rows or to the result itself."""
+    rows, found = measured.get("rows", [measured]), list[Row]()
+    none = {f"{metric}_error": None for row in rows for metric in row.get("items", {})}
+    for row in rows:
+        of_metrics = {metric: items.unpacked(packed) for metric, packed in row.get("items", {}).items()}
+        found.append(row | none | {f"{name}_error": uncertainty.of_ratio(*each) for name, each in of_metrics.items()})
+    return measured | {"rows": found} if "rows" in measured else found[0]
+
+
+def _log_replaced(path: Path, request: Mapping[str, Any]) -> None:
     """Log that a result with other lengths or strides is replaced, since the file name does not have them."""
     with contextlib.suppress(OSError, ValueError):
         before = files.read_with_checksum(path).get("request", request)
@@ -128,7 +181,7 @@ def _log_replaced(path: Path, request: Mapping[str, str | int | None]) -> None:
             log.info(f"{path}: replaces the result with the options {shown(before)}")
 
 
-def requested(name: str, options: SuiteOptions) -> dict[str, str | int | None]:
+def requested(name: str, options: SuiteOptions) -> dict[str, Any]:
     """Return the options that a result records. A sweep measures again if they have changed."""
     found = {flag: getattr(options, flag) for flag in SUITES[name].flags}
     return {flag: value for flag, value in found.items() if flag != "tokens" or value is not None}  # as in old results

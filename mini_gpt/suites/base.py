@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from mini_gpt.data import task_batches, tasks, tokenizers
 from mini_gpt.data.batches import Batch
 from mini_gpt.data.tasks import Problem
 from mini_gpt.evaluation import extrapolation, memory, task_accuracy
-from mini_gpt.insight import examples, samples
+from mini_gpt.insight import budget, examples, samples
 from mini_gpt.insight.examples import Example
 from mini_gpt.runtime import files
 from mini_gpt.runtime.errors import UserError, require
@@ -143,8 +143,9 @@ def _cells(row: Row) -> Row:
 
 def _given(result: Result) -> Row:
     """Return the fields of a result to print: without items, and without options that were not given."""
-    request = {flag: value for flag, value in result.get("request", {}).items() if value is not None}
-    fields = {name: cell for name, cell in _cells(result).items() if name != "request"} | request
+    asked = result.get("request", {}).items()
+    request = {flag: value for flag, value in asked if value is not None and flag not in ("minutes", "work")}
+    fields = {name: cell for name, cell in _cells(result).items() if name not in ("request", "left_out")} | request
     return {name: cell for name, cell in fields.items() if cell != {}}
 
 
@@ -205,6 +206,12 @@ def problem_lengths(corpus: str, trained_length: int, options: SuiteOptions) -> 
     for length in lengths:
         tasks.check_length(corpus, "--lengths", length)
     return lengths
+
+
+def lengths_within_budget(run: Run, lengths: tuple[int, ...], costs: Sequence[int]) -> tuple[int, ...]:
+    """Return the lengths; with a budget, the first ones that fit. costs: tokens that the model processes for each."""
+    seconds = lambda: budget.forward_seconds(run.model, run.config.context_length)
+    return lengths[: budget.fit("lengths", costs, seconds)]
 
 
 def example(run: Run, options: SuiteOptions) -> Example:
@@ -273,6 +280,11 @@ def opening(run: Run, options: SuiteOptions, most: int) -> np.ndarray:
     problems = [_longest_problem(run, options.split)]
     inputs_BL = task_batches.problem_batch(problems, config, run.tokenizer, config.context_length)["inputs"]
     return inputs_BL[inputs_BL != tokenizers.separator(run.tokenizer)][:most]
+
+
+def listed(values: np.ndarray) -> list:
+    """Return an array as lists for JSON. NaN, a value that a budget left out, becomes None."""
+    return np.where(np.isnan(values), np.array(None), values).tolist()
 
 
 def check_finite(run: Run, values: Iterable[float]) -> None:

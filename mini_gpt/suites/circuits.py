@@ -35,16 +35,16 @@ class Circuits(Suite):
         tokens_T = _tokens(run, options)
         roles = head_roles.roles(run.model, tokens_T, PAIRS)
         base.check_finite(run, (role.copying for role in roles))
-        composition = circuits.composition(run.model)
+        composition = circuits.composition(run.model, [(role.layer, role.head) for role in roles])
         return {
             "tokens": _labels(tokens_T, run.tokenizer),
             "heads": [_with_texts(role, run.tokenizer) for role in roles],
-            "composition": {name: scores.tolist() for name, scores in composition.items()},
+            "composition": {name: base.listed(scores) for name, scores in composition.items()},
         }
 
     def rows(self, result: Result) -> list[Row]:
         """Return a row for each head, with the earlier head that it reads most by its queries, keys and values."""
-        reads = {name: np.array(scores) for name, scores in result["composition"].items()}
+        reads = {name: np.nan_to_num(np.array(scores, float)) for name, scores in result["composition"].items()}
         rows = []
         for head in result["heads"]:
             place = (head["layer"], head["head"])
@@ -58,9 +58,10 @@ class Circuits(Suite):
         return rows
 
     def figure(self, result: Result) -> Figure:
-        composition = {name: np.array(scores) for name, scores in result["composition"].items()}
-        layers, heads = composition["key"].shape[:2]
-        copying_NH = np.array([head["copying"] for head in result["heads"]]).reshape(layers, heads)
+        composition = {name: np.array(scores, float) for name, scores in result["composition"].items()}
+        copying_NH = np.full(composition["key"].shape[:2], np.nan)
+        for head in result["heads"]:
+            copying_NH[head["layer"], head["head"]] = head["copying"]
         title = f"Step {result['checkpoint_step']:,}: circuits of the heads, by their weights"
         return head_roles.roles_figure(copying_NH, composition, title=title)
 

@@ -4,8 +4,9 @@ import dataclasses
 import math
 
 from mini_gpt.config.schema import Config
+from mini_gpt.insight import budget
 from mini_gpt.insight.diagnosis import checks, pairs
-from mini_gpt.runtime import progress
+from mini_gpt.insight.diagnosis.result import CheckResult
 from mini_gpt.runtime.errors import UserError
 from mini_gpt.suites import base
 from mini_gpt.suites.base import Result, Row, Suite, SuiteOptions
@@ -40,16 +41,12 @@ class Diagnose(Suite):
         else:
             tokens, train_tokens = (base.split_tokens(run, split) for split in (options.split, "train"))
             cost = checks.cost(run.model, len(tokens), len(train_tokens))
-            with progress.shown("checks", cost):
+            with budget.shown("checks", cost):
                 results = checks.diagnose(run.model, tokens, train_tokens, history, run.step)
         return {
             "context_length": run.config.context_length,
             "found": [result.check for result in results if result.found],
-            "rows": [
-                dataclasses.asdict(result)
-                | {"value": result.value if math.isfinite(result.value) else None, "causes": result.causes}
-                for result in results
-            ],
+            "rows": [_row(result) for result in results],
         }
 
     def rows(self, result: Result) -> list[Row]:
@@ -58,7 +55,8 @@ class Diagnose(Suite):
     def printed(self, result: Result) -> str:
         lines = []
         for row in result["rows"]:
-            lines.append(f"{'FOUND' if row['found'] else 'ok':>5}  {row['check']}: {row['says']}")
+            error = f" Standard error: {row['error']:.2g}." if row.get("error") else ""
+            lines.append(f"{'FOUND' if row['found'] else 'ok':>5}  {row['check']}: {row['says']}{error}")
             if row["found"]:
                 lines.append(f"         limit: {row['limit']}; possible causes:")
                 lines += [f"           - {cause}" for cause in row["causes"]]
@@ -66,3 +64,10 @@ class Diagnose(Suite):
             return "\n".join([*lines, "", "Nothing found."])
         found = f"{len(result['found'])} of {len(result['rows'])} checks found something: {', '.join(result['found'])}."
         return "\n".join([*lines, "", found, "A finding may explain those after it."])
+
+
+def _row(result: CheckResult) -> Row:
+    row = dataclasses.asdict(result)
+    error = {"error": row.pop("error")}
+    value = result.value if math.isfinite(result.value) else None
+    return row | {"value": value, "causes": result.causes} | (error if budget.current.get() else {})

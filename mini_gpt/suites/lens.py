@@ -6,9 +6,9 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from mini_gpt.data import batches, spans
+from mini_gpt.insight import budget
 from mini_gpt.insight.curves import token_label
 from mini_gpt.insight.mechanisms import lens
-from mini_gpt.runtime import progress
 from mini_gpt.runtime.errors import require
 from mini_gpt.suites import base
 from mini_gpt.suites.base import Result, Suite, SuiteOptions
@@ -34,7 +34,7 @@ class Lens(Suite):
             text = base.opening(run, options, length + 1)
             require(len(text) > 1, "--text", options.text, "must have at least two tokens")
             texts, shown = [(1, batches.next_token_batch(text[None]))], text[:SHOWN]
-        with progress.shown("logit lens", sum(batch["inputs"].size for _, batch in texts)):
+        with budget.shown("logit lens", sum(batch["inputs"].size for _, batch in texts)):
             rows = lens.by_depth(run.model, texts)
         base.check_finite(run, (row["nll"] for row in rows))
         name = run.workdir.resolve().name + (f", step {run.step:,}" if run.step else "")

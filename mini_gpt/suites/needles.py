@@ -1,5 +1,7 @@
 """Ask for sentences and words in long texts."""
 
+import dataclasses
+
 from matplotlib.figure import Figure
 
 from mini_gpt.config.schema import Config
@@ -8,6 +10,7 @@ from mini_gpt.hugging_face import origin
 from mini_gpt.insight import curves
 from mini_gpt.insight.curves import Curve
 from mini_gpt.runtime import progress
+from mini_gpt.suites import base
 from mini_gpt.suites.base import Result, Row, Suite, SuiteOptions
 from mini_gpt.training.run import Run
 
@@ -34,6 +37,9 @@ class Needles(Suite):
 
     def measure(self, run: Run, options: SuiteOptions) -> Result:
         lengths, text = _lengths(run.trained, options), run.store.tokens(options.split)
+        costs = [needles.PROBLEMS * len(needles.KINDS) * length for length in lengths]
+        lengths = base.lengths_within_budget(run, lengths, costs)
+        options = dataclasses.replace(options, lengths=",".join(map(str, lengths)))
         total = self.cost(run.trained, options, len(text))
         with progress.shown(f"{len(needles.KINDS)} kinds of questions", total):
             rows = needles.measure(run.model, run.tokenizer, text, lengths)

@@ -1,5 +1,6 @@
 """Which activations carry the difference between two texts: activation patching."""
 
+import math
 from typing import Any
 
 import numpy as np
@@ -7,9 +8,9 @@ from matplotlib.figure import Figure
 
 from mini_gpt.config.schema import Config
 from mini_gpt.data import spans
+from mini_gpt.insight import budget
 from mini_gpt.insight.curves import token_label
 from mini_gpt.insight.mechanisms import attribution, patching
-from mini_gpt.runtime import progress
 from mini_gpt.runtime.errors import UserError, require
 from mini_gpt.suites import base, results
 from mini_gpt.suites.base import Result, Row, Suite, SuiteOptions
@@ -35,9 +36,10 @@ class Patching(Suite):
         differs = bool((clean[:-1] != corrupted[:-1]).any())
         require(differs, "--other", options.other, "must differ from --text before its last token")
         pair = patching.TextPair(clean[:-1], corrupted[:-1], int(clean[-1]), int(corrupted[-1]))
-        with progress.shown("activation patching", patching.cost(run.model, len(clean) - 1)):
+        with budget.shown("activation patching", patching.cost(run.model, len(clean) - 1)):
             effects = patching.patch(run.model, pair)
-        base.check_finite(run, [effects.clean, effects.corrupted, *effects.heads_NH.flat])
+        of_heads = effects.heads_NH if budget.current.get() is None else effects.heads_NH[~np.isnan(effects.heads_NH)]
+        base.check_finite(run, [effects.clean, effects.corrupted, *of_heads.flat])
         answers = (pair.clean_answer, None if clean[-1] == corrupted[-1] else pair.corrupted_answer)
         direct = None
         if attribution.is_sum(run.config.model):
@@ -46,27 +48,28 @@ class Patching(Suite):
             "clean": {"tokens": spans.decode_each(clean, run.tokenizer), "score": effects.clean},
             "corrupted": {"tokens": spans.decode_each(corrupted, run.tokenizer), "score": effects.corrupted},
             "score": "log-probability" if clean[-1] == corrupted[-1] else "logit difference",
-            "by_place": {site: effects_NL.tolist() for site, effects_NL in effects.by_place.items()},
-            "heads": effects.heads_NH.tolist(),
-            "heads_by_place": None if effects.heads_NHL is None else effects.heads_NHL.tolist(),
+            "by_place": {site: base.listed(effects_NL) for site, effects_NL in effects.by_place.items()},
+            "heads": base.listed(effects.heads_NH),
+            "heads_by_place": None if effects.heads_NHL is None else base.listed(effects.heads_NHL),
             "direct": None if direct is None else {name: share.tolist() for name, share in direct._asdict().items()},
         }
 
     def rows(self, result: Result) -> list[Row]:
         places, rows = _labels(result), []
         for site, effects_NL in result["by_place"].items():
-            for (layer, place), effect in np.ndenumerate(np.array(effects_NL)):
+            for (layer, place), effect in np.ndenumerate(np.array(effects_NL, float)):
                 rows.append(_row(site, layer, None, place, places[place], effect))
-        for (layer, head), effect in np.ndenumerate(np.array(result["heads"])):
+        for (layer, head), effect in np.ndenumerate(np.array(result["heads"], float)):
             rows.append(_row("head", layer, head, None, None, effect))
-        for (layer, head, place), effect in np.ndenumerate(np.array(result["heads_by_place"] or np.zeros((0, 0, 0)))):
+        by_place = np.array(result["heads_by_place"] or np.zeros((0, 0, 0)), float)
+        for (layer, head, place), effect in np.ndenumerate(by_place):
             rows.append(_row("head", layer, head, place, places[place], effect))
-        return rows
+        return [row for row in rows if not math.isnan(row["effect"])]  # NaN: left out
 
     def figure(self, result: Result) -> Figure:
-        found = {site: np.array(effects_NL) for site, effects_NL in result["by_place"].items()}
-        heads_NHL = None if result["heads_by_place"] is None else np.array(result["heads_by_place"])
-        effects = patching.Effects(0, 0, found, np.array(result["heads"]), heads_NHL)
+        found = {site: np.array(effects_NL, float) for site, effects_NL in result["by_place"].items()}
+        heads_NHL = None if result["heads_by_place"] is None else np.array(result["heads_by_place"], float)
+        effects = patching.Effects(0, 0, found, np.array(result["heads"], float), heads_NHL)
         direct = result["direct"]
         direct_NX = direct and np.column_stack([direct["heads_NH"], direct["feed_forward_N"]])
         title = f"Step {result['checkpoint_step']:,}: activations of --text, put into the pass on --other"

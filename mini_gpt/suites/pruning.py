@@ -1,17 +1,18 @@
 """Measure each head's importance by gradient and by ablation, and the loss as heads are removed."""
 
 import dataclasses
+import functools
+from collections.abc import Callable
 
 import jax.numpy as jnp
 import numpy as np
 from matplotlib.figure import Figure
 
 from mini_gpt.evaluation import perplexity, task_accuracy
-from mini_gpt.insight import pruning, samples
+from mini_gpt.insight import budget, pruning, samples
 from mini_gpt.model import editing
-from mini_gpt.runtime import progress
 from mini_gpt.suites import base, results
-from mini_gpt.suites.base import Result, Suite, SuiteOptions
+from mini_gpt.suites.base import Result, Row, Suite, SuiteOptions
 from mini_gpt.training.run import Run
 
 
@@ -33,33 +34,43 @@ class Pruning(Suite):
             tokens = base.split_tokens(run, options.split)
         train_batches = base.batches(run, "train", most, "gradients")
 
-        def nll(mask_NH: np.ndarray) -> float:
+        def nll(mask_NH: np.ndarray, texts: int | None = None) -> float:
             pruned = dataclasses.replace(model, edits=editing.head_mask(jnp.asarray(mask_NH[:, None])))
             if config.model.has_encoder:
-                return samples.loss(pruned, scored)
+                return samples.loss(pruned, scored[:texts])
             if config.data.is_task:
-                return task_accuracy.accuracy(pruned, tokenizer, problems, config.context_length).nll
-            bytes_V = tokenizer.token_bytes
-            return perplexity.score_split(pruned, tokens, bytes_V, most_tokens=most_scored).nll
+                return task_accuracy.accuracy(pruned, tokenizer, problems[:texts], config.context_length).nll
+            bytes_V, some = tokenizer.token_bytes, most_scored if texts is None else texts * config.context_length
+            return perplexity.score_split(pruned, tokens, bytes_V, most_tokens=some).nll
 
         layers = editing.attention_layers(config.model)
         num_heads = len(layers) * config.model.num_heads
-        with progress.shown(f"pruning {num_heads} heads", pruning.cost(num_heads, most)):
-            importance_NH = pruning.importance(model, train_batches)
-            ablation_NH = pruning.ablation(model, train_batches)
+        seconds = functools.cache(lambda: budget.forward_seconds(model, config.longest_row))
+        with budget.shown(f"pruning {num_heads} heads", pruning.cost(num_heads, most)):
+            importance_NH = pruning.importance(model, budget.within("batches of the gradient", train_batches, 0.2))
+            passes = np.full(len(train_batches), 2 * num_heads * train_batches[0][1]["inputs"].size)
+            train_batches = train_batches[: budget.fit("batches of the ablation", passes, seconds, 0.5)]
+            number = budget.fit(
+                "heads", np.full(num_heads, passes[: len(train_batches)].sum() / num_heads), seconds, 0.6
+            )
+            largest = np.argsort(-importance_NH, axis=None, kind="stable")[:number]  # gradients: a cheap first estimate
+            places = [divmod(head, config.model.num_heads) for head in sorted(largest.tolist())]
+            ablation_NH = pruning.ablation(model, train_batches, places=places)
             mean_ablation_NH = None
-            if not config.model.has_encoder:
+            if not config.model.has_encoder and number == num_heads:
                 means_NHK = pruning.mean_outputs(model, train_batches)
                 mean_ablation_NH = pruning.ablation(model, train_batches, means_NHK)
-            base.check_finite(run, [*importance_NH.flat, *ablation_NH.flat])
+            base.check_finite(run, [*importance_NH.flat, *(ablation_NH[place] for place in places)])
             orders = pruning.removal_orders(importance_NH, ablation_NH)
-            rows = pruning.curves(orders, nll)
+            if number < num_heads:
+                del orders["ablation"]
+            rows = _curves(orders, nll, config.longest_row * seconds() if budget.current.get() else 0)
         base.check_finite(run, (row["nll"] for row in rows))
         return {
             "context_length": run.config.context_length,
             "layers": layers,
             "importance": importance_NH.tolist(),
-            "ablation": ablation_NH.tolist(),
+            "ablation": base.listed(ablation_NH),
             "mean_ablation": None if mean_ablation_NH is None else mean_ablation_NH.tolist(),
             "removal_order": orders["importance"],
             "removal_orders": orders,
@@ -68,7 +79,7 @@ class Pruning(Suite):
 
     def figure(self, result: Result) -> Figure:
         title = f"Step {result['checkpoint_step']:,}: importance of the heads"
-        scores = {name: np.array(result[name]) for name in pruning.UNITS if result[name] is not None}
+        scores = {name: np.array(result[name], float) for name in pruning.UNITS if result[name] is not None}
         has_encoder = len({kind for kind, _ in result["layers"]}) > 1
         layers = [f"{kind} {layer}" if has_encoder else str(layer) for kind, layer in result["layers"]]
         return pruning.pruning_figure(scores, result["rows"], names=layers, title=title)
@@ -81,7 +92,17 @@ class Pruning(Suite):
             for row in result["rows"]:
                 if row["removed"] == removed:
                     nll.setdefault(row["order"], []).append(row["nll"])
-            random = nll.pop("random")
-            spread = {"random mean": float(np.mean(random)), "lowest": min(random), "highest": max(random)}
+            spread = {}
+            if random := nll.pop("random", []):
+                spread = {"random mean": float(np.mean(random)), "lowest": min(random), "highest": max(random)}
             printed.append({"heads removed": removed} | {f"by {name}": loss for name, (loss,) in nll.items()} | spread)
         return results.table(printed)
+
+
+def _curves(orders: dict[str, pruning.Order], nll: Callable[..., float], seconds: float) -> list[Row]:
+    """Return `pruning.curves`; with a budget, of the first orders, on one text that takes so many seconds."""
+    passes = np.full(len(orders) + pruning.SEEDS, len(pruning.counts(len(orders["gradient"]))))
+    number = budget.fit("orders of removal", passes, lambda: seconds)
+    texts = 1 if budget.current.get() else None
+    chosen, seeds = dict([*orders.items()][:number]), max(0, number - len(orders))
+    return pruning.curves(chosen, lambda mask_NH: nll(mask_NH, texts), seeds)

@@ -46,6 +46,8 @@ class Tasks(Suite):
     def measure(self, run: Run, options: SuiteOptions) -> Result:
         task_batches.check_alphabet(run.config.data.corpus, run.tokenizer)
         lengths = _lengths(run.trained, options, run.config.data.corpus)
+        costs = [task_accuracy.PROBLEMS * sum(task_batches.row_lengths(run.config, length)) for length in lengths]
+        lengths = base.lengths_within_budget(run, lengths, costs)
         return {
             "task": run.corpus.name,
             "train_length": run.trained.data.task_length,

@@ -3,21 +3,25 @@
 The limits were set on models that were broken on purpose (docs/reference/diagnosis.md).
 """
 
+import functools
 import itertools
 
 import numpy as np
 
 from mini_gpt.evaluation import perplexity
 from mini_gpt.evaluation.loaded import LoadedModel
-from mini_gpt.insight import pruning, samples
+from mini_gpt.insight import budget, pruning, samples
 from mini_gpt.insight.diagnosis import blocks, losses, probe, weights
 from mini_gpt.insight.diagnosis.losses import History, Losses
 from mini_gpt.insight.diagnosis.result import CheckResult, in_order, listed
+from mini_gpt.insight.uncertainty import of_ratio
 
 # Limits. A check finds a problem if its value is past the limit, or NaN.
 DEAD_HEAD = 0.01  # importance / mean importance
 ORDER = 0.05  # effect of reordering tokens on a prediction / effect of replacing them
 LEAK = 1e-3  # total variation distance
+
+WINDOWS_SHARE, LOSSES_SHARE = 0.5, 0.3  # of a budget; the rest is for dead heads
 
 FEWEST_WINDOWS = 4  # different ones, to compare predictions with their average
 MIN_EFFECT = 1e-3  # total variation distance; order is checked only if replacing tokens has this effect
@@ -32,18 +36,20 @@ def diagnose(
     history: rows of metrics.jsonl, or []; its validation losses must be measured on the split of `tokens`.
     step: the step of the model.
     """
-    windows_BM = probe.windows(tokens, model.config.context_length + 1)
+    windows_BM, most = _within_budget(model, probe.windows(tokens, model.config.context_length + 1))
     counts_V = 1 + perplexity.token_counts(train_tokens, model.vocab_size)
     unigram_V = np.log(counts_V / counts_V.sum())
     layers = probe.layers(model, windows_BM)
-    texts = losses.sample(model, tokens)
+    texts, score = losses.sample(model, tokens, most), losses.sample_score(model, tokens, most)
+    recorded = losses.recorded(history, step)
+    recorded["same_step"] &= most == model.config.eval.tokens  # otherwise it is the loss of another sample
     no_bigram = model.masked or np.array_equal(tokens, train_tokens)  # not comparable, or fitted to the text
     measured = Losses(
-        loss=losses.sample_loss(model, tokens),
-        train=losses.sample_loss(model, train_tokens),
+        loss=score.nll,
+        train=losses.sample_score(model, train_tokens, most).nll,
         unigram=-float(unigram_V[np.concatenate([text[1:] for text in texts])].mean()),
         bigram=None if no_bigram else losses.bigram(train_tokens, texts, unigram_V),
-        **losses.recorded(history, step),
+        **recorded,
     )
     predicted_BV = probe.predictions(model, windows_BM[:, :-1], probe.place(model))
     is_varied = len(np.unique(windows_BM, axis=0)) >= FEWEST_WINDOWS
@@ -56,20 +62,34 @@ def diagnose(
         *([] if skips_order else order(model, windows_BM)),
         *masks(model, windows_BM),
         *predicted,
-        *losses.check(measured),
+        *losses.check(measured, of_ratio(score.losses_T, np.ones(score.tokens))),
         dead_heads(model, train_tokens),
         *losses.training(history, step),
     ]
     return in_order(results)
 
 
+def _within_budget(model: LoadedModel, windows_BM: np.ndarray) -> tuple[np.ndarray, int]:
+    """Return the windows for the checks, and the most tokens of each loss; fewer if a budget does not allow all."""
+    length, most = model.config.context_length, model.config.eval.tokens
+    seconds = functools.cache(lambda: length * budget.forward_seconds(model, length))
+    passes = np.full(len(windows_BM), _passes(model) + 3)  # maps take longer than a pass, and gradients too
+    rows = sorted(budget.spread(len(windows_BM))[: budget.fit("windows", passes, seconds, WINDOWS_SHARE)])
+    blocks = np.full(max(1, most // length), 2)  # of two texts
+    count = budget.fit("blocks of the losses", blocks, seconds, LOSSES_SHARE)
+    return windows_BM[rows], most if count == len(blocks) else count * length
+
+
 def cost(model: LoadedModel, num_tokens: int, num_train_tokens: int) -> int:
     """Return about how many tokens the model processes for the checks."""
     most, length = model.config.eval.tokens, model.config.context_length
-    of_masks = 2 * (not model.masked) + 2 * (model.layout.separator_id is not None)
-    passes = 1 + 1 + 5 + of_masks + 1  # layers, predictions, order, masks, dead heads
     windows = probe.count(num_tokens, length + 1)
-    return passes * windows * length + min(most, num_tokens) + min(most, num_train_tokens)
+    return _passes(model) * windows * length + min(most, num_tokens) + min(most, num_train_tokens)
+
+
+def _passes(model: LoadedModel) -> int:
+    of_masks = 2 * (not model.masked) + 2 * (model.layout.separator_id is not None)
+    return 1 + 1 + 5 + of_masks + 1  # layers, predictions, order, masks, dead heads
 
 
 def dead_heads(model: LoadedModel, train_tokens: np.ndarray) -> CheckResult:
@@ -77,7 +97,7 @@ def dead_heads(model: LoadedModel, train_tokens: np.ndarray) -> CheckResult:
     length = model.config.context_length
     few_tokens = train_tokens[: probe.most_windows(length) * length + 1]
     texts = samples.of_text(model, few_tokens, pruning.IMPORTANCE_TOKENS, "gradients")
-    importance_NH = pruning.importance(model, texts)
+    importance_NH = pruning.importance(model, budget.within("batches of the gradient", texts))
     relative_NH = importance_NH / max(importance_NH.mean(), 1e-30)
     heads = [f"{layer}.{head}" for layer, head in np.argwhere(~(relative_NH >= DEAD_HEAD))]
     least = float(relative_NH.min())

@@ -1,5 +1,6 @@
 """The losses of a model, compared with its own records, its training text, and simpler models."""
 
+import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ import numpy as np
 
 from mini_gpt.evaluation import perplexity
 from mini_gpt.evaluation.loaded import LoadedModel
+from mini_gpt.evaluation.scoring import Score
 from mini_gpt.insight.diagnosis.result import CheckResult
 
 History = Sequence[Mapping[str, float]]  # rows of metrics.jsonl
@@ -58,16 +60,15 @@ def recorded(history: History, step: int) -> dict[str, Any]:
     }
 
 
-def sample(model: LoadedModel, tokens: np.ndarray) -> list[np.ndarray]:
-    """Return the stretches of a text that `sample_loss` scores."""
-    return perplexity.stretches(tokens, model.config.eval.tokens, model.config.context_length)
+def sample(model: LoadedModel, tokens: np.ndarray, most: int) -> list[np.ndarray]:
+    """Return the stretches of a text that `sample_score` scores."""
+    return perplexity.stretches(tokens, most, model.config.context_length)
 
 
-def sample_loss(model: LoadedModel, tokens: np.ndarray) -> float:
-    """Return the loss in nats per token, on the sample of an evaluation during training."""
+def sample_score(model: LoadedModel, tokens: np.ndarray, most: int) -> Score:
+    """Return the score of about `most` tokens of a text: with eval.tokens, those of an evaluation during training."""
     one_byte_V = np.ones(model.vocab_size, int)  # bits per byte are not needed
-    most = model.config.eval.tokens
-    return perplexity.score_split(model, tokens, one_byte_V, most_tokens=most).nll
+    return perplexity.score_split(model, tokens, one_byte_V, most_tokens=most)
 
 
 def bigram(train_tokens: np.ndarray, texts: list[np.ndarray], unigram_V: np.ndarray) -> float:
@@ -89,9 +90,12 @@ def bigram(train_tokens: np.ndarray, texts: list[np.ndarray], unigram_V: np.ndar
     return -float(np.log(share_X / (total_V + kinds_V)[first_X]).mean())
 
 
-def check(losses: Losses) -> list[CheckResult]:
-    """Compare the losses with those of simpler models, with the training text's, and with the recorded ones."""
-    return [_simpler_models(losses), _overfitting(losses), *_recorded_loss(losses)]
+def check(losses: Losses, error: float | None = None) -> list[CheckResult]:
+    """Compare the losses with those of simpler models, with the training text's, and with the recorded ones.
+
+    error: the standard error of the loss.
+    """
+    return [dataclasses.replace(_simpler_models(losses), error=error), _overfitting(losses), *_recorded_loss(losses)]
 
 
 def _simpler_models(losses: Losses) -> CheckResult:

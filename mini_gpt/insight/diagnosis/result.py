@@ -42,6 +42,7 @@ class CheckResult:
 
     found: whether the value is past its limit.
     says: what was measured, in sentences.
+    error: the standard error of the value over texts, if it is known.
     """
 
     check: str
@@ -49,6 +50,7 @@ class CheckResult:
     limit: str
     found: bool
     says: str
+    error: float | None = None
 
     @property
     def causes(self) -> tuple[str, ...]:

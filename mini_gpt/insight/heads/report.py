@@ -10,7 +10,7 @@ from mini_gpt.data import spans, tokenizers
 from mini_gpt.data.batches import Batch, in_full_batches
 from mini_gpt.data.tokenizers import Tokenizer
 from mini_gpt.evaluation.loaded import LoadedModel
-from mini_gpt.insight import attention
+from mini_gpt.insight import attention, budget
 from mini_gpt.insight.examples import Example, batch_of
 from mini_gpt.insight.heads import cross
 from mini_gpt.insight.heads import inputs as head_inputs
@@ -19,11 +19,13 @@ from mini_gpt.insight.heads import templates as head_templates
 from mini_gpt.insight.heads.inputs import Inputs
 from mini_gpt.insight.heads.scores import NOT_MEASURED, HeadSums, StrongestPairs, layer_of
 from mini_gpt.insight.heads.templates import OF_SOURCE, PLACES, Templates, Vocabulary
+from mini_gpt.insight.uncertainty import jackknife
 from mini_gpt.runtime import progress
 
 INDUCTION_ROWS = 32
 SHORTEST_REPEATED = 6  # tokens of a row for induction; in shorter rows, all periods would be two tokens
 FEWEST_REPEATED = 3  # different tokens; with two, all periods would be equal
+TEXTS_SHARE = 0.7  # of a budget; the rest is for texts of repeated tokens
 CLEAR, CLEAR_BY_CONTENT = 0.5, 0.25  # least strength for a label; heads without content stay below the second
 FEWEST = 50  # least number of queries for a label
 EVEN = 0.9  # least entropy / entropy of uniform attention for the label "global"
@@ -40,7 +42,8 @@ def head_report(
     """Return a row for each head, layer by layer.
 
     kinds: for each kind of key its score (mean weight on such keys), chance, strength (0 by chance, at most 1) and
-      number of queries.
+      number of queries; with a budget (`insight.budget`), which measures fewer texts, also the standard error of the
+      strength over batches of texts, except of a fixed offset.
     offset: key - query of the kind "fixed offset".
     entropy: of the weights, divided by the log of the number of visible keys.
     distance: mean distance to keys, in tokens. A kind is clear with at least FEWEST queries and a strength of at least
@@ -55,19 +58,22 @@ def head_report(
     objective (Clark et al. 2019).
     """
     vocabulary = head_inputs.vocabulary(tokenizer, train_tokens)
-    layers = _measure(model, inputs, lambda rows: _of_rows(model, inputs, rows, vocabulary))
     frequent = np.flatnonzero(~vocabulary.is_rare_V[: tokenizers.vocab_size(tokenizer)])
     frequent = frequent[frequent != tokenizers.separator(tokenizer)]
+    of_rows = lambda rows: _of_rows(model, inputs, rows, vocabulary)
+    layers, measured = _measure(model, inputs, of_rows, "texts", TEXTS_SHARE)
+    texts_BL = inputs.tokens_BL[measured]
     repeated: Sequence[_Layer | None] = [None] * len(layers)
     length = model.config.context_length
     # Random tokens are no words: with position ids, they would have positions that were never trained.
     if length >= SHORTEST_REPEATED and len(frequent) >= FEWEST_REPEATED and not model.layout.operator_ids:
         random_BL, period_B = head_templates.repeated_tokens(frequent, length, INDUCTION_ROWS, seed=0)
         random = Inputs(random_BL, np.ones(random_BL.shape, bool))
-        repeated = _measure(model, random, lambda rows: head_templates.induction(length, period_B[rows]))
+        of_random = lambda rows: head_templates.induction(length, period_B[rows])
+        repeated, _ = _measure(model, random, of_random, "texts of repeated tokens")
     return [
         _head_row(number, head, layer, induction)
-        | {"pair": _strongest_pair(layer.pairs, head, (inputs.tokens_BL,) * 2, tokenizer)}
+        | {"pair": _strongest_pair(layer.pairs, head, (texts_BL, texts_BL), tokenizer)}
         for number, (layer, induction) in enumerate(zip(layers, repeated, strict=True))
         for head in range(model.config.model.num_heads)
     ]
@@ -142,27 +148,36 @@ class _Layer(NamedTuple):
     """Measurements of one layer, in NumPy: float64 sums for each of `kinds`, and a strongest pair for each row.
 
     sums: HeadSums, or CrossSums of cross-attention.
+    without: with a budget, the sums without each batch.
     """
 
     kinds: tuple[str, ...]
     sums: Any
     pairs: StrongestPairs
+    without: Sequence[Any] = ()
 
 
-def _measure(model: LoadedModel, inputs: Inputs, templates: Callable[[Sequence[int]], Templates]) -> list[_Layer]:
-    """Measure each layer on all rows, except the copies that fill the last batch."""
+def _measure(
+    model: LoadedModel, inputs: Inputs, templates: Callable[[Sequence[int]], Templates], name: str, share: float = 1.0
+) -> tuple[list[_Layer], list[int]]:
+    """Measure each layer on all rows, or on those within the budget, except the copies that fill the last batch.
+
+    Returns the rows too, with the copies.
+    """
     kinds: tuple[str, ...] = ()
+    measured: list[int] = []
     parts: list[list[tuple[HeadSums, StrongestPairs]]] = []
     at_a_time = model.rows_at_a_time(inputs.tokens_BL.shape[1], "maps", len(inputs.tokens_BL))
-    for count, rows in in_full_batches(range(len(inputs.tokens_BL)), at_a_time):
+    for count, rows in budget.within(name, in_full_batches(range(len(inputs.tokens_BL)), at_a_time), share):
         found, tokens_BL = templates(rows), inputs.tokens_BL[rows]
         is_query_BL = inputs.is_query_BL[rows] & (np.arange(at_a_time) < count)[:, None]
         arguments = (np.stack(list(found.values()), axis=1), is_query_BL)
         kinds = tuple(found)
+        measured += rows
         rows_B = np.array(rows, np.int32)
         parts.append(attention.each_layer(model, tokens_BL, head_scores.measure, arguments, rows_B=rows_B))
         progress.advance(tokens_BL[:count].size)
-    return _summed(kinds, parts)
+    return _summed(kinds, parts), measured
 
 
 def _summed(kinds: tuple[str, ...], parts: list[list[Any]]) -> list[_Layer]:
@@ -171,21 +186,32 @@ def _summed(kinds: tuple[str, ...], parts: list[list[Any]]) -> list[_Layer]:
     for of_layer in zip(*parts, strict=True):
         sums, pairs = zip(*of_layer, strict=True)
         total = jax.tree.map(lambda *field: np.sum(np.asarray(field, np.float64), axis=0), *sums)
-        measured.append(_Layer(kinds, total, jax.tree.map(lambda *field: np.concatenate(field), *pairs)))
+        without = [jax.tree.map(np.subtract, total, part) for part in sums] if budget.current.get() else []
+        measured.append(_Layer(kinds, total, jax.tree.map(lambda *field: np.concatenate(field), *pairs), without))
     return measured
 
 
 def _head_row(number: int, head: int, layer: _Layer, induction: _Layer | None) -> dict[str, Any]:
     """Return the row of a head, without its strongest pair. induction: measured on repeated tokens."""
-    kinds = head_scores.of_kinds(layer.kinds, layer.sums, head)
+    kinds = _of_kinds(layer, head)
     offset, kinds["fixed offset"] = head_scores.fixed_offset(layer.sums, head)
-    repeated = head_scores.of_kinds(induction.kinds, induction.sums, head) if induction else {}
-    kinds["induction"] = repeated.get("induction", head_scores.NOT_MEASURED)
+    repeated = _of_kinds(induction, head) if induction else {}
+    kinds["induction"] = repeated.get("induction", NOT_MEASURED)
     queries = max(float(layer.sums.queries), 1)
     entropy, distance = (float(sum_H[head]) / queries for sum_H in (layer.sums.entropy_H, layer.sums.distance_H))
     label, also = label_of({kind: (each["strength"], each["queries"]) for kind, each in kinds.items()}, entropy)
     row = {"layer": number, "head": head, "label": label, "also": also, "entropy": entropy, "distance": distance}
     return row | {"offset": offset, "kinds": kinds}
+
+
+def _of_kinds(layer: _Layer, head: int) -> dict[str, dict[str, Any]]:
+    """Return the values of each kind; with a budget, also the standard error of the strength."""
+    kinds = head_scores.of_kinds(layer.kinds, layer.sums, head)
+    if not layer.without:
+        return kinds
+    others = [head_scores.of_kinds(layer.kinds, sums, head) for sums in layer.without]
+    errors = {kind: jackknife([other[kind]["strength"] for other in others]) for kind in kinds}
+    return {kind: found | {"error": errors[kind]} for kind, found in kinds.items()}
 
 
 def _strongest_pair(
@@ -217,7 +243,9 @@ def pair_report(
     rows = model.rows_at_a_time(max(size), "maps", len(pairs))
     kinds: dict[str, tuple[str, ...]] = {}
     parts: dict[str, list[list[Any]]] = {kind: [] for kind in attention.KINDS}
-    for number, part in in_full_batches(pairs, rows):
+    shown: list[Example] = []
+    for number, part in budget.within("pairs", in_full_batches(pairs, rows)):
+        shown += part
         batch = batch_of(part, size)
         counted_BL = (np.arange(len(part)) < number)[:, None]
         is_query = {"encoder": (batch["source"] >= 0) & counted_BL, "decoder": (batch["weights"] > 0) & counted_BL}
@@ -229,7 +257,7 @@ def pair_report(
         for kind, of_kind in layers.items():
             parts[kind].append(of_kind)
         progress.advance(number * sum(size))
-    every = batch_of(pairs, size)
+    every = batch_of(shown, size)
     sides = {"encoder": ("source", "source"), "decoder": ("inputs", "inputs"), "cross": ("targets", "source")}
     texts = {kind: (every[queries], every[keys]) for kind, (queries, keys) in sides.items()}
     return _rows({kind: _summed(kinds[kind], parts[kind]) for kind in parts}, texts, tokenizer)
@@ -284,7 +312,7 @@ def _rows(
 
 def _cross_row(number: int, head: int, layer: _Layer) -> dict[str, Any]:
     sums = jax.tree.map(np.asarray, layer.sums)
-    kinds = head_scores.of_kinds(layer.kinds, sums, head)
+    kinds = _of_kinds(layer, head)
     entropy = float(sums.entropy_H[head]) / max(float(sums.queries), 1)
     label, also = label_of({kind: (each["strength"], each["queries"]) for kind, each in kinds.items()}, entropy)
     row = {"layer": number, "head": head, "label": label, "also": also, "entropy": entropy, "distance": None}

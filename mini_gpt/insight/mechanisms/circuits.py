@@ -7,6 +7,7 @@ that are added to the embedding.
 
 import itertools
 import operator
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -153,8 +154,10 @@ class Head:
         return centred_and_weighted(last_norm, jnp.eye(self.config.d_model)) @ table_TD.T
 
 
-def composition(model: LoadedModel) -> dict[str, np.ndarray]:
+def composition(model: LoadedModel, places: Sequence[tuple[int, int]] | None = None) -> dict[str, np.ndarray]:
     """Return {"query", "key", "value": scores [N, H, N, H]}: how much a later head (last axes) reads an earlier one.
+
+    places: (layer, head) of the heads to measure; None: all. The scores of other heads are NaN.
 
     ‖W_OV W‖ / (‖W_OV‖ ‖W‖) with Frobenius norms, 0 to 1, and W the later head's W_QK, its transpose, or its W_OV
     (Elhage et al. 2021, "composition"). Heads of the same or an earlier layer have 0. Random matrices have about
@@ -162,25 +165,36 @@ def composition(model: LoadedModel) -> dict[str, np.ndarray]:
     """
     layers, heads = model.config.model.num_layers, model.config.model.num_heads
     module = running.unstack(model.merge())
-    every = [Head(model, *place, module) for place in itertools.product(range(layers), range(heads))]
-    every[0]._refuse(NOT_IN_OV)
-    kernels = [(head.query_DK(), head.key_DK(), head.value_DK(), head.out_KD()) for head in every]
-    arrays = [[np.asarray(kernel, np.float64) for kernel in of_head] for of_head in kernels]
-    scores = {name: np.zeros((layers, heads, layers, heads)) for name in ("query", "key", "value")}
-    for (first, (_, _, value_DK, out_KD)), (second, parts) in itertools.product(enumerate(arrays), repeat=2):
-        places = divmod(first, heads) + divmod(second, heads)
-        if places[0] >= places[2]:
-            continue
-        query_DK, key_DK, read_DK, written_KD = parts
-        later = {"query": (query_DK, key_DK.T), "key": (key_DK, query_DK.T), "value": (read_DK, written_KD)}
-        for name, (left_DK, right_KD) in later.items():
-            unit = np.eye(len(right_KD))
-            size = _norm(value_DK, unit, out_KD) * _norm(left_DK, unit, right_KD)
-            scores[name][places] = _norm(value_DK, out_KD @ left_DK, right_KD) / max(size, 1e-30)
+    places = [*np.ndindex(layers, heads)] if places is None else places
+    every = {place: Head(model, *place, module) for place in places}
+    every[places[0]]._refuse(NOT_IN_OV)
+    factors = {place: _factors(head) for place, head in every.items()}
+    scores = {name: np.full((layers, heads, layers, heads), np.nan) for name in ("query", "key", "value")}
+    for first, second in itertools.product(factors, repeat=2):
+        _, out_KD, value_KK, _, size = factors[first]["value"]
+        for name, (left_DK, _, _, right_KK, read_size) in factors[second].items():
+            is_earlier = first[0] < second[0]
+            norm = _norm(value_KK, out_KD @ left_DK, right_KK) if is_earlier else 0.0
+            scores[name][first + second] = norm / max(size * read_size, 1e-30)
     return scores
 
 
-def _norm(left_DK: np.ndarray, middle_KK: np.ndarray, right_KD: np.ndarray) -> float:
-    """Return the Frobenius norm of a product of rank K, without the product itself."""
-    square = (left_DK.T @ left_DK @ middle_KK @ (right_KD @ right_KD.T)) * middle_KK
+def _factors(head: Head) -> dict[str, tuple[Any, ...]]:
+    """Return left_DK, right_KD, left_KK and right_KK (each with its own transpose), and the norm of left @ right.
+
+    They are for W_QK, its transpose, and W_OV, in float64.
+    """
+    kernels = (head.query_DK(), head.key_DK(), head.value_DK(), head.out_KD())
+    query_DK, key_DK, value_DK, out_KD = (np.asarray(kernel, np.float64) for kernel in kernels)
+    found: dict[str, tuple[Any, ...]] = {}
+    pairs = {"query": (query_DK, key_DK.T), "key": (key_DK, query_DK.T), "value": (value_DK, out_KD)}
+    for name, (left_DK, right_KD) in pairs.items():
+        squares = left_DK.T @ left_DK, right_KD @ right_KD.T
+        found[name] = (left_DK, right_KD, *squares, _norm(squares[0], np.eye(len(right_KD)), squares[1]))
+    return found
+
+
+def _norm(left_KK: np.ndarray, middle_KK: np.ndarray, right_KK: np.ndarray) -> float:
+    """Return the Frobenius norm of left_DK @ middle_KK @ right_KD, see `_factors`."""
+    square = (left_KK @ middle_KK @ right_KK) * middle_KK
     return float(np.sqrt(max(square.sum(), 0.0)))

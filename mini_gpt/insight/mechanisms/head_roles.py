@@ -8,12 +8,13 @@ from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 
 from mini_gpt.evaluation.loaded import LoadedModel
-from mini_gpt.insight import colours
+from mini_gpt.insight import budget, colours
 from mini_gpt.insight.curves import label_heads, new_figure
 from mini_gpt.insight.mechanisms.circuits import NOT_IN_QK, Head
 from mini_gpt.model import running
 
 DISTANCE = 1  # tokens from the key to the query, in the QK circuit
+ROLES_SHARE = 0.5  # of a budget; the rest is for composition
 LARGEST_LABELLED = 24  # heads; with more, the maps of composition have labels of layers only
 
 Pair = tuple[int, int]
@@ -37,17 +38,18 @@ class Role(NamedTuple):
 
 
 def roles(model: LoadedModel, tokens_T: np.ndarray, pairs: int) -> list[Role]:
-    """Return the role of each head, with this many pairs among the given tokens.
+    """Return the role of each head, or of those within the budget, with this many pairs among the given tokens.
 
     Raises UserError for a model field with which the OV circuit is not a product of weights.
     """
     module, config = running.unstack(model.merge()), model.config.model
     found = []
-    for layer, number in np.ndindex(config.num_layers, config.num_heads):
+    places = ((1, place) for place in np.ndindex(config.num_layers, config.num_heads))
+    for _, (layer, number) in budget.within("heads", places, ROLES_SHARE):
         head = Head(model, layer, number, module)
         attends = None if head.unsupported(NOT_IN_QK) else _largest(head.qk(tokens_T, DISTANCE), tokens_T, pairs)
         found.append(Role(layer, number, head.copying(tokens_T), attends, _largest(head.ov(tokens_T), tokens_T, pairs)))
-    return found
+    return sorted(found, key=lambda role: role[:2])
 
 
 def _largest(scores_TT: np.ndarray, tokens_T: np.ndarray, count: int) -> list[Pair]:
@@ -74,7 +76,7 @@ def roles_figure(copying_NH: np.ndarray, composition: dict[str, np.ndarray], *, 
     image = axes.imshow(copying_NH, cmap=colours.SIGNED, vmin=-1, vmax=1, aspect="auto")
     label_heads(axes, layers, heads, "Copying")
     figure.colorbar(image, ax=axes, label="score: 1 raises the attended token", shrink=0.8)
-    limit = max((scores.max() for scores in maps.values()), default=1.0)
+    limit = max((np.nanmax(scores) for scores in maps.values()), default=1.0)
     for axes, (name, scores) in zip(others, maps.items(), strict=True):
         image = _composition_map(axes, scores.reshape(layers * heads, -1), limit, (layers, heads))
         axes.set_title(f"{name.capitalize()} composition")

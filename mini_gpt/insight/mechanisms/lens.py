@@ -16,8 +16,9 @@ from matplotlib.figure import Figure
 
 from mini_gpt.data.batches import Batch
 from mini_gpt.evaluation.loaded import LoadedModel
-from mini_gpt.insight import colours, observing
+from mini_gpt.insight import budget, colours, observing
 from mini_gpt.insight.curves import finish, new_figure, token_label
+from mini_gpt.insight.uncertainty import of_ratio
 from mini_gpt.runtime import progress, sharding
 
 LONGEST_LABEL = 12  # characters of a token
@@ -78,10 +79,12 @@ def by_depth(model: LoadedModel, texts: Iterable[tuple[int, Batch]]) -> list[dic
     accuracy: share of targets that are the likeliest token.
     agreement: share of targets at which the likeliest token is that of the last depth.
     divergence: as in `Depths`.
-    texts: (count, batch); the first `count` rows are used.
+    texts: (count, batch); the first `count` rows are used. With a budget, these are the ones that fit, and a row also
+      has the standard error of each mean over texts, such as nll_error.
     """
     sums_PX, total = np.zeros((model.config.model.num_layers + 1, 4)), 0.0
-    for count, batch in texts:
+    texts_BPX, weights_B = list[np.ndarray](), list[float]()
+    for count, batch in budget.within("texts", texts):
         found = read(model, batch)
         weights_BL = np.asarray(batch["weights"], np.float64)[:count]
         tokens_PBL = found.tokens_PBLT[..., 0]
@@ -89,9 +92,17 @@ def by_depth(model: LoadedModel, texts: Iterable[tuple[int, Batch]]) -> list[dic
         values = np.stack([found.nll_PBL, is_target_PBL, is_last_PBL, found.divergence_PBL], axis=-1)[:, :count]
         sums_PX += np.einsum("pblx,bl->px", values.astype(np.float64), weights_BL)
         total += weights_BL.sum()
+        texts_BPX += [*np.einsum("pblx,bl->bpx", values.astype(np.float64), weights_BL)]
+        weights_B += weights_BL.sum(axis=1).tolist()
         progress.advance(batch["inputs"].size)
     names = ("nll", "accuracy", "agreement", "divergence")
-    return [{"depth": depth} | dict(zip(names, means, strict=True)) for depth, means in enumerate(sums_PX / total)]
+    rows: list[dict[str, Any]]
+    rows = [{"depth": depth} | dict(zip(names, means, strict=True)) for depth, means in enumerate(sums_PX / total)]
+    for place in np.ndindex(sums_PX.shape if budget.current.get() else (0, 0)):
+        rows[place[0]][f"{names[place[1]]}_error"] = of_ratio(
+            np.array([text_PX[place] for text_PX in texts_BPX]), weights_B
+        )
+    return rows
 
 
 def _cut(label: str) -> str:

@@ -8,6 +8,7 @@ and Nanda 2024).
 import dataclasses
 import functools
 import itertools
+import math
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -19,7 +20,7 @@ from matplotlib.figure import Figure
 
 from mini_gpt.data.batches import in_full_batches
 from mini_gpt.evaluation.loaded import LoadedModel
-from mini_gpt.insight import colours, observing
+from mini_gpt.insight import budget, colours, observing
 from mini_gpt.insight.curves import label_heads, new_figure
 from mini_gpt.model import editing
 from mini_gpt.model.editing import Edit
@@ -59,7 +60,7 @@ class Effects(NamedTuple):
     by_place: {site: effects_NL}.
     heads_NH: of a head at all places.
     heads_NHL: at one place; None if there would be more than MOST_PATCHES.
-    clean, corrupted: the scores without a patch. float64.
+    clean, corrupted: the scores without a patch. float64. Patches that a budget leaves out are NaN.
     """
 
     clean: float
@@ -110,23 +111,26 @@ def patch(model: LoadedModel, pair: TextPair) -> Effects:
         remedy = "give texts between which the model's prediction differs"
         raise UserError(f"--other: found the scores {clean:.4g} and {corrupted:.4g} for the two texts; {remedy}")
     values = activations(model, pair.clean_L[None])
+    is_small = layers * heads * length <= MOST_PATCHES
+    shares = (1 / sites for sites in range(len(BY_PLACE) + 1 + is_small, 0, -1))  # of the time that a budget has left
 
-    def effects(site: str, *axes: Iterable[int]) -> np.ndarray:
+    def effects(site: str, name: str, *axes: Iterable[int]) -> np.ndarray:
         """Return the effect of each combination of a layer, a place and a head."""
         patches = [Patch(*patch) for patch in itertools.product(range(layers), *axes)]
-        scores: list[float] = []
-        for count, part in in_full_batches(patches, rows):
+        scores = dict.fromkeys(patches, math.nan)
+        for count, part in budget.within(f"patches of {name}", in_full_batches(patches, rows), next(shares)):
             put = sharding.put_whole(Patch(*np.array(part, np.int32).T), model.mesh)
             found = _patched_scores(model, corrupted_BL, answers, put, getattr(values, site), site=site)
-            scores += found[:count].tolist()
+            scores |= zip(part[:count], found[:count].tolist(), strict=True)
             progress.advance(count * length)
-        return (np.array(scores) - corrupted) / (clean - corrupted)
+        return (np.array([*scores.values()]) - corrupted) / (clean - corrupted)
 
-    by_place = {site: effects(site, range(length), [ANY]).reshape(layers, length) for site in BY_PLACE}
-    heads_NH = effects("heads", [ANY], range(heads)).reshape(layers, heads)
+    by_place = {site: effects(site, site, range(length), [ANY]).reshape(layers, length) for site in BY_PLACE}
+    heads_NH = effects("heads", "heads at all places", [ANY], range(heads)).reshape(layers, heads)
     heads_NHL = None
-    if layers * heads * length <= MOST_PATCHES:
-        heads_NHL = effects("heads", range(length), range(heads)).reshape(layers, length, heads).swapaxes(1, 2)
+    if is_small:
+        at_places = effects("heads", "heads at one place", range(length), range(heads))
+        heads_NHL = at_places.reshape(layers, length, heads).swapaxes(1, 2)
     return Effects(clean, corrupted, by_place, heads_NH, heads_NHL)
 
 
