@@ -54,7 +54,7 @@ current: ContextVar[Budget | None] = ContextVar("budget", default=None)  # of th
 
 @contextlib.contextmanager
 def limited(minutes: float | None, earlier: Mapping[str, int]) -> Iterator[Budget | None]:
-    """Set the current budget within the context. minutes: None: no budget. earlier: see `Budget`."""
+    """Set the current budget within the context: none if `minutes` is None. Takes the arguments of `Budget`."""
     token = current.set(None if minutes is None else Budget(minutes, earlier))
     try:
         yield current.get()
