@@ -29,12 +29,11 @@ class Budget:
 
     minutes: from now on.
     earlier: {name: number of items} of an earlier result, to measure the same again.
-    chosen: {name: (number of items, number of all)} of the work so far.
     """
 
     def __init__(self, minutes: float, earlier: Mapping[str, int]):
         self.minutes, self.earlier = minutes, earlier
-        self.chosen: dict[str, tuple[int, int]] = {}
+        self.chosen: dict[str, tuple[int, int]] = {}  # {name: (number of items, number of all)} so far
         self.end = time.monotonic() + 60 * minutes * (1 - RESERVE)
 
     @property

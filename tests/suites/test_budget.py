@@ -119,6 +119,12 @@ def test_a_budget_that_leaves_nothing_out_measures_the_same(trained):
         np.testing.assert_allclose(*found, rtol=1e-4, atol=1e-6)
         limited = suites.evaluate(run, suite, SuiteOptions(), 1000.0)
         assert limited["left_out"] is None and limited["request"] != suites.requested(suite, SuiteOptions())
+        if suite == "heads":
+            every = suites.evaluate(run, suite, SuiteOptions())
+            texts = [
+                [head["pair"][end] for head in each["heads"] for end in ("query", "key")] for each in (limited, every)
+            ]
+            assert texts[0] == texts[1]
 
 
 def test_large_models_have_a_budget_by_default(trained, monkeypatch):
