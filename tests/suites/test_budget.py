@@ -43,6 +43,15 @@ def test_the_batches_that_fit_are_spread_evenly(clock):
     assert len(within(clock, 5, seconds=1000)[0]) == 1, "at least one"
 
 
+def test_one_slow_batch_does_not_decide(clock):
+    found = []
+    with budget.limited(5, {}):
+        for _, batch in budget.within("texts", [(2, number) for number in EVERY]):
+            clock.now += (30.0, 10.0, 1.0)[min(2, len(found))]
+            found.append(batch)
+    assert sorted(found) == EVERY
+
+
 def test_more_time_adds_batches_and_changes_none(clock):
     found = {minutes: within(clock, minutes)[0] for minutes in (1, 2, 5, 10, 60)}
     for less, more in itertools.pairwise(found.values()):
