@@ -41,9 +41,9 @@ def _product(a: jax.Array, b: jax.Array, axis_of_b: int) -> jax.Array:
 def unfused(function: Callable[[jax.Array], jax.Array], x: jax.Array) -> jax.Array:
     """Return function(x), as an array of its own on CPUs, where XLA would compute it again in each of its users.
 
-    XLA does not fuse a loop whose trip count depends on data.
+    XLA does not fuse a loop whose trip count depends on data. Outside jit, each call would compile the loop.
     """
-    if jax.default_backend() != "cpu":
+    if jax.default_backend() != "cpu" or not isinstance(x, jax.core.Tracer):
         return function(x)
     passes = 1 + (x[(0,) * x.ndim] > jnp.inf).astype(jnp.int32)
     zeros = jnp.zeros_like(jax.eval_shape(function, x))
