@@ -38,7 +38,7 @@ def test_the_page_holds_runs_tokenizer_engine_and_text():
     data = data_of(page)
     assert (data["title"], data["text"]) == ("both", "the cat")
     assert [model["name"] for model in data["models"]] == ["one", "two"]
-    assert [model["context_length"] for model in data["models"]] == [32, 200]
+    assert [model["trained_context"] for model in data["models"]] == [32, 200]
     assert data["models"][0]["packed"] == json.loads(json.dumps(pack.packed(runs[0].model)))
     assert data["answer"] is None and data["other"] == ""
     assert data["most_tokens"] == playground.TIMES * 200
