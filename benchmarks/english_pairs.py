@@ -16,7 +16,7 @@ NAMES = ("John", "Mary", "Tom", "Anna", "James", "Sarah", "David", "Laura", "Pau
 PLACES, THINGS = ("store", "park", "school", "office", "garden"), ("book", "drink", "ring", "letter", "ball")
 NOUNS = ("war", "project", "journey", "trial", "siege")
 SINGULAR = ("key", "dog", "picture", "teacher", "car", "door", "student", "friend", "book", "tree")
-ATTRACTORS = ("house", "city", "man", "box", "street")
+ATTRACTORS = ("house", "garden", "road", "table", "window")
 CAPITALS = {
     "France": "Paris", "Germany": "Berlin", "Italy": "Rome", "Spain": "Madrid", "Japan": "Tokyo", "Russia": "Moscow",
     "China": "Beijing", "Egypt": "Cairo", "Greece": "Athens", "Cuba": "Havana", "Poland": "Warsaw", "Austria": "Vienna",
