@@ -67,7 +67,6 @@ def _weight_on_first(layer: Layer) -> jax.Array:
 
 def induction(run: Run, texts: Texts) -> dict[str, Any]:
     """Find heads that attend to the previous token, and induction heads, and remove them."""
-    random = np.random.default_rng(0)
     tokens = np.unique(texts.first_BL)
     repeated_BL = [templates.repeated_tokens(tokens, LENGTH + 1, ROWS, seed) for seed in (0, 1)]
     is_key_BLS = templates.induction(LENGTH, repeated_BL[0][1])["induction"]
@@ -80,8 +79,7 @@ def induction(run: Run, texts: Texts) -> dict[str, Any]:
     removed: dict[str, list[Heads]] = {"none": [[]]}
     for kind, scores_NH in scores.items():
         removed[kind] = [_strongest(scores_NH, CHOSEN)]
-    others = [head for head in np.ndindex(scores_NH.shape) if head not in removed["induction"][0]]
-    removed["random"] = [[others[i] for i in random.choice(len(others), CHOSEN, False)] for _ in range(DRAWS)]
+    removed["random"] = _random_choices(np.random.default_rng(0), _others(scores_NH, removed["induction"][0]), CHOSEN)
     losses = {
         name: {case: [_loss(run.model, heads, *arrays) for heads in choices] for case, arrays in cases.items()}
         for name, choices in removed.items()
@@ -110,10 +108,8 @@ def _circuit(run: Run, pairs: list[Pair]) -> dict[str, Any]:
     effects_XNH = np.stack([_effects(run.model, pair) for pair in pairs[:half]])
     means_NH, errors_NH = effects_XNH.mean(axis=0), effects_XNH.std(axis=0, ddof=1) / np.sqrt(half)
     strongest = _strongest(means_NH, CHOSEN)
-    random = np.random.default_rng(0)
-    others = [head for head in np.ndindex(means_NH.shape) if head not in strongest]
     choices = {"none": [[]], "strongest": [strongest]}
-    choices["random"] = [[others[i] for i in random.choice(len(others), CHOSEN, False)] for _ in range(DRAWS)]
+    choices["random"] = _random_choices(np.random.default_rng(0), _others(means_NH, strongest), CHOSEN)
     held_out = pairs[half:]
     scores = {name: [_summary(_scores(run.model, heads, held_out)) for heads in each] for name, each in choices.items()}
     example = {name: run.tokenizer.decode(getattr(pairs[0], name).tolist()) for name in ("clean_L", "corrupted_L")}
@@ -145,14 +141,12 @@ def _patched(model: LoadedModel, pair: Pair, choices: list[Heads]) -> np.ndarray
     """Return (score with the patch - corrupted) / (clean - corrupted) for each choice of heads."""
     values_NBLHK = patching.activations(model, pair.clean_L[None]).heads
     answers = np.array([pair.clean_answer, pair.corrupted_answer])
-    clean, corrupted = (
-        float(_score(model, tokens_L[None], answers)[0]) for tokens_L in (pair.clean_L, pair.corrupted_L)
-    )
+    clean, corrupted = (float(patching.answer_scores(model, tokens_L[None], answers)[0]) for tokens_L in pair[:2])
     found: list[float] = []
     for count, part in batches.in_full_batches(choices, min(len(choices), 54)):
         chosen_NBH = np.stack([_mask(model, heads) for heads in part], axis=1)
         edits = Edits(heads=Edit.replace(chosen_NBH[:, :, None], values_NBLHK))
-        scores_B = _score(
+        scores_B = patching.answer_scores(
             dataclasses.replace(model, edits=edits), np.repeat(pair.corrupted_L[None], len(part), 0), answers
         )
         found += np.asarray(scores_B)[:count].tolist()
@@ -163,14 +157,7 @@ def _scores(model: LoadedModel, removed: Heads, pairs: Iterable[Pair]) -> np.nda
     """Return the score of each clean text without these heads."""
     model = _without(model, removed)
     answers = lambda pair: np.array([pair.clean_answer, pair.corrupted_answer])
-    return np.array([float(_score(model, pair.clean_L[None], answers(pair))[0]) for pair in pairs])
-
-
-@jax.jit
-def _score(model: LoadedModel, tokens_BL: jax.Array, answers: jax.Array) -> jax.Array:
-    """Return score_B, logit(first answer) - logit(second answer) after the last token, in nats."""
-    logits_BV = model.merge().logits(model.hidden(jnp.asarray(tokens_BL, jnp.int32))[:, -1:])[:, 0]
-    return logits_BV[:, answers[0]] - logits_BV[:, answers[1]]
+    return np.array([float(patching.answer_scores(model, pair.clean_L[None], answers(pair))[0]) for pair in pairs])
 
 
 def facts(run: Run) -> dict[str, Any]:
@@ -195,14 +182,13 @@ def pruned(run: Run, texts: Texts) -> dict[str, Any]:
     """Return the loss without shares of the heads: the least important ones by gradient, and random ones."""
     importance_NH = pruning.importance(run.model, [(1, batches.next_token_batch(row[None])) for row in texts.first_BL])
     order = pruning.removal_orders(importance_NH, importance_NH)["importance"]
-    all_heads, random = list(np.ndindex(importance_NH.shape)), np.random.default_rng(0)
+    all_heads, random = _others(importance_NH, []), np.random.default_rng(0)
     everything = (texts.second_BL, np.ones((1, LENGTH), bool))
     rows = [{"share": 0.0, "least important": _loss(run.model, [], *everything)}]
     for share in SHARES:
         count = round(share * len(all_heads))
-        drawn = [[all_heads[i] for i in random.choice(len(all_heads), count, False)] for _ in range(DRAWS)]
         least = _loss(run.model, [tuple(head) for head in order[:count]], *everything)
-        losses = [_loss(run.model, heads, *everything) for heads in drawn]
+        losses = [_loss(run.model, heads, *everything) for heads in _random_choices(random, all_heads, count)]
         rows.append({"share": share, "removed": count, "least important": least, "random": losses})
     return {"heads": len(all_heads), "rows": rows, "texts": len(texts.second_BL)}
 
@@ -228,6 +214,14 @@ def _mask(model: LoadedModel, heads: Heads) -> np.ndarray:
     for head in heads:
         mask_NH[head] = True
     return mask_NH
+
+
+def _others(scores_NH: np.ndarray, chosen: Heads) -> Heads:
+    return [head for head in np.ndindex(scores_NH.shape) if head not in chosen]
+
+
+def _random_choices(random: np.random.Generator, heads: Heads, count: int) -> list[Heads]:
+    return [[heads[i] for i in random.choice(len(heads), count, False)] for _ in range(DRAWS)]
 
 
 def _strongest(scores_NH: np.ndarray, count: int) -> Heads:

@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import math
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,7 +15,7 @@ from mini_gpt.config import loading
 from mini_gpt.config.model import ModelConfig
 from mini_gpt.config.schema import SENTINELS
 from mini_gpt.evaluation.loaded import LoadedModel
-from mini_gpt.hugging_face import architectures, model_card, origin, source_files, tokenizer_files
+from mini_gpt.hugging_face import architectures, model_card, origin, source_files, stored, tokenizer_files
 from mini_gpt.hugging_face.architecture import Architecture, Arrays, Ids
 from mini_gpt.hugging_face.settings import CONFIG, WEIGHTS
 from mini_gpt.hugging_face.tensors import Tensor
@@ -97,27 +96,11 @@ def write_model(
     }
     (directory / CONFIG).write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
     tensors, arrays = architecture.tensors(config), architecture.unfold(arrays, config)
-    _write_weights(directory / WEIGHTS, tensors, arrays, options.dtype)
+    tensors = sorted(tensors, key=lambda tensor: tensor.name)
+    shapes = (tensor.shape([arrays[path].shape for path in tensor.paths]) for tensor in tensors)
+    layout = {tensor.name: (DTYPES[options.dtype], shape) for tensor, shape in zip(tensors, shapes, strict=True)}
+    stored.write(directory / WEIGHTS, layout, (_rounded(tensor, arrays, options.dtype) for tensor in tensors))
     return architecture
-
-
-def _write_weights(path: Path, tensors: Sequence[Tensor], arrays: Arrays, dtype: str) -> None:
-    """Write a file of safetensors, one tensor at a time: only one is packed and rounded in memory.
-
-    The format: the size of the header in 8 bytes, the header in JSON, the tensors. Raises the errors of `_rounded`.
-    """
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    tensors, end = sorted(tensors, key=lambda tensor: tensor.name), 0
-    for tensor in tensors:
-        shape = tensor.shape([arrays[each].shape for each in tensor.paths])
-        start, end = end, end + math.prod(shape) * jnp.dtype(dtype).itemsize
-        header[tensor.name] = {"dtype": DTYPES[dtype], "shape": shape, "data_offsets": (start, end)}
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)  # so that the tensors are aligned
-    with path.open("wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        for tensor in tensors:
-            file.write(_rounded(tensor, arrays, dtype).view(np.uint8).data)
 
 
 def _rounded(tensor: Tensor, arrays: Arrays, dtype: str) -> np.ndarray:

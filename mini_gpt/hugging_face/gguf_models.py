@@ -16,7 +16,7 @@ import numpy as np
 from tqdm import tqdm
 
 from mini_gpt.config.fields import LARGEST
-from mini_gpt.hugging_face import architectures, gguf_reader, gguf_tokenizers, settings
+from mini_gpt.hugging_face import architectures, gguf_reader, gguf_tokenizers, settings, stored
 from mini_gpt.hugging_face.gguf_reader import ARCHITECTURE, Gguf, GgufTensor
 from mini_gpt.hugging_face.hub import Source
 from mini_gpt.hugging_face.stored import FLOATS
@@ -100,18 +100,18 @@ def convert(path: Path, directory: Path) -> None:
     fields |= gguf_tokenizers.write(gguf, directory)
     (directory / settings.CONFIG).write_text(json.dumps(fields, indent=2) + "\n", encoding="utf-8")
     settings.read_all(settings.read(directory / settings.CONFIG), lambda each: architectures.find(each).fields(each))
-    header, size = {}, 0
-    for name, (_, shape, dtype, _) in parts.items():
-        end = size + math.prod(shape) * np.dtype(FLOATS[dtype]).itemsize
-        header[name], size = {"dtype": dtype, "shape": shape, "data_offsets": [size, end]}, end
+    size = sum(math.prod(shape) * np.dtype(FLOATS[dtype]).itemsize for _, shape, dtype, _ in parts.values())
     bar = tqdm(total=size, unit="B", unit_scale=True, disable=None, leave=False, desc=f"reading {path.name}")
-    with bar, (directory / settings.WEIGHTS).open("wb") as file:
-        content = json.dumps(header).encode()
-        file.write(len(content).to_bytes(8, "little") + content)
-        for stored, _, _, change in parts.values():
-            values = np.ascontiguousarray(change(stored.read()))
-            file.write(values.view(np.uint8).data)
+
+    def changed() -> Iterator[np.ndarray]:
+        for tensor, _, _, change in parts.values():
+            values = change(tensor.read())
+            yield values
             bar.update(values.nbytes)
+
+    with bar:
+        layout = {name: (dtype, shape) for name, (_, shape, dtype, _) in parts.items()}
+        stored.write(directory / settings.WEIGHTS, layout, changed())
 
 
 def config(gguf: Gguf) -> dict[str, Any]:

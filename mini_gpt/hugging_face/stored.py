@@ -5,8 +5,9 @@ import itertools
 import json
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -110,3 +111,24 @@ def weight_files(source: Path) -> list[str]:
     if outside:
         raise UserError(f"{source / INDEX}: found {shown(outside[0])}; must be a file in the same directory")
     return listed
+
+
+def write(path: Path, layout: Mapping[str, tuple[str, Shape]], arrays: Iterable[np.ndarray]) -> None:
+    """Write a file of safetensors, one tensor at a time.
+
+    The format: the size of the header in 8 bytes, the header in JSON, the tensors.
+
+    layout: {name: (dtype, shape)}; dtype: a key of FLOATS.
+    arrays: the tensors in the same order, with these dtypes and numbers of entries.
+    """
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, (dtype, shape) in layout.items():
+        start, end = end, end + math.prod(shape) * np.dtype(FLOATS[dtype]).itemsize
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": (start, end)}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)  # so that the tensors are aligned
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for array in arrays:
+            file.write(np.ascontiguousarray(array).view(np.uint8).data)

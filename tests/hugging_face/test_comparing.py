@@ -10,6 +10,7 @@ from safetensors.numpy import load_file, save_file
 
 from mini_gpt.commands import hugging_face
 from mini_gpt.hugging_face import comparing, exporting
+from mini_gpt.hugging_face.readers import Reader
 from mini_gpt.runtime.errors import UserError
 from mini_gpt.training.run import Run
 from tests.commands.test_command_line import type_in
@@ -135,6 +136,14 @@ def test_the_command_exits_with_1_if_models_differ_and_refuses_what_it_cannot_co
     assert "must have at least two tokens" in type_in(monkeypatch, *command, "--prompt=")
     refused = type_in(monkeypatch, *command, "--prompt=a", "--tolerance=-1")
     assert refused == "error: --tolerance: found -1.0; must be in 0..1"
+
+
+def test_a_token_of_the_tokenizer_without_a_row_in_the_model_is_refused():
+    """Some published tokenizers have more tokens than their models."""
+    encode = lambda text: np.arange(len(text))
+    reader = lambda title, names: Reader(title, [*names], 8, False, encode, str, lambda ids: None)
+    with pytest.raises(UserError, match=r"^small: token id: found 4; the model has no row for this id"):
+        comparing._tokens(reader("large", "abcdef"), reader("small", "abc"), "bcdef")
 
 
 @pytest.mark.parametrize("missing", ["torch", "transformers"])

@@ -105,8 +105,8 @@ def patch(model: LoadedModel, pair: TextPair) -> Effects:
     clean_BL, corrupted_BL = (
         sharding.put_whole(np.repeat(tokens_L[None], rows, axis=0), model.mesh) for tokens_L in pair[:2]
     )
-    clean = float(_scores(model, clean_BL, answers)[0])
-    corrupted = float(_scores(model, corrupted_BL, answers)[0])
+    clean = float(answer_scores(model, clean_BL, answers)[0])
+    corrupted = float(answer_scores(model, corrupted_BL, answers)[0])
     if abs(clean - corrupted) < SMALLEST_DIFFERENCE:
         remedy = "give texts between which the model's prediction differs"
         raise UserError(f"--other: found the scores {clean:.4g} and {corrupted:.4g} for the two texts; {remedy}")
@@ -142,7 +142,7 @@ def cost(model: LoadedModel, length: int) -> int:
 
 
 @jax.jit
-def _scores(model: LoadedModel, tokens_BL: jax.Array, answers: jax.Array) -> jax.Array:
+def answer_scores(model: LoadedModel, tokens_BL: jax.Array, answers: jax.Array) -> jax.Array:
     """Return the score_B of each row."""
     logits_BV = model.merge().logits(model.hidden(tokens_BL)[:, -1:])[:, 0]
     log_B = jax.nn.log_softmax(logits_BV)[:, answers[0]]
@@ -161,7 +161,7 @@ def _patched_scores(
     chosen_NBLH = layer_NB11 & place_BL1 & head_B1H
     chosen = chosen_NBLH if site == "heads" else chosen_NBLH[..., 0]
     edits = model.edits._replace(**{site: editing.compose(getattr(model.edits, site), Edit.replace(chosen, values))})
-    return _scores(dataclasses.replace(model, edits=edits), tokens_BL, answers)
+    return answer_scores(dataclasses.replace(model, edits=edits), tokens_BL, answers)
 
 
 def _is_at(chosen_B: jax.Array, size: int) -> jax.Array:
