@@ -146,10 +146,8 @@ def _patched(model: LoadedModel, pair: Pair, choices: list[Heads]) -> np.ndarray
     for count, part in batches.in_full_batches(choices, min(len(choices), 54)):
         chosen_NBH = np.stack([_mask(model, heads) for heads in part], axis=1)
         edits = Edits(heads=Edit.replace(chosen_NBH[:, :, None], values_NBLHK))
-        scores_B = patching.answer_scores(
-            dataclasses.replace(model, edits=edits), np.repeat(pair.corrupted_L[None], len(part), 0), answers
-        )
-        found += np.asarray(scores_B)[:count].tolist()
+        patched, corrupted_BL = dataclasses.replace(model, edits=edits), np.repeat(pair.corrupted_L[None], len(part), 0)
+        found += np.asarray(patching.answer_scores(patched, corrupted_BL, answers))[:count].tolist()
     return (np.array(found) - corrupted) / (clean - corrupted)
 
 
