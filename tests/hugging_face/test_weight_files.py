@@ -9,6 +9,7 @@ import pytest
 from safetensors import flax as safetensors_flax
 from safetensors.numpy import load_file, save_file
 
+from mini_gpt.hugging_face import stored
 from mini_gpt.runtime.errors import UserError
 from tests.conftest import slow
 from tests.hugging_face.models import EXPORTABLE, VOCAB, written
@@ -38,6 +39,17 @@ def test_split_bfloat16_and_older_weight_files_are_read(tmp_path):
     for path, leaf in original.items():
         assert arrays[path].dtype == np.float32
         np.testing.assert_array_equal(arrays[path], np.asarray(jnp.asarray(leaf).astype(jnp.bfloat16), np.float32))
+
+
+@pytest.mark.parametrize("name", ["a", "longer", "of eight"])
+def test_written_tensors_are_read_by_safetensors_and_are_aligned(name, tmp_path):
+    arrays = {name: np.arange(6, dtype=np.float32).reshape(2, 3).T, "b": np.array([1, -2], np.float16)}
+    path, layout = tmp_path / "model.safetensors", {name: ("F32", (3, 2)), "b": ("F16", (2,))}
+    stored.write(path, layout, arrays.values())
+    found = load_file(path)
+    assert found.keys() == arrays.keys()
+    assert all(found[each].dtype == array.dtype and (found[each] == array).all() for each, array in arrays.items())
+    assert int.from_bytes(path.read_bytes()[:8], "little") % 8 == 0
 
 
 def test_a_tied_table_may_be_stored_twice_if_equal(tmp_path):
