@@ -18,7 +18,8 @@ from mini_gpt.insight.curves import Curve
 from mini_gpt.insight.maps import Panel
 from mini_gpt.runtime import files
 from mini_gpt.suites import results
-from mini_gpt.training.run import Run, SavedRun
+from mini_gpt.training.initial_weights import SavedRun
+from mini_gpt.training.run import Run
 
 PROBLEMS = 128  # of the validation split
 PANELS = {"predicting": "all letters of a word", "starting": "the first letter of a word"}

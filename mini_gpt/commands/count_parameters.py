@@ -16,7 +16,7 @@ from mini_gpt.data import tasks, tokenizers
 from mini_gpt.model import build, parameters
 from mini_gpt.runtime.errors import UserError, require
 from mini_gpt.training import layouts
-from mini_gpt.training.run import SavedRun
+from mini_gpt.training.initial_weights import SavedRun
 
 
 @command_line.command

@@ -15,7 +15,7 @@ from mini_gpt.runtime.errors import UserError
 from mini_gpt.training import assembly, loggers, settings, trainable
 from mini_gpt.training import workdir as workdirs
 from mini_gpt.training.assembly import Assembly
-from mini_gpt.training.run import InitialWeights, find_initial_weights
+from mini_gpt.training.initial_weights import InitialWeights, find_initial_weights
 from mini_gpt.training.step import TrainState
 
 log = logging.getLogger(__name__)

@@ -16,9 +16,10 @@ from mini_gpt.runtime.errors import UserError
 from mini_gpt.training import assembly, layouts, loop
 from mini_gpt.training import state as states
 from mini_gpt.training.checkpoint import Checkpoints
+from mini_gpt.training.initial_weights import InitialWeights, find_initial_weights
 from mini_gpt.training.orbax_files import UnreadArray
 from mini_gpt.training.record import Record
-from mini_gpt.training.run import InitialWeights, Run, find_initial_weights
+from mini_gpt.training.run import Run
 from mini_gpt.training.step import TrainState
 from tests.training.interruption import Interrupted, assert_same_bits, interrupt_after
 

@@ -17,8 +17,9 @@ from mini_gpt.runtime.errors import UserError
 from mini_gpt.training import loop
 from mini_gpt.training import workdir as workdirs
 from mini_gpt.training.checkpoint import Checkpoints, Damaged
+from mini_gpt.training.initial_weights import find_initial_weights
 from mini_gpt.training.record import Record
-from mini_gpt.training.run import Run, find_initial_weights
+from mini_gpt.training.run import Run
 from tests.training.interruption import Interrupted, assert_same_bits, interrupt_after, rows, without_rates
 from tests.training.test_checkpoint import small_state
 
