@@ -1,12 +1,14 @@
-"""Interrupt a training run, read its log, and compare two states bit for bit."""
+"""Kill a training run, read its log, assemble its parts, and compare two states bit for bit."""
 
 import itertools
 import json
 
 import jax
 import numpy as np
+import pytest
 
-from mini_gpt.training import loop
+from mini_gpt.data import corpora, token_store
+from mini_gpt.training import assembly, loop
 
 
 def rows(workdir):
@@ -18,19 +20,28 @@ def without_rates(row):
     return {name: value for name, value in row.items() if name != "train/tokens_per_second"}
 
 
-class Interrupted(Exception):
+def assembled(config):
+    """Return the parts of a run."""
+    corpus = corpora.open_corpus(config.data)
+    tokenizer = token_store.fit_tokenizer(corpus, config.data)
+    return assembly.assemble(config, assembly.make_mesh(config), corpus, tokenizer)
+
+
+class Killed(Exception):
     pass
 
 
-def interrupt_after(monkeypatch, steps):
-    """Make the next run raise Interrupted after `steps` steps."""
+def kill_after(steps, config, workdir, **options):
+    """Train until the run has taken `steps` steps, then end it as a kill would: without a save."""
     iterate = loop.batches.iterate
 
     def cut(train_batches, start, count):
         yield from itertools.islice(iterate(train_batches, start, count), steps + 1)  # one more batch is prefetched
-        raise Interrupted
+        raise Killed
 
-    monkeypatch.setattr(loop.batches, "iterate", cut)
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(loop.batches, "iterate", cut)
+        loop.train(config, workdir, conclude=False, **options)
 
 
 def assert_same_bits(a, b):

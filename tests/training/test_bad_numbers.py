@@ -1,7 +1,6 @@
 """Non-finite losses and gradients never change the state: the run stops, skips the step or rewinds."""
 
 import functools
-import json
 import math
 import re
 import shutil
@@ -12,7 +11,6 @@ import jax
 import numpy as np
 import pytest
 
-from mini_gpt.data import corpora, token_store
 from mini_gpt.data.text_batches import TextBatches
 from mini_gpt.runtime import sharding
 from mini_gpt.runtime.errors import UserError
@@ -20,7 +18,7 @@ from mini_gpt.training import assembly, loop
 from mini_gpt.training.checkpoint import Checkpoints
 from mini_gpt.training.monitor import Spikes
 from tests.conftest import slow
-from tests.training.interruption import Interrupted, assert_same_bits, interrupt_after
+from tests.training.interruption import assert_same_bits, assembled, kill_after, rows
 from tests.training.test_stopping import signal_in_step
 
 FIELDS = {"train__steps": 8, "checkpoint__every": 4, "eval__every": 8, "model__dropout": 0.2}
@@ -48,10 +46,7 @@ def trained_on(config, places, parameters=None):
 
     parameters: the first ones; None for random ones.
     """
-    corpus = corpora.open_corpus(config.data)
-    run = assembly.assemble(
-        config, sharding.make_mesh(*config.mesh.sizes), corpus, token_store.fit_tokenizer(corpus, config.data)
-    )
+    run = assembled(config)
     state, step = run.first_state(parameters), run.compiled_step()
     for place in places:
         if place is None:
@@ -62,7 +57,7 @@ def trained_on(config, places, parameters=None):
 
 
 def logged_steps(workdir):
-    return [json.loads(line)["step"] for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+    return [row["step"] for row in rows(workdir)]
 
 
 class LateMetric:
@@ -144,10 +139,10 @@ def test_skipped_steps_change_only_the_step_and_are_limited(small, tmp_path, poi
     caplog.set_level("WARNING", "mini_gpt")
     assert_same_bits(loop.train(config, tmp_path / "two", conclude=False), expected)
     assert "step 2: found loss" in caplog.text and "skipped, 2 of at most 2" in caplog.text
-    rows = [json.loads(line) for line in (tmp_path / "two" / "metrics.jsonl").read_text().splitlines()]
-    assert [row["step"] for row in rows] == list(range(1, 9))
-    assert [row["step"] for row in rows if "train/loss" not in row] == [2, 6]
-    assert all(math.isfinite(value) for row in rows for value in row.values())
+    logged = rows(tmp_path / "two")
+    assert [row["step"] for row in logged] == list(range(1, 9))
+    assert [row["step"] for row in logged if "train/loss" not in row] == [2, 6]
+    assert all(math.isfinite(value) for row in logged for value in row.values())
     poison(1, 5, 6)
     with pytest.raises(UserError, match=r"step 7: .*; step 4 is saved; train\.nonfinite_limit allows 2 such steps"):
         loop.train(config, tmp_path / "three", conclude=False)
@@ -156,16 +151,14 @@ def test_skipped_steps_change_only_the_step_and_are_limited(small, tmp_path, poi
 
 
 @pytest.mark.slow
-def test_a_rewind_skips_data_and_resumes_exactly(small, tmp_path, poison, metrics_delay, monkeypatch):
+def test_a_rewind_skips_data_and_resumes_exactly(small, tmp_path, poison, metrics_delay):
     config = small(train__nonfinite="rewind", **FIELDS | {"train__steps": 14})
     # At batch 5 (step 6), the run rewinds to step 4 and continues with batch 6. At batch 9 (step 8), with batch 10.
     expected = trained_on(config, [0, 1, 2, 3, *range(10, 20)])
     poison(5, 9)
     assert_same_bits(loop.train(config, tmp_path / "uninterrupted", conclude=False), expected)
     for steps in (7, 9):
-        with monkeypatch.context() as patch, pytest.raises(Interrupted):
-            interrupt_after(patch, steps)
-            loop.train(config, tmp_path / "cut", conclude=False)
+        kill_after(steps, config, tmp_path / "cut")
     assert_same_bits(loop.train(config, tmp_path / "cut", conclude=False), expected)
     for name in ("uninterrupted", "cut"):
         assert logged_steps(tmp_path / name) == list(range(1, 15))
@@ -202,9 +195,7 @@ def test_a_rewind_to_step_0_restores_the_initial_weights(small, tmp_path, poison
             signal_in_step(patch, signal.SIGTERM, 2)
             run(config)
     elif before == "a kill":
-        with monkeypatch.context() as patch, pytest.raises(Interrupted):
-            interrupt_after(patch, 1)
-            run(config)
+        kill_after(1, config, tmp_path / "run", init_from=tmp_path / "origin")
     assert_same_bits(run(config), expected)
     assert logged_steps(tmp_path / "run") == list(range(1, 9))
 

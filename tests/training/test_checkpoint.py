@@ -12,15 +12,14 @@ import jax.numpy as jnp
 import orbax.checkpoint as ocp
 import pytest
 
-from mini_gpt.data import corpora, token_store
-from mini_gpt.runtime import files, sharding
+from mini_gpt.runtime import files
 from mini_gpt.runtime.errors import UserError
-from mini_gpt.training import assembly, loop
+from mini_gpt.training import loop
 from mini_gpt.training.checkpoint import Checkpoints, Damaged
 from mini_gpt.training.record import Record
 from mini_gpt.training.run import Run
 from mini_gpt.training.step import TrainState
-from tests.training.interruption import assert_same_bits
+from tests.training.interruption import assert_same_bits, assembled
 
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # of failed Orbax reads
 
@@ -30,9 +29,7 @@ def written(small, tmp_path):
     """Return (directory of checkpoints 4 and 8, abstract state, {step: state})."""
     config = small(train__steps=8, train__log_every=8, eval__sample_tokens=0)
     loop.train(config, tmp_path / "run", conclude=False)
-    corpus = corpora.open_corpus(config.data)
-    mesh = sharding.make_mesh(*config.mesh.sizes)
-    abstract = assembly.assemble(config, mesh, corpus, token_store.fit_tokenizer(corpus, config.data)).abstract_state
+    abstract = assembled(config).abstract_state
     directory = tmp_path / "run" / "checkpoints"
     with contextlib.closing(Checkpoints(directory, read_only=True)) as checkpoints:
         return directory, abstract, {step: checkpoints.restore(step, abstract) for step in (4, 8)}

@@ -22,7 +22,7 @@ from mini_gpt.training import state as states
 from mini_gpt.training.layouts import layout_of
 from mini_gpt.training.run import Run
 from tests.conftest import slow
-from tests.training.interruption import Interrupted, assert_same_bits, interrupt_after
+from tests.training.interruption import assert_same_bits, kill_after
 from tests.training.test_step import assert_close
 
 PAIRS = {
@@ -147,14 +147,12 @@ def test_the_default_config_has_little_padding():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fields", [{"model__position": "t5"}, *slow({"optimizer__name": "muon"})], ids=str)
-def test_a_run_learns_resumes_with_the_same_bits_and_writes_answers(small, tmp_path, monkeypatch, fields):
+def test_a_run_learns_resumes_with_the_same_bits_and_writes_answers(small, tmp_path, fields):
     config = small(
         **PAIRS | fields, model__dropout=0.1, train__steps=9, optimizer__learning_rate=3e-3, eval__sample_tokens=4
     )
     whole = loop.train(config, tmp_path / "whole")
-    with monkeypatch.context() as patch, pytest.raises(Interrupted):
-        interrupt_after(patch, 6)
-        loop.train(config, tmp_path / "cut")
+    kill_after(6, config, tmp_path / "cut")
     assert_same_bits(whole, loop.train(config, tmp_path / "cut"))
     run = Run(tmp_path / "cut")
     suites.evaluate(run, "tasks", SuiteOptions(lengths="1x,2x"))

@@ -1,11 +1,9 @@
 """Runs on tasks are evaluated and resumed exactly."""
 
-import json
-
 import pytest
 
 from mini_gpt.training import loop
-from tests.training.interruption import Interrupted, assert_same_bits, interrupt_after
+from tests.training.interruption import assert_same_bits, kill_after, rows
 
 TASK = {"data__corpus": "task:copy", "data__tokenizer": "characters", "data__task_length": 6, "context_length": 14}
 
@@ -23,7 +21,7 @@ def test_a_task_is_learnt_and_evaluated(small, tmp_path, capsys):
     config = small(train__steps=150, eval__every=75, eval__tokens=600, train__log_every=50, **fields)
     loop.train(config, tmp_path / "uninterrupted")
     output = capsys.readouterr().out
-    logged = [json.loads(line) for line in (tmp_path / "uninterrupted" / "metrics.jsonl").read_text().splitlines()]
+    logged = rows(tmp_path / "uninterrupted")
     assert logged[0]["train/loss"] > 4 and logged[-1]["validation/exact_match"] > 0.9
     assert logged[-1]["validation/token_accuracy"] >= logged[-1]["validation/exact_match"]
     assert f" validation problems solved ({logged[-1]['validation/exact_match']:.1%})" in output
@@ -31,10 +29,8 @@ def test_a_task_is_learnt_and_evaluated(small, tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_a_task_is_resumed_with_the_same_bits(small, tmp_path, monkeypatch, capsys):
+def test_a_task_is_resumed_with_the_same_bits(small, tmp_path, capsys):
     uninterrupted = loop.train(small(**TASK), tmp_path / "uninterrupted", conclude=False)
-    with monkeypatch.context() as patch, pytest.raises(Interrupted):
-        interrupt_after(patch, 6)
-        loop.train(small(**TASK), tmp_path / "cut")
+    kill_after(6, small(**TASK), tmp_path / "cut")
     assert_same_bits(uninterrupted, loop.train(small(**TASK), tmp_path / "cut", conclude=False))
     assert capsys.readouterr().out == ""

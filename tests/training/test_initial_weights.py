@@ -21,11 +21,11 @@ from mini_gpt.training.orbax_files import UnreadArray
 from mini_gpt.training.record import Record
 from mini_gpt.training.run import Run
 from mini_gpt.training.step import TrainState
-from tests.training.interruption import Interrupted, assert_same_bits, interrupt_after
+from tests.training.interruption import assert_same_bits, kill_after
 
 
 @pytest.mark.slow
-def test_a_run_starts_from_the_weights_of_another(small, tmp_path, monkeypatch, caplog):
+def test_a_run_starts_from_the_weights_of_another(small, tmp_path, caplog):
     source = loop.train(small(model__position="rope"), tmp_path / "source")
     longer = {"context_length": 64, "model__rope__scaling": "linear", "model__rope__factor": 2.0, "seed": 5}
     config = small(model__position="rope", optimizer__learning_rate=1e-12, optimizer__weight_decay=0.0, **longer)
@@ -39,9 +39,7 @@ def test_a_run_starts_from_the_weights_of_another(small, tmp_path, monkeypatch, 
     fast = small(model__position="rope", checkpoint__every=2, **longer)
     uninterrupted = loop.train(fast, tmp_path / "uninterrupted", init_from=tmp_path / "source")
     for steps in (1, 5):  # before and after the first checkpoint
-        with monkeypatch.context() as patch, pytest.raises(Interrupted):
-            interrupt_after(patch, steps)
-            loop.train(fast, tmp_path / "cut", init_from=tmp_path / "source")
+        kill_after(steps, fast, tmp_path / "cut", init_from=tmp_path / "source")
     assert_same_bits(uninterrupted, loop.train(fast, tmp_path / "cut", init_from=tmp_path / "source"))
     with pytest.raises(
         UserError, match=r"--init_from: found None; the run in .*cut was started from .*source; give the"

@@ -7,7 +7,6 @@ import jax
 import numpy as np
 import pytest
 
-from mini_gpt.data import corpora, token_store
 from mini_gpt.evaluation import perplexity
 from mini_gpt.model.gpt import MiniGPT
 from mini_gpt.runtime import sharding
@@ -15,20 +14,18 @@ from mini_gpt.runtime.errors import UserError
 from mini_gpt.training import assembly, loop
 from mini_gpt.training.checkpoint import Checkpoints
 from mini_gpt.training.run import Run
-from tests.training.interruption import Interrupted, assert_same_bits, interrupt_after, rows, without_rates
+from tests.training.interruption import assert_same_bits, assembled, kill_after, rows, without_rates
 
 HARD = {"model__dropout": 0.2, "train__accumulation_steps": 2, "train__batch_size": 8, "data__isolate_documents": True}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mesh", [1, 4])
-def test_a_resumed_run_ends_with_the_same_bits(small, tmp_path, monkeypatch, mesh):
+def test_a_resumed_run_ends_with_the_same_bits(small, tmp_path, mesh):
     config = small(train__steps=9, checkpoint__every=2, eval__every=3, train__log_every=4, mesh__data=mesh, **HARD)
     uninterrupted = loop.train(config, tmp_path / "uninterrupted")
     for steps in (3, 1, 4):  # interrupted in step 4, in step 4 again, and in step 7
-        with monkeypatch.context() as patch, pytest.raises(Interrupted):
-            interrupt_after(patch, steps)
-            loop.train(config, tmp_path / "cut")
+        kill_after(steps, config, tmp_path / "cut")
     resumed = loop.train(config, tmp_path / "cut")
     assert_same_bits(uninterrupted, resumed)
     expected = list(map(without_rates, rows(tmp_path / "uninterrupted")))
@@ -42,15 +39,13 @@ def test_a_run_resumes_on_another_number_of_devices(small, tmp_path, monkeypatch
     axes = ("mesh__data", "mesh__fsdp", "mesh__tensor")
     here, there = ({**HARD, **dict(zip(axes, mesh, strict=True))} for mesh in (before, after))
     loop.train(small(**here), tmp_path / "uninterrupted", conclude=False)
-    with monkeypatch.context() as patch, pytest.raises(Interrupted):
-        interrupt_after(patch, 6)
-        loop.train(small(**here), tmp_path / "moved", conclude=False)
+    kill_after(6, small(**here), tmp_path / "moved")
     seen, original = [], sharding.put_batch
     monkeypatch.setattr(sharding, "put_batch", lambda batch, mesh: seen.append(batch) or original(batch, mesh))
     moved = loop.train(small(**there), tmp_path / "moved", conclude=False)
     kernel = moved.parameters["blocks"][0]["mlp"]["up"]["kernel"]
     assert kernel.sharding.shard_shape(kernel.shape) == (32 // after[1], 128 // after[2])
-    np.testing.assert_array_equal(seen[0]["inputs"], batch_of(small(**there), 4)["inputs"])
+    np.testing.assert_array_equal(seen[0]["inputs"], assembled(small(**there)).train_batches[4]["inputs"])
     losses = [[row["train/loss"] for row in rows(tmp_path / name)] for name in ("uninterrupted", "moved")]
     np.testing.assert_allclose(*losses, rtol=1e-4)
 
@@ -71,14 +66,6 @@ def test_the_step_is_traced_before_the_first_state_is_made(small, tmp_path, monk
     monkeypatch.setattr(assembly.Assembly, "first_state", first_state)
     loop.train(small(train__steps=1), tmp_path / "run", conclude=False)
     assert seen[0] == "traced in MainThread" and "state" in seen[1:]
-
-
-def batch_of(config, place):
-    corpus = corpora.open_corpus(config.data)
-    run = assembly.assemble(
-        config, sharding.make_mesh(*config.mesh.sizes), corpus, token_store.fit_tokenizer(corpus, config.data)
-    )
-    return run.train_batches[place]
 
 
 @pytest.fixture
@@ -202,7 +189,7 @@ def test_without_residuals_a_deep_model_does_not_train(small, tmp_path):
 
 
 @pytest.mark.slow
-def test_random_positions_are_resumed_exactly(small, tmp_path, monkeypatch):
+def test_random_positions_are_resumed_exactly(small, tmp_path):
     (tmp_path / "text").mkdir()
     for number in range(120):  # all rows are equal, so positions that depend on the text only would be too
         (tmp_path / "text" / f"{number}.txt").write_text("a" * (400 + number))
@@ -211,9 +198,7 @@ def test_random_positions_are_resumed_exactly(small, tmp_path, monkeypatch):
         train__steps=6, checkpoint__every=2, model__position="learned", model__random_positions=400, **fields
     )
     uninterrupted = loop.train(config, tmp_path / "uninterrupted")
-    with monkeypatch.context() as patch, pytest.raises(Interrupted):
-        interrupt_after(patch, 5)
-        loop.train(config, tmp_path / "cut")
+    kill_after(5, config, tmp_path / "cut")
     assert_same_bits(uninterrupted, loop.train(config, tmp_path / "cut"))
     table = uninterrupted.optimizer_state[1][0].mu["positions"]["learned"]["embedding"]
     assert (np.abs(np.asarray(table)).max(1) > 0).sum() > 350, "each row of each step has its own 32 positions"

@@ -11,7 +11,7 @@ from mini_gpt.data import corpora
 from mini_gpt.runtime.errors import UserError
 from mini_gpt.training import loop, start
 from tests.commands.test_command_line import type_in
-from tests.training.interruption import Interrupted, interrupt_after
+from tests.training.interruption import kill_after
 
 # A value for each field that may change, other than that of `small`.
 FREE = {
@@ -43,15 +43,11 @@ def test_commands_follow_a_run_whose_corpus_has_moved(monkeypatch, small, tmp_pa
 @pytest.mark.slow
 def test_more_checkpoints_than_before_are_no_lost_ones(small, tmp_path, caplog):
     """A run without a checkpoint at step 5 resumes with one at each step, also if it is killed at its new start."""
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(Interrupted):
-        interrupt_after(patch, 5)
-        loop.train(small(checkpoint__every=100, eval__every=100), tmp_path, conclude=False)
+    kill_after(5, small(checkpoint__every=100, eval__every=100), tmp_path)
     often = small(checkpoint__every=1, eval__every=100)
     with caplog.at_level("INFO", "mini_gpt"):
         for steps in (0, 3):
-            with pytest.MonkeyPatch.context() as patch, pytest.raises(Interrupted):
-                interrupt_after(patch, steps)
-                loop.train(often, tmp_path, conclude=False)
+            kill_after(steps, often, tmp_path)
     assert loading.read(tmp_path / "config.json") == often
     assert caplog.text.count("checkpoint.every was 100, is 1") == 1
     assert int(loop.train(often, tmp_path, conclude=False).step) == 8

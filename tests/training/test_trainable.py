@@ -13,7 +13,7 @@ from mini_gpt.runtime.errors import UserError
 from mini_gpt.training import loop, trainable
 from mini_gpt.training import state as states
 from mini_gpt.training.run import Run
-from tests.training.interruption import Interrupted, assert_same_bits, interrupt_after
+from tests.training.interruption import assert_same_bits, kill_after
 from tests.training.test_step import VOCAB, make_batch, run
 
 
@@ -113,16 +113,14 @@ def test_muon_trains_the_matching_matrices_only(small):
 
 
 @pytest.mark.slow
-def test_a_resumed_run_trains_the_same_parameters(small, tmp_path, monkeypatch, caplog):
+def test_a_resumed_run_trains_the_same_parameters(small, tmp_path, caplog):
     source = loop.train(small(model__num_layers=2), tmp_path / "source", conclude=False)
     config = small(model__num_layers=2, train__trainable="attention/", checkpoint__every=2)
     with caplog.at_level("INFO", "mini_gpt"):
         whole = loop.train(config, tmp_path / "whole", init_from=tmp_path / "source")
     own = sum(leaf.size for name, leaf in by_name(source.parameters).items() if "attention/" in name)
     assert f"train.trainable='attention/': training changes {own:,} of these" in caplog.text
-    with monkeypatch.context() as patch, pytest.raises(Interrupted):
-        interrupt_after(patch, 5)
-        loop.train(config, tmp_path / "cut", init_from=tmp_path / "source")
+    kill_after(5, config, tmp_path / "cut", init_from=tmp_path / "source")
     assert_same_bits(whole, loop.train(config, tmp_path / "cut", init_from=tmp_path / "source"))
     for name, leaf in bits(source.parameters).items():
         assert np.array_equal(leaf, bits(Run(tmp_path / "cut").model.parameters)[name]) == ("attention/" not in name)

@@ -20,7 +20,7 @@ from mini_gpt.training.checkpoint import Checkpoints, Damaged
 from mini_gpt.training.initial_weights import find_initial_weights
 from mini_gpt.training.record import Record
 from mini_gpt.training.run import Run
-from tests.training.interruption import Interrupted, assert_same_bits, interrupt_after, rows, without_rates
+from tests.training.interruption import assert_same_bits, kill_after, rows, without_rates
 from tests.training.test_checkpoint import small_state
 
 
@@ -40,7 +40,7 @@ def test_more_steps_need_a_schedule_that_does_not_change(small, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
-def test_a_wsd_run_is_lengthened_before_its_decay(small, tmp_path, monkeypatch, optimizer):
+def test_a_wsd_run_is_lengthened_before_its_decay(small, tmp_path, optimizer):
     """The decay is in steps 10 and 11 of 11, and in steps 13 to 15 of 15."""
     fields = {"optimizer__schedule": "wsd", "optimizer__name": optimizer, "checkpoint__keep": 9, "eval__every": 100}
     config = lambda steps: small(train__steps=steps, **fields)
@@ -52,9 +52,7 @@ def test_a_wsd_run_is_lengthened_before_its_decay(small, tmp_path, monkeypatch, 
         assert list(map(without_rates, rows(run))) == list(map(without_rates, rows(tmp_path / "uninterrupted")))
 
     for steps, taken in ((11, 9), (15, 6)):  # the second lengthens the run; the third resumes it in its decay
-        with monkeypatch.context() as patch, pytest.raises(Interrupted):
-            interrupt_after(patch, taken)
-            loop.train(config(steps), tmp_path / "cut", conclude=False)
+        kill_after(taken, config(steps), tmp_path / "cut")
     assert_equals_uninterrupted(tmp_path / "cut")
 
     finished = tmp_path / "finished"
@@ -187,9 +185,7 @@ def test_a_directory_that_has_lost_a_file_is_refused(small, tmp_path, trained):
 @pytest.mark.slow
 def test_lost_checkpoints_are_found_by_later_rows(small, tmp_path):
     config, workdir = small(checkpoint__every=2, train__log_every=1), tmp_path / "run"
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(Interrupted):
-        interrupt_after(patch, 4)
-        loop.train(config, workdir, conclude=False)
+    kill_after(4, config, workdir)
     shutil.rmtree(workdir / "checkpoints")
     (workdir / "checkpoints").mkdir()
     assert len(rows(workdir)) == 4  # a kill can lose this: the second checkpoint may be the first complete one
