@@ -175,21 +175,6 @@ DAMAGED = {
 }
 
 
-def test_damaged_results_are_ignored_or_measured_again(root):
-    """Each result of a run is damaged in turn, and a command that reads it is started."""
-    sweep, directory = COMMANDS["sweep"], root / "sweep"
-    assert start(root, sweep)[0] == 0
-    right = (directory / "perplexity.csv").read_text()
-    names = list(DAMAGED)
-    results = sorted(directory.glob("*/eval/perplexity.json"))
-    for pair in zip(names[::2], [*names[1::2], names[0]], strict=True):
-        for path, name in zip(results, pair, strict=True):
-            path.write_bytes(os.fsencode(DAMAGED[name]))
-        status, said = start(root, sweep)
-        assert_plain(status, said, expected=[0])
-        assert said.count("perplexity.json is damaged") == 2 and (directory / "perplexity.csv").read_text() == right
-
-
 @pytest.mark.parametrize("name", ["split", "nesting", "types"])
 def test_an_export_ignores_a_damaged_result(root, name):
     (root / "bpe" / "eval").mkdir(exist_ok=True)

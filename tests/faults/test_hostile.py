@@ -232,15 +232,3 @@ def test_a_damaged_checkpoint_is_not_blamed_on_the_config(run):
     (run / "checkpoints" / "4" / "parameters" / "manifest.ocdbt").write_bytes(b"damaged")
     with pytest.raises(UserError, match=r"checkpoints/4: damaged \("):
         Run(run)
-
-
-def test_a_cache_never_typed_is_not_written(run, tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "default"))
-    config = json.loads((run / "config.json").read_text())
-    assert Run(run).config.data.cache_dir == config["data"]["cache_dir"]
-    del config["sha256"]
-    (tmp_path / "precious").mkdir()
-    config["data"]["cache_dir"] = str(tmp_path / "precious")
-    (run / "config.json").write_text(json.dumps(config))
-    suites.evaluate(Run(run), "perplexity", SuiteOptions())
-    assert list((tmp_path / "precious").iterdir()) == []

@@ -10,11 +10,13 @@ import numpy as np
 import pytest
 
 import train
+from mini_gpt import suites
 from mini_gpt.config import loading, places
 from mini_gpt.data import corpora, token_store, tokenizers
 from mini_gpt.runtime import errors, files
 from mini_gpt.runtime.errors import UserError
-from mini_gpt.training import layouts, loop, monitor
+from mini_gpt.suites.base import SuiteOptions
+from mini_gpt.training import layouts, loop
 from mini_gpt.training import state as states
 from mini_gpt.training import workdir as workdirs
 from mini_gpt.training.checkpoint import Checkpoints, Damaged
@@ -115,7 +117,7 @@ def test_another_text_at_a_known_place_is_refused(run, tmp_path, corpus_files):
         _ = Run(run).corpus
 
 
-def test_a_cache_never_typed_is_not_read(run, tmp_path, monkeypatch):
+def test_a_cache_never_typed_is_not_used(run, tmp_path, monkeypatch):
     theirs = tmp_path / "theirs"
     (theirs / "compiled").mkdir(parents=True)
     (theirs / "tokens").mkdir()
@@ -130,6 +132,7 @@ def test_a_cache_never_typed_is_not_read(run, tmp_path, monkeypatch):
     assert used == [None, None]
     assert Run(run).config.data.cache_dir is None
     assert Run(run, overrides={"data.cache_dir": str(theirs)}).config.data.cache_dir == str(theirs)
+    suites.evaluate(Run(run), "perplexity", SuiteOptions())
     assert [path for path in theirs.rglob("*") if path.is_file()] == []
 
 
@@ -236,13 +239,6 @@ def test_checksums_of_a_wrong_type_are_damage(run):
     path.write_text(json.dumps(files.read_with_checksum(path) | {"checksums": 5}))
     with pytest.raises(UserError, match="has another checksum than when it was written"):
         Run(run)
-
-
-def test_invalid_rows_of_metrics_are_left_out(tmp_path):
-    rows = ['{"step": 1, "train/loss": 2.5}', "[1]", '{"step": 1%s}' % ("0" * 400), '{"step": "1"}', "\x00" * 5000]
-    rows += ['{"step": 2, "train/loss": "2", "train/x": [], "train/y": NaN}', "[" * 10**5]
-    (tmp_path / "metrics.jsonl").write_text("\n".join(rows))
-    assert monitor.read(tmp_path / "metrics.jsonl") == [{"step": 1, "train/loss": 2.5}, {"step": 2}]
 
 
 def test_a_token_store_with_invalid_fields_is_rebuilt(config, run, tmp_path):

@@ -251,8 +251,10 @@ def test_a_resume_names_the_steps_whose_rows_were_cut(small, tmp_path, caplog, k
 def test_only_invalid_rows_of_metrics_are_dropped(small, tmp_path):
     bad = ["9" * 400, "9" * 5000, "-" + "9" * 400, "1e999", "NaN", '"3"', "null", "[]", "{}"]
     lines = [f'{{"step": {step}, "train/loss": 1.0}}' for step in ("1", *bad, "2", "3")]
-    lines += ["\udcff" + lines[0], "3", "[]", lines[0][:9]]  # the last row was cut when the process was killed
+    lines += ['{"step": 4, "train/loss": "2", "train/x": [], "train/y": NaN}', "\udcff" + lines[0], "3", "[]"]
+    lines += ["\0" * 5000, "[" * 10**5, lines[0][:9]]  # the last row was cut when the process was killed
     (tmp_path / "metrics.jsonl").write_bytes("\n".join(lines).encode(errors="surrogateescape"))
-    assert [row["step"] for row in monitor.read(tmp_path / "metrics.jsonl")] == [1, 2, 3]
+    right = [{"step": step, "train/loss": 1.0} for step in (1, 2, 3)]
+    assert monitor.read(tmp_path / "metrics.jsonl") == [*right, {"step": 4}], "without invalid values"
     monitor.Reporter(tmp_path, small(), start=2).close()
     assert [row["step"] for row in rows(tmp_path)] == [1, 2]
