@@ -135,23 +135,7 @@ def test_the_directory_of_another_sweep_is_refused(monkeypatch, flags, fake, tmp
         (["--vary=model.num_kv_heads=2,3", "--vary=model.dropout=0,0.1"], r"error: model\.num_kv_heads: found 3"),
         (["--config.train.batch_size=16", "--vary=mesh.fsdp=1,16"], r"error: mesh: "),
         ([*COPY, "--vary=data.task_length=5,500"], r"error: context_length: found 32; task:copy with data\.task_len"),
-        (
-            ["--vary=model.position=rope", "--suite=tasks"],
-            r"error: --suite=tasks needs a run of data\.corpus=task:NAME",
-        ),
-        (
-            ["--vary=model.position=rope", "--suite=extrapolation", "--lengths=far"],
-            r"error: --lengths: found 'far'; must be a whole number",
-        ),
         (["--vary=model.position=rope", "--lengths=1x"], r"error: --lengths is not supported by --suite=perplexity"),
-        (
-            ["--vary=model.dropout=0.1,0.10"],
-            r"error: conditions: dropout=0\.1 and dropout=0\.10 have the same config",
-        ),
-        (
-            ["--vary=model.d_ff=64,96", "--contrast=64<96", "--suite=figures"],
-            r"error: suites: found 'figures'; has nothing",
-        ),
     ],
 )
 def test_a_bad_sweep_ends_in_one_line_and_writes_nothing(monkeypatch, flags, started, tmp_path, arguments, message):
