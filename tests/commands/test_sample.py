@@ -232,10 +232,7 @@ BAD = [
     (["--prompt=a", "--seed=2147483648"], r"--seed: found 2147483648; must be in 0..2147483647"),
     (["--prompt=a", "--stop="], r"--stop: found ''; must have at least one character"),
     (["--prompt_file=/nowhere.txt"], r"--prompt_file: /nowhere\.txt: No such file or directory"),
-    (
-        ["--prompt_file=/dev/zero"],
-        r"--prompt_file: found /dev/zero with more than 16,777,216 bytes; give a .*",
-    ),
+    (["--prompt_file=/dev/zero"], r"--prompt_file: found /dev/zero with more than 16,777,216 bytes; give a .*"),
     (["--prompt=a", "--chat"], "--chat: the run has no chat template; only runs of an imported model with .*"),
 ]
 

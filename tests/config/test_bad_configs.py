@@ -9,6 +9,9 @@ from mini_gpt.config.fields import specs
 from mini_gpt.config.schema import Config
 from mini_gpt.runtime.errors import UserError
 
+HARD = {"model.position": "hard_alibi"}
+COPY = {"data.corpus": "task:copy", "data.tokenizer": "characters"}
+MASKED = {"train.objective": "masked", "model.causal": False}
 BAD = [
     ({"model.num_layer": "3"}, r"^model\.num_layer: no such config field; did you mean model\.num_layers\?$"),
     ({"modle.num_layers": "3"}, r"did you mean model\.num_layers"),
@@ -67,10 +70,7 @@ BAD = [
         r"^model\.cross_positions: found True; needs model\.position to be one of rope, alibi, t5, kerple$",
     ),
     ({"model.rope.base": ()}, "at least one"),
-    (
-        {"model.position": "hard_alibi", "model.variants.selective": True},
-        r"model\.variants\.selective: found True; must be False for hard_alibi",
-    ),
+    (HARD | {"model.variants.selective": True}, r"variants\.selective: found True; must be False for hard_alibi"),
     ({"model.position": "pope", "model.rope.fraction": 0.5}, r"model\.rope\.fraction: found 0\.5; must be 1 for pope"),
     ({"model.attention_window": (8, 0)}, r"model\.attention_window: found \(8, 0\); must be in 1\.\.16777216, or None"),
     ({"model.attention_window": (8,) * 5}, r"attention_window: .* must not be longer than model\.num_layers \(4\)"),
@@ -138,18 +138,9 @@ BAD = [
         {"model.position": ("rope", "kerple"), "optimizer.name": "muon"},
         r"optimizer\.name: found 'muon'; must be adamw: model\.position is a pattern with kerple",
     ),
-    (
-        {"model.position": "hard_alibi", "model.hard_alibi.heads": 5},
-        r"model\.hard_alibi\.heads: found 5; must be at most model\.num_heads \(4\)",
-    ),
-    (
-        {"model.position": "hard_alibi", "model.random_positions": 512},
-        r"model\.random_positions: found 512; must be None for hard_alibi",
-    ),
-    (
-        {"model.position": "hard_alibi", "model.variants.query_scale": "ssmax"},
-        r"model\.variants\.query_scale: found 'ssmax'; must be none for hard_alibi",
-    ),
+    (HARD | {"model.hard_alibi.heads": 5}, r"hard_alibi\.heads: found 5; must be at most model\.num_heads \(4\)"),
+    (HARD | {"model.random_positions": 512}, r"random_positions: found 512; must be None for hard_alibi"),
+    (HARD | {"model.variants.query_scale": "ssmax"}, r"query_scale: found 'ssmax'; must be none for hard_alibi"),
     ({"model.variants.soft_cap": 0.0}, r"model\.variants\.soft_cap: found 0\.0; must be above 0, or None"),
     ({"model.rope.original_context": 0}, r"model\.rope\.original_context: found 0; must be at least 1"),
     (
@@ -157,34 +148,20 @@ BAD = [
         r"model\.rope\.scaling: found 'ntk'; needs more than one pair of dimensions",
     ),
     ({"model.attention_window": 0}, r"model\.attention_window: found 0; must be in 1\.\.16777216, or None"),
-    (
-        {"model.random_positions": 200},
-        r"model\.random_positions: found 200; must be at least context_length \(256\)",
-    ),
+    ({"model.random_positions": 200}, r"model\.random_positions: found 200; must be at least context_length \(256\)"),
     (
         {"model.position": "learned", "model.random_positions": 900, "model.max_positions": 300},
         r"model\.random_positions: found 900; learned positions end at model\.max_positions \(300\)",
     ),
     ({"data.corpus": "task:copy"}, r"data\.tokenizer: found 'bytes'; the tasks have a fixed vocabulary: must be char"),
     ({"data.task_length": 0}, r"data\.task_length: found 0; must be at least 1"),
-    (
-        {
-            "data.corpus": "task:copy",
-            "data.tokenizer": "characters",
-            "train.objective": "masked",
-            "model.causal": False,
-        },
-        r"data\.isolate_documents: found False; must be True for a task with masked answers",
-    ),
+    (COPY | MASKED, r"data\.isolate_documents: found False; must be True for a task with masked answers"),
     (
         {"data.isolate_documents": True, "model.rope.scaling": "dynamic", "model.rope.factor": 4.0},
         r"data\.isolate_documents: found True; must be False with model\.rope\.scaling=dynamic",
     ),
     ({"data.position_ids": "coupled"}, r"data\.position_ids: found 'coupled'; must be sequence, because .* not a task"),
-    (
-        {"data.corpus": "task:copy", "data.tokenizer": "characters", "data.position_ids": "abacus"},
-        r"data\.position_ids: found 'abacus'; needs model\.position=learned",
-    ),
+    (COPY | {"data.position_ids": "abacus"}, r"position_ids: found 'abacus'; needs model\.position=learned"),
     ({"data.cache_dir": "~\0/x"}, r"data\.cache_dir: found '~\\x00/x'; must be a path without NUL characters"),
     ({"data.corpus": "text"}, r"data\.path: found None; data\.corpus=text needs a glob"),
     ({"optimizer.learning_rate": "1e999"}, r"optimizer\.learning_rate: found inf; must be a number"),

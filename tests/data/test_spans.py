@@ -107,10 +107,7 @@ def test_rows_that_are_too_short_are_refused(small, fields, message):
     ("fields", "message"),
     [
         ({"model__encoder_layers": 0}, r"^train\.objective: found 'span_corruption'; span_corruption needs an encoder"),
-        (
-            {"data__corpus": "task:copy", "data__tokenizer": "characters"},
-            r"^data\.corpus: found 'task:copy'; must be",
-        ),
+        ({"data__corpus": "task:copy", "data__tokenizer": "characters"}, r"^data\.corpus: found 'task:copy'; must be"),
         ({"train__mean_span": 0.5}, r"^train\.mean_span: found 0\.5; must be in 1\.\."),
     ],
 )

@@ -90,10 +90,7 @@ CONTRAST = Contrast("wide", "lower", "narrow", lengths="2x", **BLOCKS)
         ({"conditions": {"a": {"model.d_fff": 1}}}, r"model\.d_fff: no such config field; did you mean model\.d_ff"),
         ({"conditions": {"a": {"seed": 1}}}, r"conditions: a: found 'seed'; is given for all conditions as well"),
         ({"conditions": {"a": {"train.steps": 1}}}, r"conditions: a: found 'train\.steps'; is given for all"),
-        (
-            {"conditions": {"a": {}, "b": {"model.dropout": 0.0}}},
-            r"conditions: a and b have the same config; give",
-        ),
+        ({"conditions": {"a": {}, "b": {"model.dropout": 0.0}}}, r"conditions: a and b have the same config; give"),
         ({"conditions": {"a": {}, "b": {"model.d_ff": "x"}}}, r"model\.d_ff: found 'x'; must be .* \(condition b\)"),
         ({"seeds": 3}, r"seeds: found 3; must be distinct whole numbers, each at least 0, such as range\(5\)"),
         ({"seeds": []}, r"seeds: found \[\]"),

@@ -102,10 +102,7 @@ def test_weights_of_another_shape_are_refused(small, tmp_path):
             {"model__position": "rope", "model__num_layers": 3},
             r"has nothing for the parameter blocks/1/\S+; the config",
         ),
-        (
-            {"data__tokenizer": "characters"},
-            r"data\.tokenizer: found 'characters', but the run of .* has 'bytes'",
-        ),
+        ({"data__tokenizer": "characters"}, r"data\.tokenizer: found 'characters', but the run of .* has 'bytes'"),
     ):
         with pytest.raises(UserError, match=message):
             loop.train(small(**overrides), tmp_path / "new", init_from=tmp_path / "source")
