@@ -1,5 +1,6 @@
 """Tasks of two texts with the same meaning: dates, number words, English and German, words in another order."""
 
+import calendar
 import re
 import string
 from collections.abc import Callable
@@ -10,20 +11,8 @@ from mini_gpt.data.tasks.base import ANSWER, END, Link, Problem, Rng, Task, pick
 Align = Callable[[str, str], list[Link]]
 ALPHABET = "".join(sorted(set(string.ascii_letters + string.digits + " ,.-/;äöüßÄÖÜ" + ANSWER + END)))
 
-MONTHS = (
-    ("January", 31),
-    ("February", 29),
-    ("March", 31),
-    ("April", 30),
-    ("May", 31),
-    ("June", 30),
-    ("July", 31),
-    ("August", 31),
-    ("September", 30),
-    ("October", 31),
-    ("November", 30),
-    ("December", 31),
-)
+# Not calendar.month_name, which depends on the locale.
+MONTHS = "January February March April May June July August September October November December".split()
 FIRST_YEAR, LAST_YEAR = 1900, 2099
 
 
@@ -35,12 +24,9 @@ def _ordinal(number: int) -> str:
 def _date(rng: Rng) -> Problem:
     """Return a date in one of eight formats, and as year-month-day (ISO 8601)."""
     year = int(rng.integers(FIRST_YEAR, LAST_YEAR + 1))
-    month = int(rng.integers(len(MONTHS)))
-    name, days = MONTHS[month]
-    if month == 1 and not (year % 4 == 0 and (year % 100 != 0 or year % 400 == 0)):
-        days = 28
-    day = int(rng.integers(1, days + 1))
-    short, number = name[:3], month + 1
+    number = 1 + int(rng.integers(len(MONTHS)))
+    day = int(rng.integers(1, calendar.monthrange(year, number)[1] + 1))
+    name, short = MONTHS[number - 1], MONTHS[number - 1][:3]
     formats = (
         f"{day} {name} {year}",
         f"{name} {day}, {year}",
