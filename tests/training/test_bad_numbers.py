@@ -18,7 +18,7 @@ from mini_gpt.training import assembly, loop
 from mini_gpt.training.checkpoint import Checkpoints
 from mini_gpt.training.monitor import Spikes
 from tests.conftest import slow
-from tests.training.interruption import assert_same_bits, assembled, kill_after, rows
+from tests.training.interruption import assembled, assert_same_bits, kill_after, rows
 from tests.training.test_stopping import signal_in_step
 
 FIELDS = {"train__steps": 8, "checkpoint__every": 4, "eval__every": 8, "model__dropout": 0.2}

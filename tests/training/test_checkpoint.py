@@ -19,7 +19,7 @@ from mini_gpt.training.checkpoint import Checkpoints, Damaged
 from mini_gpt.training.record import Record
 from mini_gpt.training.run import Run
 from mini_gpt.training.step import TrainState
-from tests.training.interruption import assert_same_bits, assembled
+from tests.training.interruption import assembled, assert_same_bits
 
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # of failed Orbax reads
 

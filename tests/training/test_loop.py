@@ -14,7 +14,7 @@ from mini_gpt.runtime.errors import UserError
 from mini_gpt.training import assembly, loop
 from mini_gpt.training.checkpoint import Checkpoints
 from mini_gpt.training.run import Run
-from tests.training.interruption import assert_same_bits, assembled, kill_after, rows, without_rates
+from tests.training.interruption import assembled, assert_same_bits, kill_after, rows, without_rates
 
 HARD = {"model__dropout": 0.2, "train__accumulation_steps": 2, "train__batch_size": 8, "data__isolate_documents": True}
 

@@ -12,7 +12,20 @@ Align = Callable[[str, str], list[Link]]
 ALPHABET = "".join(sorted(set(string.ascii_letters + string.digits + " ,.-/;äöüßÄÖÜ" + ANSWER + END)))
 
 # Not calendar.month_name, which depends on the locale.
-MONTHS = "January February March April May June July August September October November December".split()
+MONTHS = [
+    "January",
+    "February",
+    "March",
+    "April",
+    "May",
+    "June",
+    "July",
+    "August",
+    "September",
+    "October",
+    "November",
+    "December",
+]
 FIRST_YEAR, LAST_YEAR = 1900, 2099
 
 
