@@ -11,21 +11,6 @@ from mini_gpt.data.tasks.base import ANSWER, END, Link, Problem, Rng, Task, pick
 Align = Callable[[str, str], list[Link]]
 ALPHABET = "".join(sorted(set(string.ascii_letters + string.digits + " ,.-/;äöüßÄÖÜ" + ANSWER + END)))
 
-# Not calendar.month_name, which depends on the locale.
-MONTHS = [
-    "January",
-    "February",
-    "March",
-    "April",
-    "May",
-    "June",
-    "July",
-    "August",
-    "September",
-    "October",
-    "November",
-    "December",
-]
 FIRST_YEAR, LAST_YEAR = 1900, 2099
 
 
@@ -69,20 +54,20 @@ def _align_date(question: str, answer: str) -> list[Link]:
 
 
 # fmt: off
+MONTHS = (  # not calendar.month_name, which depends on the locale
+    "January", "February", "March", "April", "May", "June", "July", "August", "September", "October", "November",
+    "December",
+)
 ONES = (
     "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve",
     "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen",
 )
-TENS = (
-    "twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety",
-)
+TENS = ("twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety")
 EINS = (
     "null", "eins", "zwei", "drei", "vier", "fünf", "sechs", "sieben", "acht", "neun", "zehn", "elf", "zwölf",
     "dreizehn", "vierzehn", "fünfzehn", "sechzehn", "siebzehn", "achtzehn", "neunzehn",
 )
-ZEHNER = (
-    "zwanzig", "dreißig", "vierzig", "fünfzig", "sechzig", "siebzig", "achtzig", "neunzig",
-)
+ZEHNER = ("zwanzig", "dreißig", "vierzig", "fünfzig", "sechzig", "siebzig", "achtzig", "neunzig")
 # fmt: on
 
 
