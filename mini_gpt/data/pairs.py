@@ -154,12 +154,6 @@ def _row_starts(sizes_P2: np.ndarray, limits: tuple[int, int]) -> np.ndarray:
     return np.array(starts)
 
 
-def padding(batch: Batch) -> str:
-    """Return the shares of padding in the rows of a batch, in words."""
-    source, target = padding_shares(batch)
-    return f"{source:.0%} of the tokens of the sources, {target:.0%} of those of the targets"
-
-
 def padding_shares(batch: Batch) -> tuple[float, float]:
     """Return the shares of padding in the rows of sources and in those of targets."""
     return float((batch["source"] == PADDING).mean()), float((batch["weights"] == 0).mean())

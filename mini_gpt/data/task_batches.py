@@ -1,7 +1,7 @@
 """Batches of a task's problems. With an encoder, the question is the source, and the answer is the target."""
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -39,13 +39,11 @@ class TaskBatches:
         if not config.model.has_encoder:
             drawn = [self._problem(step * size + row) for row in self.rows]
             return problem_batch(drawn, config, self.tokenizer, config.context_length)
-        drawn_pairs = (pair_of(self.tokenizer, problem) for problem in self._problems(step * MOST_IN_A_BATCH))
+        indices = itertools.count(step * MOST_IN_A_BATCH)
+        drawn_pairs = (pair_of(self.tokenizer, self._problem(index)) for index in indices)
         limits = (config.source_length, config.context_length)
         rows = list(itertools.islice(pairs.in_rows(drawn_pairs, limits), size))
         return pairs.batch_of([rows[row] for row in self.rows], tokenizers.separator(self.tokenizer), limits)
-
-    def _problems(self, first: int) -> Iterator[Problem]:
-        return map(self._problem, itertools.count(first))
 
     def _problem(self, index: int) -> Problem:
         data = self.config.data

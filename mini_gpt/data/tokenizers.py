@@ -88,19 +88,14 @@ class SubwordTokenizer(Tokenizer):
         return ids[:-1] if len(ids) and ids[-1] == self.separator_id else ids
 
     def encode_prompt(self, text: str, *, add_special_tokens: bool = True) -> np.ndarray:
-        with no_panic(text), self._special_tokens():
-            ids = np.array(self.model.encode(text, add_special_tokens=add_special_tokens).ids, np.uint32)
-            adds_separator = add_special_tokens and self.model.encode("").ids[-1:] == [self.separator_id]
-        return ids[:-1] if adds_separator else ids
-
-    @contextlib.contextmanager
-    def _special_tokens(self) -> Iterator[None]:
-        """Let the model read the names of special tokens as these tokens."""
-        self.model.encode_special_tokens = False
+        self.model.encode_special_tokens = False  # read the names of special tokens as these tokens
         try:
-            yield
+            with no_panic(text):
+                ids = np.array(self.model.encode(text, add_special_tokens=add_special_tokens).ids, np.uint32)
+                adds_separator = add_special_tokens and self.model.encode("").ids[-1:] == [self.separator_id]
         finally:
             self.model.encode_special_tokens = True
+        return ids[:-1] if adds_separator else ids
 
     def encode_masked(self, text: str, name: str) -> np.ndarray:
         """Encode a whole text with all tokens that an imported model adds around it. name: of the mask token in it."""

@@ -7,11 +7,12 @@ import numpy as np
 import sacrebleu
 
 from mini_gpt.data.pairs import Pair
-from mini_gpt.evaluation import calibration, items, pair_accuracy
+from mini_gpt.evaluation import items, pair_accuracy
 from mini_gpt.evaluation.items import Items
 from mini_gpt.evaluation.loaded import LoadedModel
 
 BLEU_ORDER = 4  # BLEU counts runs of up to four words
+BINS = 15  # of `calibration_error`
 
 
 def written_scores(written: Sequence[str], references: Sequence[str]) -> dict[str, Any]:
@@ -36,12 +37,26 @@ def prediction_scores(model: LoadedModel, pairs: Sequence[Pair], separator: int)
 
     nll: mean loss in nats per token.
     token_accuracy: share of tokens that are the most likely ones.
-    calibration_error: see `calibration.expected_error`.
+    calibration_error: see the function of this name.
     """
     predicted, confidence, nll = pair_accuracy.predict(model, pairs, separator)
     right = np.concatenate([tokens == [*pair.target, separator] for pair, tokens in zip(pairs, predicted, strict=True)])
     return {
         "nll": float(np.concatenate(nll).mean(dtype=np.float64)),
         "token_accuracy": float(right.mean()),
-        "calibration_error": calibration.expected_error(np.concatenate(confidence), right),
+        "calibration_error": calibration_error(np.concatenate(confidence), right),
     }
+
+
+def calibration_error(confidence: np.ndarray, right: np.ndarray) -> float:
+    """Return the expected calibration error of predictions, in 0..1 (Guo et al. 2017, eq. 3).
+
+    confidence: probabilities of the predictions.
+    right: whether they are right. Both have shape [tokens].
+
+    The error is the mean over BINS equal intervals of confidence, weighted by their predictions, of |share right - mean
+    confidence|.
+    """
+    bins = np.minimum((confidence * BINS).astype(int), BINS - 1)
+    sums = [np.bincount(bins, weights=values, minlength=BINS) for values in (confidence, right)]
+    return float(np.abs(sums[0] - sums[1]).sum() / len(confidence))

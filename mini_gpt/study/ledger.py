@@ -42,16 +42,14 @@ def commit() -> str:
         ).stdout
         return found.strip() + "+changes" * bool(changed.strip())
     except (OSError, subprocess.CalledProcessError):
-        return f"mini-gpt {importlib.metadata.version('mini-gpt')}" if _is_installed() else "unknown"
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            return f"mini-gpt {importlib.metadata.version('mini-gpt')}"
+        return "unknown"
 
 
 def short(commit: str) -> str:
     """Return a commit with 12 digits of its hash."""
     return re.sub(r"^([0-9a-f]{12})[0-9a-f]+", r"\1", commit)
-
-
-def _is_installed() -> bool:
-    return any(found.metadata["Name"] == "mini-gpt" for found in importlib.metadata.distributions())
 
 
 def entries(workdir: Path) -> list[Entry]:

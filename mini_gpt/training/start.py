@@ -72,7 +72,8 @@ def describe(run: Assembly, *, new: bool, parameters: bool) -> None:
             count = model_parameters.count(trainable.checked(config, run.abstract_state.parameters))
             log.info(f"train.trainable={config.train.trainable!r}: training changes {count:,} of these\n")
         if config.model.has_encoder:
-            log.info("padding in the first batch: %s\n", pairs.padding(run.train_batches[0]))
+            said = "padding in the first batch: {:.0%} of the tokens of the sources, {:.0%} of those of the targets\n"
+            log.info(said.format(*pairs.padding_shares(run.train_batches[0])))
     if processes.is_main_process():
         settings.report(config, run.train_batches.rows_per_epoch, new=new)
 

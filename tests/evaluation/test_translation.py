@@ -11,7 +11,7 @@ from mini_gpt import suites
 from mini_gpt.data import task_batches, tasks, tokenizers
 from mini_gpt.data.layout import Layout
 from mini_gpt.data.pairs import Pair
-from mini_gpt.evaluation import calibration, pair_accuracy, task_accuracy, translation
+from mini_gpt.evaluation import pair_accuracy, task_accuracy, translation
 from mini_gpt.generation import decoding
 from mini_gpt.insight import alignment, observing
 from mini_gpt.runtime import progress
@@ -99,11 +99,11 @@ def test_the_calibration_error_is_the_mean_gap_of_fifteen_intervals():
     confidence = np.array([0.01, 0.05, 0.95, 0.99, 1.0, 0.5])
     right = np.array([False, True, True, False, True, True])
     gaps = [2 / 6 * abs(1 / 2 - 0.03), 3 / 6 * abs(2 / 3 - (0.95 + 0.99 + 1) / 3), 1 / 6 * abs(1 - 0.5)]
-    assert calibration.expected_error(confidence, right) == pytest.approx(sum(gaps))
+    assert translation.calibration_error(confidence, right) == pytest.approx(sum(gaps))
     rng = np.random.default_rng(0)
     confidence = rng.random(200_000)
-    assert calibration.expected_error(confidence, rng.random(200_000) < confidence) < 0.01
-    assert calibration.expected_error(confidence, np.zeros(200_000, bool)) == pytest.approx(confidence.mean())
+    assert translation.calibration_error(confidence, rng.random(200_000) < confidence) < 0.01
+    assert translation.calibration_error(confidence, np.zeros(200_000, bool)) == pytest.approx(confidence.mean())
 
 
 def test_written_targets_are_compared_with_the_references():
