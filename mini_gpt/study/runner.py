@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TextIO
 
 import psutil
@@ -20,6 +20,7 @@ from mini_gpt.study import machine, processes
 from mini_gpt.study.machine import Slot
 from mini_gpt.study.progress import LONGEST_REASON, Display, Job, last_error
 from mini_gpt.study.results import Results
+from mini_gpt.training import stopping
 
 WORKER = "mini_gpt.study.worker"
 STOP = signal.SIGHUP  # not SIGTERM: a second SIGTERM ends a run unsaved, and a scheduler may have sent the first
@@ -39,7 +40,7 @@ class Runner:
 
     def run(self, display: Display) -> None:
         """Return when no job is waiting or running. A signal stops and saves all jobs, and ends the process."""
-        with self._listening(), display:
+        with stopping.handled([signal.SIGTERM, signal.SIGINT, signal.SIGHUP], self._receive), display:
             try:
                 while self.signal is None and any(job.state in ("waiting", "running") for job in self.jobs):
                     self._finish()
@@ -159,19 +160,8 @@ class Runner:
         with contextlib.suppress(ProcessLookupError, PermissionError):  # it has ended; macOS then denies the permission
             os.killpg(job.process.pid, number)
 
-    @contextlib.contextmanager
-    def _listening(self) -> Iterator[None]:
-        def receive(number: int, _: object) -> None:
-            self.signal = number
-
-        numbers = [signal.SIGTERM, signal.SIGINT]
-        numbers += [signal.SIGHUP] if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN else []
-        previous = {number: signal.signal(number, receive) for number in numbers}
-        try:
-            yield
-        finally:
-            for number, handler in previous.items():
-                signal.signal(number, handler)
+    def _receive(self, number: int, _: object) -> None:
+        self.signal = number
 
 
 def _locked_log(job: Job) -> TextIO | None:

@@ -3,7 +3,8 @@
 import contextlib
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 from jax.experimental import multihost_utils
 
@@ -33,14 +34,21 @@ class StopRequest:
 @contextlib.contextmanager
 def at_once() -> Iterator[None]:
     """Let SIGINT end the process at once in the block. Python's own handler would wait for the compiler."""
-    if signal.getsignal(signal.SIGINT) != signal.default_int_handler:  # SIGINT is ignored, or has another handler
+    is_pythons = signal.getsignal(signal.SIGINT) == signal.default_int_handler  # not ignored, and no other handler
+    with handled([signal.SIGINT] if is_pythons else [], signal.SIG_DFL):
         yield
-        return
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+@contextlib.contextmanager
+def handled(numbers: Iterable[int], handler: Any) -> Iterator[None]:
+    """Handle signals by `handler` in the block. If SIGHUP was ignored (nohup), it stays ignored."""
+    numbers = [number for number in numbers if (number, signal.getsignal(number)) != (signal.SIGHUP, signal.SIG_IGN)]
+    previous = {number: signal.signal(number, handler) for number in numbers}
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        for number, before in previous.items():
+            signal.signal(number, before)
 
 
 @contextlib.contextmanager
@@ -49,7 +57,7 @@ def listening() -> Iterator[StopRequest]:
 
     With several processes, JAX's SIGTERM handler informs the others, and ignores a second SIGTERM. The other signals
     are converted to SIGTERM.
-    If SIGHUP was ignored (nohup), it stays ignored. A second SIGHUP does nothing: a closing terminal can send two.
+    A second SIGHUP does nothing: a closing terminal can send two.
     """
     request = StopRequest()
 
@@ -65,11 +73,6 @@ def listening() -> Iterator[StopRequest]:
         with contextlib.suppress(OSError):  # the terminal may be closed
             os.write(2, b"\nstopping: saving after this step; send the signal again to exit at once\n")
 
-    handled = [signal.SIGINT] if processes.are_several() else [signal.SIGTERM, signal.SIGINT]
-    handled += [signal.SIGHUP] if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN else []
-    previous = {number: signal.signal(number, receive) for number in handled}
-    try:
+    numbers = [signal.SIGINT, signal.SIGHUP] + ([] if processes.are_several() else [signal.SIGTERM])
+    with handled(numbers, receive):
         yield request
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
