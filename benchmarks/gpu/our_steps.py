@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from benchmarks import turns
 from benchmarks.gpu.random_steps import RECIPES, RandomSteps, config_of
 from mini_gpt.commands import command_line, measuring
-from mini_gpt.commands.flops import flops_per_token
+from mini_gpt.commands.measuring import flops_per_token
 from mini_gpt.model import parameters as model_parameters
 
 

@@ -25,8 +25,7 @@ import numpy as np
 import psutil
 
 from mini_gpt.commands import command_line, decoding_speed, measuring
-from mini_gpt.commands.flops import flops_per_token
-from mini_gpt.commands.measuring import spread
+from mini_gpt.commands.measuring import flops_per_token, spread
 from mini_gpt.config import loading
 from mini_gpt.config.schema import Config
 from mini_gpt.data import batches, corpora, token_store

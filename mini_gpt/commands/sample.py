@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from mini_gpt.commands import command_line
-from mini_gpt.commands.generate import filled, request, sampled, searched
+from mini_gpt.commands.generate import filled, request, written
 from mini_gpt.config.schema import Config
 from mini_gpt.generation import beam, decoding
 from mini_gpt.generation.sampling import Sampling
@@ -102,9 +102,9 @@ def main() -> None:
                 texts = [text.removesuffix("\n") for text in texts]  # the file's last newline is not in the message
             asked = request.make(run, texts, flags, seed=(flags.seed + number) % 2**31)
             if flags.beams is None:
-                sampled.write(run, asked, flags, sampling)
+                written.sample(run, asked, flags, sampling)
             else:
-                searched.write(run, asked, flags)
+                written.search(run, asked, flags)
         except (UserError, KeyboardInterrupt) as stopped:
             if not flags.interactive:
                 raise

@@ -1,1 +1,1 @@
-"""The ways in which sample.py generates text, a file each."""
+"""What sample.py is asked for, and how it prints it."""

@@ -1,17 +1,17 @@
-"""Print sampled texts."""
+"""Print texts that a run writes: sampled ones, or those of a beam search."""
 
 import argparse
 from typing import Any
 
 from mini_gpt.commands.generate.request import Request, as_line, escaped
-from mini_gpt.data import tasks
-from mini_gpt.generation import full_passes
+from mini_gpt.data import tasks, tokenizers
+from mini_gpt.generation import beam, full_passes, stop_texts
 from mini_gpt.generation.sampling import Sampling
 from mini_gpt.generation.streaming_text import Writer
 from mini_gpt.training.run import Run
 
 
-def write(run: Run, request: Request, flags: argparse.Namespace, sampling: Sampling) -> None:
+def sample(run: Run, request: Request, flags: argparse.Namespace, sampling: Sampling) -> None:
     """Stream a single text; print several texts or JSON at the end, those of a file as lines."""
     stops = [*flags.stop, tasks.END] if run.config.data.is_task and request.sources is None else flags.stop
     writers = [Writer(run.tokenizer, stops) for _ in request.texts]
@@ -38,3 +38,22 @@ def write(run: Run, request: Request, flags: argparse.Namespace, sampling: Sampl
             print(as_line(writer.text))
         else:
             print(f"--- {number + 1} of {len(writers)}\n{escaped(request.shown + writer.text)}")
+
+
+def search(run: Run, request: Request, flags: argparse.Namespace) -> None:
+    """Print the best text of each row, or all texts as JSON. A text ends before a stop text, or at its own end."""
+    ends_in_newline = run.config.data.is_task and request.sources is None
+    end = int(run.tokenizer.encode(tasks.END)[0]) if ends_in_newline else tokenizers.separator(run.tokenizer)
+    size = len(run.model.parameters["embedding"])
+    stops_SV = stop_texts.table(run.tokenizer, flags.stop, size) if flags.stop else None
+    options = beam.Options(end, request.length, flags.beams, flags.length_penalty, run.tokenizer.other_ends, stops_SV)
+    ends = (end, *options.other_ends)
+    for row, found in enumerate(beam.search(run.model, request.prompts, options, request.sources)):
+        for rank, one in enumerate(found if flags.json else found[:1]):
+            writer = Writer(run.tokenizer, flags.stop)
+            text = writer.add([token for token in one.tokens if token not in ends]) + writer.finish()
+            if flags.json:
+                about = {"rank": rank, "log_probability": one.log_probability, "score": one.score}
+                print(request.json(row, text, one.tokens.tolist(), about))
+            else:
+                print(escaped(request.shown + text) if flags.source_file is None else as_line(text))
