@@ -24,6 +24,8 @@ from mini_gpt.training import loop
 from mini_gpt.training import workdir as workdirs
 from mini_gpt.training.run import Run
 from tests.conftest import REPOSITORY, SMALL
+from tests.training import interruption
+from tests.training.interruption import without_rates
 
 ONE_DEVICE = os.environ | {"XLA_FLAGS": "--xla_backend_optimization_level=0"}
 
@@ -42,8 +44,7 @@ def start_two(command, extra=()):
 
 
 def rows(workdir):
-    logged = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in row.items() if k != "train/tokens_per_second"} for row in logged]
+    return list(map(without_rates, interruption.rows(workdir)))
 
 
 def assert_close(a, b):

@@ -13,9 +13,14 @@ from mini_gpt.training.optimizer import decays, is_hidden_matrix, make_optimizer
 PEAK, WARMUP, STEPS = 3e-3, 20, 200
 
 
+def config_of(steps=STEPS, /, **fields):
+    """Return the default config with these fields of the optimizer."""
+    values = {f"optimizer.{name}": value for name, value in fields.items()}
+    return loading.load("configs/default.py", values | {"train.steps": steps})
+
+
 def rates(schedule, **overrides):
-    values = {"learning_rate": PEAK, "warmup_steps": WARMUP, "schedule": schedule} | overrides
-    config = loading.load("configs/default.py", {f"optimizer.{name}": value for name, value in values.items()})
+    config = config_of(**{"learning_rate": PEAK, "warmup_steps": WARMUP, "schedule": schedule} | overrides)
     made = make_schedule(config.optimizer, STEPS)
     return np.array([float(made(jnp.int32(count))) for count in range(STEPS)])
 
@@ -45,8 +50,7 @@ def test_the_papers_schedule_peaks_at_0_0007():
     """Vaswani et al., eq. 3, with d=512 and 4,000 steps of warm-up: d^-0.5 min(t^-0.5, t w^-1.5)."""
     peak = 512**-0.5 * 4000**-0.5
     assert peak == pytest.approx(7.0e-4, rel=2e-3)
-    config = loading.load("configs/default.py", {"optimizer.learning_rate": peak, "optimizer.warmup_steps": 4000})
-    schedule = make_schedule(config.optimizer, 100_000)
+    schedule = make_schedule(config_of(learning_rate=peak, warmup_steps=4000).optimizer, 100_000)
     for t in (1, 399, 4000, 4001, 90_000):
         paper = 512**-0.5 * min(t**-0.5, t * 4000**-1.5)
         assert float(schedule(t - 1)) == pytest.approx(paper, rel=1e-4)
@@ -66,10 +70,7 @@ def test_a_short_run_ends_during_warm_up(schedule, warmup):
 
 @pytest.mark.slow
 def test_only_matrices_decay():
-    config = loading.load(
-        "configs/default.py",
-        {"optimizer.weight_decay": 0.5, "optimizer.learning_rate": 0.1, "optimizer.warmup_steps": 1, "train.steps": 10},
-    )
+    config = config_of(10, weight_decay=0.5, learning_rate=0.1, warmup_steps=1)
     parameters = {
         "embedding": jnp.ones((3, 2)),
         "positions": {"t5": {"bias_table": jnp.ones((4, 2))}, "learned": {"embedding": jnp.ones((4, 2))}},
@@ -114,10 +115,7 @@ class MuonByHand(AdamWByHand):
 
 
 def test_adamw_equals_the_paper_by_hand():
-    config = loading.load(
-        "configs/default.py",
-        {"optimizer.schedule": "constant", "optimizer.warmup_steps": 0, "optimizer.learning_rate": 0.01},
-    )
+    config = config_of(schedule="constant", warmup_steps=0, learning_rate=0.01)
     kernel = {"kernel": jnp.array([[1.0, -2.0], [0.5, 3.0]])}
     o, optimizer = config.optimizer, make_optimizer(config, kernel).transformation
     by_hand = AdamWByHand(kernel["kernel"], o, 0.01, o.weight_decay)
@@ -133,9 +131,7 @@ def test_adamw_equals_the_paper_by_hand():
 def test_muon_orthogonalises_only_the_hidden_matrices():
     fields = {"name": "muon", "schedule": "cosine", "warmup_steps": 2, "learning_rate": 0.02, "weight_decay": 0.3}
     fields |= {"muon.adam_learning_rate": 0.004, "muon.newton_schulz_steps": 4, "muon.momentum": 0.9, "clip_norm": 5.0}
-    config = loading.load(
-        "configs/default.py", {f"optimizer.{name}": value for name, value in fields.items()} | {"train.steps": 9}
-    )
+    config = config_of(9, **fields)
     rng = np.random.default_rng(0)
     shapes = {
         "embedding": (5, 4),
@@ -176,9 +172,7 @@ def test_muon_orthogonalises_only_the_hidden_matrices():
 @pytest.mark.slow
 def test_muon_updates_have_the_scale_of_adamw():
     """The RMS of AdamW's updates is 0.2 to 0.4 for any shape (Liu et al. 2025, 2.2)."""
-    config = loading.load(
-        "configs/default.py", {"optimizer.name": "muon", "optimizer.schedule": "constant", "optimizer.warmup_steps": 0}
-    )
+    config = config_of(name="muon", schedule="constant", warmup_steps=0)
     rng = np.random.default_rng(0)
     for shape in ((32, 32), (16, 64), (64, 16)):
         matrix = {"blocks": {0: {"attention": {"kernel": jnp.zeros(shape)}}}}

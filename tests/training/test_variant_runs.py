@@ -1,7 +1,5 @@
 """Runs with encodings, variants and patterns are trained, resumed and measured by all suites."""
 
-import json
-
 import numpy as np
 import pytest
 
@@ -12,6 +10,7 @@ from mini_gpt.suites.base import SuiteOptions
 from mini_gpt.training import loop
 from mini_gpt.training.run import Run
 from tests.conftest import slow
+from tests.training.interruption import rows
 
 VARIANTS = {"qk_norm": "weighted", "query_scale": "ssmax", "soft_cap": 5.0, "gate": "entry", "canon": True}
 RUNS = {
@@ -34,8 +33,8 @@ def test_a_run_is_trained_resumed_and_measured(small, tmp_path, name, capsys):
     config = small(**RUNS[name], model__num_layers=2, eval__sample_tokens=3)
     loop.train(config, tmp_path)
     assert "sample.py" in capsys.readouterr().out
-    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    assert rows and all(row.get("train/loss", 1) < 10 for row in rows)
+    logged = rows(tmp_path)
+    assert logged and all(row.get("train/loss", 1) < 10 for row in logged)
     run = Run(tmp_path)
     shown = config.model.variants.sink == "none" and config.model.variants.normaliser == "softmax"
     suites.evaluate(run, "extrapolation", SuiteOptions(lengths="2x", strides="2x"))
@@ -51,9 +50,9 @@ def test_a_run_with_position_ids_is_trained_resumed_and_measured(small, tmp_path
     for steps in (3, 6):
         loop.train(small(**fields, context_length=16, train__steps=steps, eval__sample_tokens=3), tmp_path)
     run = Run(tmp_path)
-    rows = suites.evaluate(run, "tasks", SuiteOptions(lengths=lengths))["rows"]
-    assert [row["status"] for row in rows] == ["ok", "ok", "undefined"]
-    assert f"has {offsets or 17} positions" in rows[2]["reason"]
+    measured = suites.evaluate(run, "tasks", SuiteOptions(lengths=lengths))["rows"]
+    assert [row["status"] for row in measured] == ["ok", "ok", "undefined"]
+    assert f"has {offsets or 17} positions" in measured[2]["reason"]
     for suite in ("heads", "figures", "explorer"):
         suites.evaluate(run, suite, SuiteOptions())
     problem = "12+34=46"
