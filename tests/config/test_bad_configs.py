@@ -12,6 +12,9 @@ from mini_gpt.runtime.errors import UserError
 HARD = {"model.position": "hard_alibi"}
 COPY = {"data.corpus": "task:copy", "data.tokenizer": "characters"}
 MASKED = {"train.objective": "masked", "model.causal": False}
+ENCODER = {"model.encoder_layers": 1}
+SPANS = ENCODER | {"train.objective": "span_corruption"}
+PAIRS = ENCODER | {"data.corpus": "pairs", "data.path": "pairs.tsv"}
 BAD = [
     ({"model.num_layer": "3"}, r"^model\.num_layer: no such config field; did you mean model\.num_layers\?$"),
     ({"modle.num_layers": "3"}, r"did you mean model\.num_layers"),
@@ -175,6 +178,20 @@ BAD = [
     ({"seed": 2**31}, r"^seed: found 2147483648; must be a whole number below 2\*\*31$"),
     ({"optimizer.learning_rate": 10**400}, r"^optimizer\.learning_rate: found 1000+…; must be a number$"),
     ({"model.position": ["rope", 3]}, r"^model\.position: found \['rope', 3\]; must be one of none"),
+    (SPANS | {"model.encoder_layers": 0}, r"^train\.objective: found 'span_corruption'; span_corruption needs an enc"),
+    (SPANS | COPY, r"^data\.corpus: found 'task:copy'; must be"),
+    (SPANS | {"train.mean_span": 0.5}, r"^train\.mean_span: found 0\.5; must be in 1\.\."),
+    (PAIRS | {"data.path": None}, r"^data\.path: found None; data\.corpus=pairs needs a file"),
+    (PAIRS | {"model.encoder_layers": 0}, r"^model\.encoder_layers: found 0; must be above 0 for pairs"),
+    (PAIRS | {"data.pair": ("a", "b")}, r"^data\.pair: found \('a', 'b'\); must be None, because data\.corpus is"),
+    ({"data.target_path": "b"}, r"^data\.target_path: found 'b'; must be None, because data\.corpus is not pairs"),
+    (ENCODER, r"^data\.corpus: found 'python_stdlib'; must be pairs, task:NAME, or"),
+    (ENCODER | COPY | {"data.isolate_documents": True}, r"^data\.isolate_documents: found True; must be False with"),
+    (ENCODER | COPY | {"train.random_offsets": 999}, r"^train\.random_offsets: found 999; must be None with model\.e"),
+    (
+        ENCODER | COPY | {"model.position": "learned", "model.max_positions": 300, "source_length": 400},
+        r"^source_length: found 400; learned positions end at",
+    ),
 ]
 
 

@@ -86,20 +86,6 @@ def test_a_file_that_changes_while_it_is_read_is_an_error(config, tmp_path):
         list(corpus.documents())
 
 
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"data__path": None}, r"^data\.path: found None; data\.corpus=pairs needs a file"),
-        ({"model__encoder_layers": 0}, r"^model\.encoder_layers: found 0; must be above 0 for pairs"),
-        ({"data__pair": ("a", "b")}, r"^data\.pair: found \('a', 'b'\); must be None, because data\.corpus is"),
-        ({"data__corpus": "text"}, r"^data\.target_path: found .*; must be None, because data\.corpus is not pairs"),
-    ],
-)  # fmt: skip
-def test_fields_that_contradict_each_other_are_refused(config, fields, message):
-    with pytest.raises(UserError, match=message):
-        config([], [], **fields)
-
-
 def lines(count):
     return [f"source {i}\n" for i in range(count)], [f"target {i}\n" for i in range(count)]
 

@@ -103,19 +103,6 @@ def test_rows_that_are_too_short_are_refused(small, fields, message):
         spans.sizes(small(**FIELDS | {"source_length": 30, "context_length": 12} | fields))
 
 
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"model__encoder_layers": 0}, r"^train\.objective: found 'span_corruption'; span_corruption needs an encoder"),
-        ({"data__corpus": "task:copy", "data__tokenizer": "characters"}, r"^data\.corpus: found 'task:copy'; must be"),
-        ({"train__mean_span": 0.5}, r"^train\.mean_span: found 0\.5; must be in 1\.\."),
-    ],
-)
-def test_fields_that_contradict_each_other_are_refused(small, fields, message):
-    with pytest.raises(UserError, match=message):
-        small(**FIELDS | fields)
-
-
 def test_sentinels_are_written_as_numbers_in_angle_brackets():
     text = "a <0> cat<1>, <x> <100> é"
     tokens = spans.encode(text, TOKENIZER)

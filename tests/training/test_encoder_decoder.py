@@ -112,23 +112,6 @@ def test_sources_longer_than_in_training_are_padded_in_steps(small):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"data__corpus": "text"}, r"^data\.corpus: found 'text'; must be pairs, task:NAME, or"),
-        ({"data__isolate_documents": True}, r"^data\.isolate_documents: found True; must be False with"),
-        ({"train__random_offsets": 99}, r"^train\.random_offsets: found 99; must be None with model\.encoder"),
-        (
-            {"model__position": "learned", "model__max_positions": 8},
-            r"^source_length: found 9; learned positions end at",
-        ),
-    ],
-)
-def test_data_that_an_encoder_does_not_support_is_refused(small, fields, message):
-    with pytest.raises(UserError, match=message):
-        small(**PAIRS | fields)
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
         ({"source_length": 8}, r"^source_length: found 8; task:reverse with data\.task_length=3 needs at least 9"),
         ({"context_length": 7}, r"^context_length: found 7; task:reverse with data\.task_length=3 needs at least 8"),
     ],
