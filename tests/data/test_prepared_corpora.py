@@ -6,9 +6,6 @@ import functools
 import hashlib
 import http.server
 import json
-import signal
-import subprocess
-import sys
 import tempfile
 import threading
 from unittest import mock
@@ -180,28 +177,6 @@ def test_preparation_leaves_no_other_files(small, library, tmp_path, monkeypatch
     assert [path.name for path in prepared.iterdir()] == ["1.0.0"]
     shards = {"dataset_info.json", "features.json", "python_stdlib-train.array_record-00000-of-00001"}
     assert {path.name for path in (prepared / "1.0.0").iterdir()} == shards
-
-
-KILLED = """
-import os, signal, sys
-from mini_gpt.config import loading
-from mini_gpt.data import builders, corpora
-builders.PythonStdlib._generate_examples = lambda self: os.kill(os.getpid(), signal.SIGKILL)
-config = loading.load("configs/default.py", {"data.cache_dir": sys.argv[1]})
-corpora.open_corpus(config.data)
-"""
-
-
-@pytest.mark.slow
-def test_files_of_a_killed_preparation_are_deleted(small, tmp_path):
-    cache = tmp_path / "cache"
-    for _ in range(2):
-        process = subprocess.run([sys.executable, "-c", KILLED, str(cache)], check=False)
-        assert process.returncode == -signal.SIGKILL
-    (prepared,) = (cache / "tfds" / "python_stdlib").iterdir()
-    assert len(list(prepared.iterdir())) == 1
-    corpora.open_corpus(small(data__corpus="python_stdlib", data__path=None).data)
-    assert [path.name for path in prepared.iterdir()] == ["1.0.0"]
 
 
 @pytest.fixture
