@@ -14,7 +14,7 @@ from mini_gpt.config.data import DataConfig
 from mini_gpt.config.fields import LARGEST
 from mini_gpt.data import tasks, tokenizers
 from mini_gpt.model import build, parameters
-from mini_gpt.runtime.errors import UserError, require
+from mini_gpt.runtime.errors import require
 from mini_gpt.training import layouts
 from mini_gpt.training.initial_weights import SavedRun
 
@@ -46,12 +46,11 @@ def _vocab_size(data: DataConfig) -> int:
     """Return the tokenizer's size. Raise UserError if it depends on the corpus, which is not opened."""
     if data.is_task:
         return len(tasks.find(data.corpus).alphabet) + 1
-    if data.tokenizer in ("characters", "words"):
-        remedy = "its size depends on the corpus; give --vocab_size, or the --workdir of a run"
-        raise UserError(f"data.tokenizer: found {data.tokenizer!r}; {remedy}")
-    return (
-        data.vocab_size if data.tokenizer in ("bpe", "imported") else tokenizers.vocab_size(tokenizers.ByteTokenizer())
-    )
+    if data.tokenizer == "bytes":
+        return tokenizers.vocab_size(tokenizers.ByteTokenizer())
+    remedy = "its size depends on the corpus; give --vocab_size, or the --workdir of a run"
+    require(data.tokenizer in ("bpe", "imported"), "data.tokenizer", data.tokenizer, remedy)
+    return data.vocab_size
 
 
 if __name__ == "__main__":

@@ -78,8 +78,7 @@ def override(config: Config, overrides: Mapping[str, Any]) -> Config:
 def parse_override(text: str) -> tuple[str, str]:
     """Split FIELD=VALUE. Raises UserError if there is no '='."""
     name, equals, value = text.partition("=")
-    if not (name and equals):
-        raise UserError(f"override: found {shown(text)}; must be FIELD=VALUE, such as model.position=rope")
+    require(bool(name and equals), "override", text, "must be FIELD=VALUE, such as model.position=rope")
     return name, value
 
 

@@ -23,7 +23,7 @@ from mini_gpt.data.builders import PythonLibrary, PythonStdlib, TinyShakespeare
 from mini_gpt.data.corpus import Corpus
 from mini_gpt.data.splits import SPLITS
 from mini_gpt.runtime import files, processes
-from mini_gpt.runtime.errors import UserError, shown, suggestion
+from mini_gpt.runtime.errors import UserError, require, shown, suggestion
 
 NAME_IN_TFDS = re.compile(r"\w+(/[\w+.-]+)?(:[\d*]+(\.[\d*]+){2})?")
 FEATURE_MODULES = {feature.__module__ for feature in vars(tfds.features).values() if isinstance(feature, type)}
@@ -104,9 +104,9 @@ def _catalogue(name: str, path: str | None, pair: tuple[str, str] | None) -> Cor
     data_dir = None if path is None else files.expanded(path)
     if data_dir is not None and not data_dir.is_dir():
         raise UserError(f"data.path: {data_dir} not found; give the directory of TFDS data sets, or None")
-    if not NAME_IN_TFDS.fullmatch(name):  # with a namespace, TFDS would download code
-        found = shown(f"tfds:{name}")
-        raise UserError(f"data.corpus: found {found}; must be tfds:NAME[/CONFIG][:VERSION], from the TFDS catalogue")
+    valid = NAME_IN_TFDS.fullmatch(name) is not None  # with a namespace, TFDS would download code
+    remedy = "must be tfds:NAME[/CONFIG][:VERSION], from the TFDS catalogue"
+    require(valid, "data.corpus", f"tfds:{name}", remedy)
     if data_dir is not None and (own := data_dir / re.split("[/:]", name)[0]).is_dir():
         files.check_contents(own)
     make = functools.partial(tfds.builder, name, data_dir=data_dir, file_format="array_record")
@@ -114,8 +114,7 @@ def _catalogue(name: str, path: str | None, pair: tuple[str, str] | None) -> Cor
         builder = make()
     texts = [key for key, feature in builder.info.features.items() if isinstance(feature, tfds.features.Text)]
     found = ", ".join(texts) or "none"
-    if pair is not None and not set(pair) <= set(texts):
-        raise UserError(f"data.pair: found {shown(pair)}; tfds:{name} has the text features {found}")
+    require(set(pair or ()) <= set(texts), "data.pair", pair, f"tfds:{name} has the text features {found}")
     if pair is None and "text" not in texts and len(texts) != 1:
         raise UserError(f"data.corpus: tfds:{name} has the text features {found}; must have one, or one named text")
     title = f"tfds:{builder.info.full_name}"

@@ -16,7 +16,7 @@ from mini_gpt.data import splits, tasks, tokenizers
 from mini_gpt.data.corpus import Corpus
 from mini_gpt.data.tokenizers import Tokenizer
 from mini_gpt.runtime import files, processes
-from mini_gpt.runtime.errors import UserError, require, shown
+from mini_gpt.runtime.errors import UserError, require
 
 FORMAT = 2
 META = "meta.json"
@@ -38,10 +38,8 @@ class TokenStore:
         """
         require(name in self.meta["splits"], "split", name, f"must be one of {', '.join(self.meta['splits'])}")
         counts = self.meta["splits"][name]
-        if counts["tokens"] == 0:
-            found = shown(tuple(self.meta["split_fractions"]))
-            remedy = f"the {name} split is empty; increase its fraction, or use a larger corpus"
-            raise UserError(f"data.split_fractions: found {found}; {remedy}")
+        remedy = f"the {name} split is empty; increase its fraction, or use a larger corpus"
+        require(counts["tokens"] > 0, "data.split_fractions", tuple(self.meta["split_fractions"]), remedy)
         return np.memmap(self.directory / f"{name}.tokens", self.meta["dtype"], "r", shape=counts["tokens"])
 
 
@@ -129,9 +127,8 @@ def fit_tokenizer(corpus: Corpus, data: DataConfig) -> Tokenizer:
 
     Raises UserError for an imported tokenizer, which only the runs of its model have.
     """
-    if data.tokenizer == "imported":
-        remedy = "no text makes it: start from a run of the imported model (--init_from)"
-        raise UserError(f"data.tokenizer: found 'imported'; {remedy}")
+    remedy = "no text makes it: start from a run of the imported model (--init_from)"
+    require(data.tokenizer != "imported", "data.tokenizer", data.tokenizer, remedy)
     if data.is_task:
         return tokenizers.CharacterTokenizer(tasks.find(data.corpus).alphabet)
     if data.tokenizer == "bytes":

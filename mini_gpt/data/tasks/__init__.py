@@ -10,7 +10,7 @@ from mini_gpt.config.data import TASK, DataConfig
 from mini_gpt.data import splits
 from mini_gpt.data.tasks import arithmetic, counting, language, reasoning, recall, strings
 from mini_gpt.data.tasks.base import ALPHABET, ANSWER, END, Problem, Task
-from mini_gpt.runtime.errors import UserError, shown, suggestion
+from mini_gpt.runtime.errors import UserError, require, suggestion
 
 __all__ = ["ALPHABET", "ANSWER", "END", "TASKS", "Problem", "Task"]
 
@@ -30,9 +30,8 @@ def find(corpus: str) -> Task:
 def check_length(corpus: str, field: str, length: int) -> None:
     """Raise UserError that names the field if the task has no problems of this length."""
     task = find(corpus)
-    if not task.shortest <= length <= task.longest:
-        limits = f"of length {task.shortest} to {task.longest} ({task.unit})"
-        raise UserError(f"{field}: found {shown(length)}; {corpus} has problems {limits}")
+    limits = f"of length {task.shortest} to {task.longest} ({task.unit})"
+    require(task.shortest <= length <= task.longest, field, length, f"{corpus} has problems {limits}")
 
 
 def trained_lengths(data: DataConfig) -> dict[str, int]:
