@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from mini_gpt.commands import command_line
-from mini_gpt.commands.generate import filled, request, written
+from mini_gpt.commands.generate import request, written
 from mini_gpt.config.schema import Config
 from mini_gpt.generation import beam, decoding
 from mini_gpt.generation.sampling import Sampling
@@ -93,7 +93,7 @@ def main() -> None:
         raise UserError(f"{flags.workdir}: the model has no prediction head, {remedy}")
     _check_text(flags, run.config)
     if flags.fill is not None:
-        filled.write(run, flags.fill, flags.top, flags.json)
+        written.fill(run, flags.fill, flags.top, flags.json)
         return
     for number, texts in enumerate(_rows(flags)):
         try:

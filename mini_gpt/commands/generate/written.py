@@ -1,11 +1,13 @@
-"""Print texts that a run writes: sampled ones, or those of a beam search."""
+"""Print what a run writes: sampled texts, the texts of a beam search, or the tokens of masks."""
 
 import argparse
+import json
 from typing import Any
 
-from mini_gpt.commands.generate.request import Request, as_line, escaped
+from mini_gpt.commands.generate.request import Request, as_line, check_tokens, escaped, warn_if_longer_than_trained
 from mini_gpt.data import tasks, tokenizers
-from mini_gpt.generation import beam, full_passes, stop_texts
+from mini_gpt.data.tokenizers import Tokenizer
+from mini_gpt.generation import beam, filling, full_passes, stop_texts
 from mini_gpt.generation.sampling import Sampling
 from mini_gpt.generation.streaming_text import Writer
 from mini_gpt.training.run import Run
@@ -57,3 +59,38 @@ def search(run: Run, request: Request, flags: argparse.Namespace) -> None:
                 print(request.json(row, text, one.tokens.tolist(), about))
             else:
                 print(escaped(request.shown + text) if flags.source_file is None else as_line(text))
+
+
+def fill(run: Run, text: str, top: int, as_json: bool) -> None:
+    """Print the `top` most likely tokens of each mask with their probabilities, then the text with the best ones."""
+    tokens_L = filling.encode(run.tokenizer, text)
+    check_tokens("--fill", tokens_L)
+    warn_if_longer_than_trained(run, len(tokens_L))
+    found = filling.fill(run.model, tokens_L, top)
+    filled = run.tokenizer.decode(found.tokens_L)
+    masks = [
+        [
+            {"token": token, "text": run.tokenizer.decode([token]), "probability": probability}
+            for token, probability in zip(tokens_K, probabilities_K, strict=True)
+        ]
+        for tokens_K, probabilities_K in zip(found.best_NK.tolist(), found.probabilities_NK.tolist(), strict=True)
+    ]
+    if as_json:
+        print(json.dumps({"fill": text, "text": filled, "masks": masks}, ensure_ascii=False))
+        return
+    for number, best in enumerate(masks, 1):
+        print(f"--- mask {number} of {len(masks)}")
+        for one in best:
+            print(f"{one['probability']:.4f}  {_token(run.tokenizer, one['token'])}")
+    print(f"--- text\n{escaped(filled)}")
+
+
+def _token(tokenizer: Tokenizer, token: int) -> str:
+    """Return a token's text in quotes, its bytes if they are a part of a character, or the meaning of the separator."""
+    if token == tokenizers.separator(tokenizer):
+        return "end of document"
+    content = tokenizer.texts[token]
+    try:
+        return repr(content.decode())
+    except UnicodeDecodeError:
+        return repr(content)
