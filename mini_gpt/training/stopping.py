@@ -56,8 +56,7 @@ def listening() -> Iterator[StopRequest]:
     """Yield a StopRequest. The first signal sets it, a second signal exits at once. Files on disk stay intact.
 
     With several processes, JAX's SIGTERM handler informs the others, and ignores a second SIGTERM. The other signals
-    are converted to SIGTERM.
-    A second SIGHUP does nothing: a closing terminal can send two.
+    are converted to SIGTERM. A second SIGHUP does nothing: a closing terminal can send two.
     """
     request = StopRequest()
 
