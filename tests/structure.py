@@ -43,14 +43,14 @@ LIMITS = {
     "lines of a module and of all that it imports": {
         "model.gpt": (3168, 2400),
         "training.step": (2410, 3600),
-        "commands.train": (14097, 9000),
+        "commands.train": (14090, 9000),
     },
     "the package": {
         "lines with encoder_layers": (35, 35),
         f"functions of more than {LONGEST_FUNCTION} lines": (0, 0),
         f"functions with more than {MOST_PARAMETERS} parameters": (0, 0),
         "imports from the core into a tool": (0, 0),
-        "lines of mini_gpt/": (30963, 24000),
+        "lines of mini_gpt/": (30948, 24000),
         "lines of tests/": (35855, 28500),
     },
 }
