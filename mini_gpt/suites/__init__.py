@@ -17,7 +17,7 @@ from mini_gpt.insight import budget, uncertainty
 from mini_gpt.model import parameters
 from mini_gpt.runtime import files, processes
 from mini_gpt.runtime.errors import UserError, require, shown, suggestion
-from mini_gpt.suites import results
+from mini_gpt.suites import base, results
 from mini_gpt.suites.base import Result, Row, Suite, SuiteOptions, file_stem
 from mini_gpt.suites.circuits import Circuits
 from mini_gpt.suites.diagnose import Diagnose
@@ -121,6 +121,8 @@ def evaluate(run: Run, name: str, options: SuiteOptions, minutes: float | None =
     if not processes.is_main_process():
         return result
     rows, figure = suite.rows(result), suite.figure(result)
+    if figure is not None and figure.get_suptitle():
+        figure.suptitle(f"{base.name_of(run)}: {figure.get_suptitle()}")
     contents: results.Contents = {".csv": results.csv_text(rows)} if rows else {}
     contents |= {} if figure is None else {".png": figure}
     contents |= other_files | {".json": results.json_text(result)}

@@ -16,6 +16,7 @@ from mini_gpt.data.batches import Batch
 from mini_gpt.data.tasks import Problem
 from mini_gpt.evaluation import extrapolation, memory, task_accuracy
 from mini_gpt.insight import budget, examples, samples
+from mini_gpt.insight.curves import token_label
 from mini_gpt.insight.examples import Example
 from mini_gpt.runtime import files
 from mini_gpt.runtime.errors import UserError, require
@@ -25,6 +26,7 @@ from mini_gpt.training.run import Run
 
 Result = dict[str, Any]
 Row = dict[str, Any]
+LONGEST_TITLE = 40  # characters of a text
 
 
 @dataclass(frozen=True)
@@ -104,7 +106,7 @@ class Suite:
         return [_cells(row) for row in result["rows"]] if "rows" in result else None
 
     def figure(self, result: Result) -> Figure | None:
-        """Return the figure for PNG and TensorBoard, or None."""
+        """Return the figure for PNG and TensorBoard, or None. `evaluate` puts the run's name before its title."""
 
     def scalars(self, result: Result) -> Iterator[tuple[str, float, int]]:
         """Yield (name, value, length) for the curves in TensorBoard."""
@@ -282,6 +284,21 @@ def opening(run: Run, options: SuiteOptions, most: int) -> np.ndarray:
     return inputs_BL[inputs_BL != tokenizers.separator(run.tokenizer)][:most]
 
 
+def name_of(run: Run) -> str:
+    """Return the name of a run for the title of a figure, with its step; an imported model is at none."""
+    return _plain(run.workdir.resolve().name) + (f", step {run.step:,}" if run.step else "")
+
+
+def quoted(text: str) -> str:
+    """Return the start of a text for the title of a figure."""
+    shown = token_label(text if len(text) <= LONGEST_TITLE else f"{text[:LONGEST_TITLE]}…")
+    return f"“{_plain(shown)}”"
+
+
+def _plain(title: str) -> str:
+    return title.replace("$", r"\$")  # else Matplotlib reads a formula
+
+
 def listed(values: np.ndarray) -> list:
     """Return an array as lists for JSON. NaN, a value that a budget left out, becomes None."""
     return np.where(np.isnan(values), np.array(None), values).tolist()
@@ -290,4 +307,5 @@ def listed(values: np.ndarray) -> list:
 def check_finite(run: Run, values: Iterable[float]) -> None:
     """Raise UserError if a measured value is non-finite."""
     if not all(map(math.isfinite, values)):
-        raise UserError(f"{run.workdir}: the model of step {run.step} gives non-finite numbers; see --suite=diagnose")
+        of = f" of step {run.step}" if run.step else ""
+        raise UserError(f"{run.workdir}: the model{of} gives non-finite numbers; see --suite=diagnose")

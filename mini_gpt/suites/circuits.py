@@ -62,8 +62,7 @@ class Circuits(Suite):
         copying_NH = np.full(composition["key"].shape[:2], np.nan)
         for head in result["heads"]:
             copying_NH[head["layer"], head["head"]] = head["copying"]
-        title = f"Step {result['checkpoint_step']:,}: circuits of the heads, by their weights"
-        return head_roles.roles_figure(copying_NH, composition, title=title)
+        return head_roles.roles_figure(copying_NH, composition, title="circuits of the heads, by their weights")
 
 
 def _tokens(run: Run, options: SuiteOptions) -> np.ndarray:

@@ -48,7 +48,7 @@ class Explorer(Suite):
     def more_files(self, run: Run, options: SuiteOptions) -> Contents:
         self.check(run.config, options)  # an override may have changed it
         config = run.config.model
-        source = f"the {options.split} split" if options.text is None else "--text"
+        source = f"the {options.split} split" if options.text is None else "the given text"
         if config.has_encoder:
             text: Any = base.example(run, options)
             page.check_fits(run.config, text)
@@ -63,7 +63,7 @@ class Explorer(Suite):
             text,
             labels=self._labels(run, options, text),
             title=f"{run.workdir.resolve().name}: attention, {layers} layers × {config.num_heads} heads",
-            subtitle=f"step {run.step:,}, {count} of {source}, position={config.position}",
+            subtitle=f"{f'step {run.step:,}, ' if run.step else ''}{count} of {source}, position={config.position}",
         )
         return {".html": html}
 

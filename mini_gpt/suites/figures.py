@@ -15,7 +15,7 @@ class Figures(Suite):
     needs_logits = False
 
     def more_files(self, run: Run, options: SuiteOptions) -> Contents:
-        title = f"{run.workdir.name}, step {run.step:,}"
+        title = base.name_of(run)
         if run.config.model.has_encoder:
             example = base.example(run, options)
             panel, tokens = Panel(title, run.model, run.tokenizer, example), example.inputs

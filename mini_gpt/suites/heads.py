@@ -47,7 +47,8 @@ class Heads(Suite):
     def figure(self, result: Result) -> Figure:
         texts = f"{result['split']} texts of {result['context_length']} tokens"
         texts = f"{result['split']} pairs" if "attention" in result["heads"][0] else texts
-        title = f"Step {result['checkpoint_step']:,}, {texts if result['request']['text'] is None else '--text'}"
+        text = result["request"]["text"]
+        title = f"attention of the heads on {texts if text is None else base.quoted(text)}"
         return figure.head_figure(result["heads"], title=title)
 
     def rows(self, result: Result) -> list[Row]:

@@ -7,7 +7,6 @@ from matplotlib.figure import Figure
 
 from mini_gpt.data import batches, spans
 from mini_gpt.insight import budget
-from mini_gpt.insight.curves import token_label
 from mini_gpt.insight.mechanisms import lens
 from mini_gpt.runtime.errors import require
 from mini_gpt.suites import base
@@ -17,7 +16,6 @@ from mini_gpt.training.run import Run
 TOKENS = 32_768  # of the split
 SHOWN = 16  # tokens in the figure
 LIKELY = 5  # tokens of each depth and place in the result
-LONGEST_TITLE = 40  # characters of the text
 
 
 class Lens(Suite):
@@ -37,19 +35,12 @@ class Lens(Suite):
         with budget.shown("logit lens", sum(batch["inputs"].size for _, batch in texts)):
             rows = lens.by_depth(run.model, texts)
         base.check_finite(run, (row["nll"] for row in rows))
-        name = run.workdir.resolve().name + (f", step {run.step:,}" if run.step else "")
-        return {"run": name, "context_length": length, "rows": rows, "shown": _shown(run, shown)}
+        return {"context_length": length, "rows": rows, "shown": _shown(run, shown)}
 
     def figure(self, result: Result) -> Figure:
         text = result["request"]["text"]
-        of = f"the {result['split']} split" if text is None else f"“{_start(text)}”"
-        title = f"{result['run']}: logit lens on {of}"
+        title = "logit lens on " + (f"the {result['split']} split" if text is None else base.quoted(text))
         return lens.lens_figure(result["rows"], result["shown"], title=title)
-
-
-def _start(text: str) -> str:
-    shown = token_label(text if len(text) <= LONGEST_TITLE else f"{text[:LONGEST_TITLE]}…")
-    return shown.replace("$", r"\$")  # else matplotlib reads a formula
 
 
 def _shown(run: Run, tokens: np.ndarray) -> dict[str, Any]:

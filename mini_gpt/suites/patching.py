@@ -72,7 +72,8 @@ class Patching(Suite):
         effects = patching.Effects(0, 0, found, np.array(result["heads"], float), heads_NHL)
         direct = result["direct"]
         direct_NX = direct and np.column_stack([direct["heads_NH"], direct["feed_forward_N"]])
-        title = f"Step {result['checkpoint_step']:,}: activations of --text, put into the pass on --other"
+        clean, corrupted = (base.quoted(result["request"][name]) for name in ("text", "other"))
+        title = f"activations of {clean}, put into the pass on {corrupted}"
         return patching.patching_figure(effects, direct_NX, _labels(result), title=title)
 
     def printed(self, result: Result) -> str:

@@ -78,11 +78,10 @@ class Pruning(Suite):
         }
 
     def figure(self, result: Result) -> Figure:
-        title = f"Step {result['checkpoint_step']:,}: importance of the heads"
         scores = {name: np.array(result[name], float) for name in pruning.UNITS if result[name] is not None}
         has_encoder = len({kind for kind, _ in result["layers"]}) > 1
         layers = [f"{kind} {layer}" if has_encoder else str(layer) for kind, layer in result["layers"]]
-        return pruning.pruning_figure(scores, result["rows"], names=layers, title=title)
+        return pruning.pruning_figure(scores, result["rows"], names=layers, title="importance of the heads")
 
     def printed(self, result: Result) -> str:
         """Return a row for each number of removed heads: the loss after removal in each order."""

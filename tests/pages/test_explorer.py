@@ -99,7 +99,7 @@ def test_a_given_text_is_shown_up_to_the_context(small, tmp_path):
     loop.train(small(train__steps=1, model__position="learned"), tmp_path / "run", conclude=False)
     run, text = Run(tmp_path / "run"), "Where is the cat? Where is the cat? Where?"
     data = evaluated(run, text=text)
-    assert "".join(data["attention"]["tokens"]) == text[:32] and "32 tokens of --text" in data["subtitle"]
+    assert "".join(data["attention"]["tokens"]) == text[:32] and "32 tokens of the given text" in data["subtitle"]
     with pytest.raises(UserError, match="--text: found ''; must have at least one character"):
         evaluated(run, text="")
 

@@ -7,6 +7,7 @@ import re
 
 import numpy as np
 import pytest
+from matplotlib.text import Text
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from mini_gpt import suites
@@ -295,3 +296,27 @@ def test_a_result_with_other_lengths_is_not_replaced_in_silence(tmp_path, caplog
     *others, (replaced,) = said.values()
     assert others == [[]] * 4
     assert replaced == f"{path}: replaces the result with the options {{'lengths': '2x', 'strides': None}}"
+
+
+@pytest.mark.slow
+def test_the_titles_of_figures_name_the_run_and_the_text(trained, monkeypatch):
+    run, found = Run(trained(model__position="alibi")), []
+    run.workdir = run.workdir.rename(run.workdir.with_name("ten $ and $"))
+    monkeypatch.setattr(suites.results, "write", lambda *given: found.append(given[-1][".png"]) or [])
+    long = "$1 and 2" * 9
+    titles = {
+        ("pruning", None, None): "importance of the heads",
+        ("circuits", None, None): "circuits of the heads, by their weights",
+        ("lens", None, None): "logit lens on the validation split",
+        ("lens", long, None): f"logit lens on “{long[:40]}…”",
+        ("heads", None, None): "attention of the heads on validation texts of 32 tokens",
+        ("heads", "a cat", None): "attention of the heads on “a cat”",
+        ("patching", "a cat", "a dog"): "activations of “a cat”, put into the pass on “a dog”",
+    }
+    for step, name in ((8, "ten $ and $, step 8"), (0, "ten $ and $")):  # an imported model is at step 0
+        run.step = step
+        for (suite, text, other), title in titles.items():
+            suites.evaluate(run, suite, SuiteOptions(text=text, other=other))
+            assert found[-1].get_suptitle() == f"{name}: {title}".replace("$", r"\$")
+            drawn = [text.get_text() for text in found[-1].findobj(Text)]
+            assert not any("--text" in each for each in drawn)

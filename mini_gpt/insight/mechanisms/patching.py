@@ -201,7 +201,7 @@ def patching_figure(effects: Effects, direct_NX: np.ndarray | None, labels: list
         grid[1, 2].set_visible(False)
     else:
         image = _heat_map(grid[1, 2], direct_NX, float(np.abs(direct_NX).max()))
-        label_heads(grid[1, 2], layers, heads + 1, "Direct shares of the logit of --text's answer")
+        label_heads(grid[1, 2], layers, heads + 1, "Direct shares of the logit of the first text's answer")
         grid[1, 2].set_xticks(range(heads + 1), [*map(str, range(heads)), "feed-forward"])
         figure.colorbar(image, ax=grid[1, 2], label="nats")
     return figure
