@@ -20,9 +20,9 @@ from mini_gpt.commands import command_line
 from mini_gpt.commands.generate import request
 from mini_gpt.hugging_face import comparing, exporting, gguf_models, hub, importing
 from mini_gpt.hugging_face.architectures import ARCHITECTURES
+from mini_gpt.hugging_face.unread import UnreadRun
 from mini_gpt.runtime import files
 from mini_gpt.runtime.errors import UserError, require
-from mini_gpt.training.run import Run
 
 log = logging.getLogger("mini_gpt.hugging_face")
 
@@ -39,7 +39,7 @@ def main() -> None:
     if flags.command == "compare":
         _compare(flags)
         return
-    run = Run(flags.workdir, checkpoint=flags.checkpoint)
+    run = UnreadRun(flags.workdir, flags.checkpoint)
     options = exporting.Options(flags.architecture, flags.dtype, flags.length)
     title = exporting.export(run, flags.output, options)
     log.info(f"{flags.output}: written as {title}; load it with from_pretrained({str(flags.output)!r})")

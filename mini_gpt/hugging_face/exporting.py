@@ -23,6 +23,7 @@ from mini_gpt.model import build, positions
 from mini_gpt.model import parameters as model_parameters
 from mini_gpt.runtime import files
 from mini_gpt.runtime.errors import UserError, require
+from mini_gpt.training.orbax_files import UnreadArray
 from mini_gpt.training.run import Run
 
 DTYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}  # of the weights, and their names in the file
@@ -84,7 +85,7 @@ def write_model(
     described = {
         "architectures": [architecture.class_name],
         "model_type": architecture.model_type,
-        "vocab_size": len(arrays["embedding"]),
+        "vocab_size": arrays["embedding"].shape[0],
         "bos_token_id": None,
         "eos_token_id": None,
         "pad_token_id": None,
@@ -105,7 +106,7 @@ def write_model(
 
 def _rounded(tensor: Tensor, arrays: Arrays, dtype: str) -> np.ndarray:
     """Return a tensor of the files. Raises UserError if one of its values is finite, but not in `dtype`."""
-    packed = tensor.pack([arrays[path] for path in tensor.paths])
+    packed = tensor.pack([np.asarray(arrays[path]) for path in tensor.paths])
     with np.errstate(over="ignore"):
         rounded = packed.astype(jnp.dtype(dtype), copy=False)
     if dtype != "float32" and np.isfinite(packed).all() and not np.isfinite(rounded).all():
@@ -136,15 +137,15 @@ def _positions(config: ModelConfig, length: int) -> np.ndarray:
     return np.asarray(encoding.embed(zeros_1PD, jnp.arange(length)[None])[0])
 
 
-def _equivalent(
-    model: LoadedModel, architecture: Architecture, length: int
-) -> tuple[ModelConfig, dict[str, np.ndarray]]:
-    """Return an equivalent model in the form of the architecture, and its parameters by path.
+def _equivalent(model: LoadedModel, architecture: Architecture, length: int) -> tuple[ModelConfig, Arrays]:
+    """Return an equivalent model in the form of the architecture, and its parameters by path: UnreadArrays stay unread.
 
     length: rows of a table of positions, if the model has none.
     """
     config = model.config.model
-    arrays = model_parameters.by_name(model_parameters.with_layers(jax.device_get(model.parameters), stacked=False))
+    fetch = lambda leaf: leaf if isinstance(leaf, UnreadArray) else jax.device_get(leaf)
+    fetched = jax.tree.map(fetch, model.parameters)
+    arrays = model_parameters.by_name(model_parameters.with_layers(fetched, stacked=False))
     # The output layer can't share a scaled embedding table.
     if config.scale_embeddings and not architecture.scales_embeddings:
         arrays.setdefault("unembedding", arrays["embedding"])
@@ -156,6 +157,6 @@ def _equivalent(
     config = dataclasses.replace(config, scan_layers=False)
     if architecture.always_biased:
         config = dataclasses.replace(config, use_bias=True, qkv_bias=True, attention_out_bias=True)
-    for name, leaf in model_parameters.by_name(build.abstract(config, len(arrays["embedding"]))[1]).items():
+    for name, leaf in model_parameters.by_name(build.abstract(config, arrays["embedding"].shape[0])[1]).items():
         arrays.setdefault(name, np.zeros(leaf.shape, leaf.dtype))  # biases that the model lacks
     return config, arrays

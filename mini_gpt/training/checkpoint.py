@@ -26,13 +26,7 @@ from mini_gpt.runtime import files, processes
 from mini_gpt.runtime.errors import UserError, memory_error, require
 from mini_gpt.training import workdir as workdirs
 from mini_gpt.training.checksums import checksums
-from mini_gpt.training.orbax_files import (
-    VerifyingHandler,
-    missing_arrays,
-    plain_path,
-    shapes_by_name,
-    stored_count,
-)
+from mini_gpt.training.orbax_files import VerifyingHandler, missing_arrays, plain_path, shapes_by_name, stored_count
 from mini_gpt.training.record import Record
 from mini_gpt.training.step import TrainState
 
@@ -53,7 +47,7 @@ class Damaged(Exception):
 
 
 @contextlib.contextmanager
-def _unreadable_is_damaged() -> Iterator[None]:
+def unreadable_is_damaged() -> Iterator[None]:
     """Turn read errors into Damaged, except those that do not mean damage."""
     try:
         yield
@@ -166,7 +160,7 @@ class Checkpoints:
                 damaged[step] = reason
         preferred = [step for step in records if records[step].scheduled or not scheduled]
         found = self._last_undamaged(preferred, abstract, damaged)
-        if found is None and (damaged or self._damaged_directory().exists()):
+        if found is None and (damaged or (self.directory.parent / DAMAGED).exists()):
             found = self._last_undamaged(records.keys() - preferred, abstract, damaged)
         if damaged and found is None:
             step = max(damaged)
@@ -202,7 +196,7 @@ class Checkpoints:
             sizes = f"its sizes give at least {least:,} parameters, and no checkpoint beside it has that many"
             raise UserError(f"{self.directory.parent / workdirs.CONFIG}: {sizes}; restore the run's own file")
 
-    @_unreadable_is_damaged()
+    @unreadable_is_damaged()
     def record(self, step: int) -> Record:
         """Return the record of a checkpoint. Raises Damaged, or UserError for an unknown format."""
         if step not in self.records:
@@ -254,7 +248,7 @@ class Checkpoints:
         except Damaged:
             return Record(scheduled=False)
 
-    @_unreadable_is_damaged()
+    @unreadable_is_damaged()
     def _body(self, step: int) -> dict[str, Any]:
         path = self.directory / str(step) / "format" / "metadata"
         body = files.read_with_checksum(path)
@@ -276,30 +270,31 @@ class Checkpoints:
                 raise Damaged(f"{name} has another checksum than when it was written")
         return restored
 
-    def _read_parts(self, step: int, abstract: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        """Return the checksums in the record, and the restored parts."""
-        body, directory = self._body(step), self.path / str(step)
-        sums = body.get("checksums")
+    def check_files(self, step: int, abstract: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        """Return the checksums in the record, and the parts that are there. Raises Damaged if an array is missing."""
+        sums, directory = self._body(step).get("checksums"), self.path / str(step)
         if isinstance(sums, dict) and not any(name.startswith("training/") for name in sums):  # an import
             abstract = {"parameters": abstract["parameters"]}
         declared = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(abstract))
-        # The manager would make all processes wait for a process that fails to read.
-        handler, parts = ocp.StandardCheckpointHandler(), dict[str, Any]()
-        with _unreadable_is_damaged():
+        with unreadable_is_damaged():
             held = sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
             if declared > MOST_COMPRESSED * held:
                 raise Damaged(f"its files have {held:,} bytes, too few for arrays of {declared:,}")
             for name, part in abstract.items():
                 if missing := missing_arrays(directory / name, shapes_by_name(part)):
                     raise Damaged(f"{missing[0]} is missing, or does not have the shape that config.json implies")
-                parts[name] = handler.restore(directory / name, args=ocp.args.StandardRestore(part))
-        return sums, parts
+        return sums, abstract
 
-    def _damaged_directory(self) -> Path:
-        return self.directory.parent / DAMAGED
+    def _read_parts(self, step: int, abstract: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        """Return the checksums in the record, and the restored parts."""
+        sums, abstract = self.check_files(step, abstract)
+        handler = ocp.StandardCheckpointHandler()  # the manager would make all wait for a process that fails to read
+        restore = lambda name, part: handler.restore(self.path / str(step) / name, args=ocp.args.StandardRestore(part))
+        with unreadable_is_damaged():
+            return sums, {name: restore(name, part) for name, part in abstract.items()}
 
     def _move_damaged(self, step: int, reason: Damaged) -> None:
-        target = self._damaged_directory() / f"{self.directory.name}-{step}"
+        target = self.directory.parent / DAMAGED / f"{self.directory.name}-{step}"
         if processes.is_main_process():
             target = files.unused(target)
             log.warning(f"{self.directory / str(step)} is damaged ({reason}): moved to {target}")
