@@ -60,14 +60,21 @@ const Choice = ({ id, name, options, value, onChoose, titleOf }) =>
       )}
   </div>`;
 
-// The choice of a layer and of a head. heads: the values to choose from.
-const LayerAndHead = ({ layers, heads, state, set, titleOf }) =>
-  html`<${Choice}
+// The choice of a layer and of a head. heads: the values to choose from. The layers of a deep model fold, in bands of
+// which one is open: at first that of the chosen layer.
+const LayerAndHead = ({ layers, heads, state, set, titleOf }) => {
+  const isIn = (first, end) => state.layer >= first && state.layer < end;
+  const buttons = (first, end) =>
+    html`<${Choice}
       id="layer"
       name="layer"
-      options=${indices(layers)}
+      options=${indices(end - first).map((n) => first + n)}
       value=${state.layer}
-      onChoose=${(layer) => set({ layer })} />
+      onChoose=${(layer) => set({ layer })} />`;
+  const said = (first, end) => (isIn(first, end) ? `: ${state.layer}` : "");
+  return html`<div class="bands">
+      <${Bands} ...${{ layers, said }} id="fold" rows=${buttons} isOpen=${isIn} alone />
+    </div>
     <${Choice}
       id="head"
       name="head"
@@ -75,24 +82,34 @@ const LayerAndHead = ({ layers, heads, state, set, titleOf }) =>
       value=${state.head}
       onChoose=${(head) => set({ head })}
       titleOf=${titleOf} />`;
+};
 
 const UNFOLDED = 12; // layers that are shown without folding
 const BAND = 6; // layers that fold together
 
 // The rows of all layers. Those of a deep model fold in bands. rows: (first, end) => rows of layers. said: the same for
-// what a folded band holds. isOpen: the same for whether it is open at first.
-function Bands({ layers, rows, said, isOpen }) {
-  if (layers <= UNFOLDED) return rows(0, layers);
+// what a folded band holds. isOpen: the same for whether it is open at first, and opens when this becomes true. alone:
+// whether a band that opens closes the others. Bands have the ids `${id}-${first}`.
+function Bands({ layers, ...each }) {
+  if (layers <= UNFOLDED) return each.rows(0, layers);
   return indices(Math.ceil(layers / BAND)).map((n) => {
     const first = n * BAND;
-    return html`<${Band} key=${n} end=${Math.min(first + BAND, layers)} ...${{ first, rows, said, isOpen }} />`;
+    return html`<${Band} key=${n} first=${first} end=${Math.min(first + BAND, layers)} ...${each} />`;
   });
 }
 
-function Band({ first, end, rows, said, isOpen }) {
-  const [open, setOpen] = useState(() => isOpen(first, end));
-  return html`<details class="band" open=${open} onToggle=${(event) => setOpen(event.target.open)}>
-    <summary id=${`band-${first}`}>layers ${first} to ${end - 1}${said?.(first, end)}</summary>
+function Band({ first, end, rows, said, isOpen, id = "band", alone }) {
+  const opens = isOpen(first, end);
+  const [open, setOpen] = useState(opens);
+  useLayoutEffect(() => {
+    if (opens) setOpen(true);
+  }, [opens]);
+  return html`<details
+    class="band"
+    name=${alone && id}
+    open=${open}
+    onToggle=${(event) => setOpen(event.target.open)}>
+    <summary id=${`${id}-${first}`}>layers ${first} to ${end - 1}${said?.(first, end)}</summary>
     ${open && rows(first, end)}
   </details>`;
 }
