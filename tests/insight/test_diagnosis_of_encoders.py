@@ -105,6 +105,20 @@ def test_a_decoder_that_starts_with_token_0_reads_no_padding(initial):
     assert masks.padding(model, inputs_BL, source_BS).value == 0
 
 
+def test_of_several_pairs_the_first_target_sees_its_own_source_only(initial):
+    model, inputs_BL, source_BS = initial()
+    separator = int(source_BS[0, 0])
+    assert {separator} == {*source_BS[:, 0], *inputs_BL[:, 0]}
+    packed_BS = np.full(source_BS.shape, -1, np.int32)
+    for row, (first, second) in enumerate(zip(source_BS, source_BS[::-1], strict=True)):
+        tokens = np.concatenate([first[first >= 0], second[second >= 0]])
+        packed_BS[row, : len(tokens)] = tokens
+    own_BS = np.arange(16) < (source_BS >= 0).sum(axis=1)[:, None]
+    model = dataclasses.replace(model, layout=model.layout._replace(separator_id=separator))
+    np.testing.assert_array_equal(masks._run(masks._first_gradient, model, inputs_BL, packed_BS) > 0, own_BS)
+    assert masks.cross_attention(model, inputs_BL, packed_BS).value == 0
+
+
 def test_short_texts_have_no_checks_of_order(initial):
     model, inputs_BL, source_BS = initial()
     source_BS[:, 1:] = -1

@@ -40,8 +40,9 @@ def cross_attention(model: LoadedModel, inputs_BL: np.ndarray, source_BS: np.nda
     The encoder mixes the tokens of a source, so a mask in cross-attention shows in the gradient by its hidden states
     only. The gradient by a hidden state that is not visible is exactly 0.
     """
-    unseen_BS = (source_BS >= 0) & (_run(_first_gradient, model, inputs_BL, source_BS) == 0)
-    share = float(unseen_BS.sum() / (source_BS >= 0).sum())
+    # Of a row of several pairs, the first target belongs to the first source.
+    own_BS = (source_BS >= 0) & (np.cumsum(source_BS == model.layout.separator_id, axis=1) <= 1)
+    share = float(np.mean(_run(_first_gradient, model, inputs_BL, source_BS)[own_BS] == 0))
     says = f"The first target position depends on {1 - share:.1%} of the encoder's hidden states of source tokens."
     return CheckResult("cross-attention", share, "0", share > 0, says)
 
@@ -131,10 +132,12 @@ def _first_gradient(model: LoadedModel, inputs_BL: jax.Array, source_BS: jax.Arr
     """
     module = model.merge()
     with sharding.use_mesh(model.mesh):
-        x_BSD, source = module.encode(source_BS)
+        tokens_BL, positions_BL, segments_BL, *source_arrays = model.with_layout(inputs_BL, source_BS=source_BS)
+        x_BSD, source = module.encode(*source_arrays)
+        coordinates = Coordinates.of(inputs_BL.shape[1], positions_BL, segments_BL)
 
         def projection(x_BSD: jax.Array) -> jax.Array:
-            x_BLD = module.decode(inputs_BL, Coordinates.of(inputs_BL.shape[1]), (x_BSD, source))
+            x_BLD = module.decode(tokens_BL, coordinates, (x_BSD, source))
             return jnp.sum(x_BLD[:, 0] * jax.random.normal(jax.random.key(0), x_BLD.shape[-1:]))
 
         gradient_BSD = jax.grad(projection)(x_BSD)
