@@ -14,6 +14,7 @@ import pytest
 
 from mini_gpt.commands import bench, decoding_speed, measuring
 from mini_gpt.config import loading
+from mini_gpt.data import tasks
 from mini_gpt.model import build
 from mini_gpt.model.attention.context import Coordinates, Mask
 from mini_gpt.runtime.errors import UserError
@@ -167,7 +168,7 @@ def test_spread_is_median_and_quartiles():
 def decoded(small, monkeypatch):
     """Return a function that measures the decoding of 20 tokens in two rounds; it returns the report and the calls."""
 
-    def measure(**fields):
+    def measure(prompt=5, **fields):
         config, calls = small(**fields), []
 
         def stream(model, prompt, *, length, real=decoding_speed.decoding.stream, **options):
@@ -178,7 +179,7 @@ def decoded(small, monkeypatch):
         monkeypatch.setattr(decoding_speed, "ROUNDS", 2)
         monkeypatch.setattr(decoding_speed.decoding, "stream", stream)
         monkeypatch.setattr(decoding_speed.loading, "load", lambda *_: config)
-        return json.loads(json.dumps(decoding_speed.decode("some.py", {}, 5, 20))), calls
+        return json.loads(json.dumps(decoding_speed.decode("some.py", {}, prompt, 20))), calls
 
     return measure
 
@@ -202,13 +203,16 @@ def test_encoding_is_measured_apart_from_decoding(decoded, monkeypatch):
 
     monkeypatch.setattr(decoding_speed, "_encode", encode)
     fields = {"data__corpus": "task:copy", "data__tokenizer": "characters", "data__task_length": 4}
-    report, calls = decoded(**fields, model__encoder_layers=2, model__position="learned", source_length=12)
+    report, calls = decoded(100, **fields, model__encoder_layers=2, model__position="rope", source_length=12)
     assert sum(count for count, _, _ in calls) == 3 * 20
-    for _, (prompt,), (source,) in calls:
-        assert len(prompt) == 1 and len(source) == 5 and (source == encoded[0][0, 1:6]).all()
-        assert prompt[0] == encoded[0][0, 0] not in source, "one separator, before the source"
-    assert len(encoded) == 3 and encoded[0].shape == (1, 16) and (encoded[0][0, 6:] == -1).all()
-    assert (report["prompt_tokens"], report["source_tokens"], report["tokens"]) == (1, 5, 20)
+    separator = len(tasks.ALPHABET)
+    drawn = np.random.default_rng(0).integers(separator + 1, size=100)
+    expected = np.where(drawn == separator, 0, drawn)  # the next token, modulo their number
+    assert separator in drawn, "one separator, before the source"
+    assert all([*prompt] == [separator] and [*source] == [*expected] for _, (prompt,), (source,) in calls)
+    assert len(encoded) == 3 and encoded[0].shape == (1, 112) and (encoded[0][0, 101:] == -1).all()
+    assert encoded[0][0, :101].tolist() == [separator, *expected]
+    assert (report["prompt_tokens"], report["source_tokens"], report["tokens"]) == (1, 100, 20)
     seconds = report["seconds_to_encode"]
     assert 0 < seconds["quartiles"][0] <= seconds["median"] < report["compile_seconds"]
     assert report["tokens_per_second"]["median"] > 0
