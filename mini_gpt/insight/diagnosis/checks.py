@@ -5,6 +5,7 @@ The limits were set on models that were broken on purpose (docs/reference/diagno
 
 import functools
 import itertools
+from collections.abc import Callable
 
 import numpy as np
 
@@ -21,7 +22,7 @@ DEAD_HEAD = 0.01  # importance / mean importance
 ORDER = 0.05  # effect of reordering tokens on a prediction / effect of replacing them
 LEAK = 1e-3  # total variation distance
 
-WINDOWS_SHARE, LOSSES_SHARE = 0.5, 0.3  # of a budget; the rest is for dead heads
+WINDOWS_SHARE, LOSSES_SHARE = 0.5, 0.6  # of the time that a budget has left; the rest is for dead heads
 
 FEWEST_WINDOWS = 4  # different ones, to compare predictions with their average
 MIN_EFFECT = 1e-3  # total variation distance; order is checked only if replacing tokens has this effect
@@ -36,10 +37,24 @@ def diagnose(
     history: rows of metrics.jsonl, or []; its validation losses must be measured on the split of `tokens`.
     step: the step of the model.
     """
-    windows_BM, most = _within_budget(model, probe.windows(tokens, model.config.context_length + 1))
+    length = model.config.context_length
+    seconds = functools.cache(lambda: length * budget.forward_seconds(model, length))
+    of_weights = weights.check(model)  # before a budget chooses the windows, and the losses after these
+    windows_BM = _windows(model, tokens, seconds)
     counts_V = 1 + perplexity.token_counts(train_tokens, model.vocab_size)
     unigram_V = np.log(counts_V / counts_V.sum())
-    layers = probe.layers(model, windows_BM)
+    predicted_BV = probe.predictions(model, windows_BM[:, :-1], probe.place(model))
+    is_varied = len(np.unique(windows_BM, axis=0)) >= FEWEST_WINDOWS
+    predicted = [losses.variation(predicted_BV, unigram_V)] if is_varied else []
+    # A hardly trained model does not use its positions yet.
+    skips_order = any(result.found for result in predicted) and {*model.config.model.position_pattern} != {"none"}
+    of_windows = [
+        *blocks.check(model, probe.layers(model, windows_BM)),
+        *([] if skips_order else order(model, windows_BM)),
+        *masks(model, windows_BM),
+        *predicted,
+    ]
+    most = _most_of_losses(model, seconds)
     texts, score = losses.sample(model, tokens, most), losses.sample_score(model, tokens, most)
     recorded = losses.recorded(history, step)
     recorded["same_step"] &= most == model.config.eval.tokens  # otherwise it is the loss of another sample
@@ -51,17 +66,9 @@ def diagnose(
         bigram=None if no_bigram else losses.bigram(train_tokens, texts, unigram_V),
         **recorded,
     )
-    predicted_BV = probe.predictions(model, windows_BM[:, :-1], probe.place(model))
-    is_varied = len(np.unique(windows_BM, axis=0)) >= FEWEST_WINDOWS
-    predicted = [losses.variation(predicted_BV, unigram_V)] if is_varied else []
-    # A hardly trained model does not use its positions yet.
-    skips_order = any(result.found for result in predicted) and {*model.config.model.position_pattern} != {"none"}
     results = [
-        *weights.check(model),
-        *blocks.check(model, layers),
-        *([] if skips_order else order(model, windows_BM)),
-        *masks(model, windows_BM),
-        *predicted,
+        *of_weights,
+        *of_windows,
         *losses.check(measured, of_ratio(score.losses_T, np.ones(score.tokens))),
         dead_heads(model, train_tokens),
         *losses.training(history, step),
@@ -69,15 +76,19 @@ def diagnose(
     return in_order(results)
 
 
-def _within_budget(model: LoadedModel, windows_BM: np.ndarray) -> tuple[np.ndarray, int]:
-    """Return the windows for the checks, and the most tokens of each loss; fewer if a budget does not allow all."""
-    length, most = model.config.context_length, model.config.eval.tokens
-    seconds = functools.cache(lambda: length * budget.forward_seconds(model, length))
+def _windows(model: LoadedModel, tokens: np.ndarray, seconds: Callable[[], float]) -> np.ndarray:
+    """Return the windows_BM for the checks; fewer if a budget does not allow all. seconds: of a pass of one window."""
+    windows_BM = probe.windows(tokens, model.config.context_length + 1)
     passes = np.full(len(windows_BM), _passes(model) + 3)  # maps take longer than a pass, and gradients too
-    rows = sorted(budget.spread(len(windows_BM))[: budget.fit("windows", passes, seconds, WINDOWS_SHARE)])
+    return windows_BM[sorted(budget.spread(len(windows_BM))[: budget.fit("windows", passes, seconds, WINDOWS_SHARE)])]
+
+
+def _most_of_losses(model: LoadedModel, seconds: Callable[[], float]) -> int:
+    """Return the most tokens of each loss. seconds: see `_windows`."""
+    most, length = model.config.eval.tokens, model.config.context_length
     blocks = np.full(max(1, most // length), 2)  # of two texts
     count = budget.fit("blocks of the losses", blocks, seconds, LOSSES_SHARE)
-    return windows_BM[rows], most if count == len(blocks) else count * length
+    return most if count == len(blocks) else count * length
 
 
 def cost(model: LoadedModel, num_tokens: int, num_train_tokens: int) -> int:
