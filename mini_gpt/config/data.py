@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from mini_gpt.config.fields import Count, Section, above, at_least, field
+from mini_gpt.config.fields import Count, Section, at_least, field
 
 PAIRS = "pairs"
 TASK = "task:"  # prefix of the corpora of task problems
@@ -26,7 +26,7 @@ class DataConfig(Section, prefix="data."):
     tokenizer: Literal["bytes", "characters", "words", "bpe", "imported"] = field(
         "bytes", "unit of a token; imported: the Unigram, WordPiece or words of an imported model"
     )
-    vocab_size: Annotated[int, above(257)] = field(8192, "for bpe: 256 bytes, a document separator, and merges")
+    vocab_size: Count = field(8192, "for bpe, above 257: 256 bytes, a document separator, and merges")
     task_length: Count = field(20, "task:NAME: length of the longest training problems, in the task's own unit")
     seed: Annotated[int, at_least(0)] = field(None, "for the order of the training data, and their masks", "seed")
     position_ids: Literal["sequence", "coupled", "abacus"] = field(
@@ -39,17 +39,17 @@ class DataConfig(Section, prefix="data."):
         for name in ("path", "target_path", "cache_dir"):
             if "\0" in (getattr(self, name) or ""):
                 self.refuse(name, "must be a path without NUL characters")
-        shares = self.split_fractions
-        if min(shares) < 0 or abs(sum(shares) - 1) >= 1e-6:
+        if min(self.split_fractions) < 0 or abs(sum(self.split_fractions) - 1) >= 1e-6:
             self.refuse("split_fractions", "must be non-negative and sum to 1")
         if self.is_task and self.tokenizer != "characters":
             self.refuse("tokenizer", "the tasks have a fixed vocabulary: must be characters")
+        if self.tokenizer == "bpe" and self.vocab_size < 258:
+            self.refuse("vocab_size", "must be above 257, for bytes and a separator, because data.tokenizer is bpe")
         if self.position_ids != "sequence" and not self.is_task:
             self.refuse("position_ids", "must be sequence, because data.corpus is not a task")
-        if self.corpus == "text" and self.path is None:
-            self.refuse("path", "data.corpus=text needs a glob, such as 'books/**/*.txt'")
-        if self.corpus == PAIRS and self.path is None:
-            self.refuse("path", "data.corpus=pairs needs a file")
+        needed = {"text": "a glob, such as 'books/**/*.txt'", PAIRS: "a file"}
+        if self.corpus in needed and self.path is None:
+            self.refuse("path", f"data.corpus={self.corpus} needs {needed[self.corpus]}")
         if self.corpus != PAIRS and self.target_path is not None:
             self.refuse("target_path", "must be None, because data.corpus is not pairs")
         if not self.corpus.startswith("tfds:") and self.pair is not None:

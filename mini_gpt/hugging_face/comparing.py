@@ -21,10 +21,12 @@ def compare(left: Path, right: Path, text: str, tolerance: float) -> tuple[str, 
     tolerance: of the relative difference max|left − right| / max|right| at each place.
 
     Both models compute in float32 on the tokens of the left. Tokens and logits are matched by the names of the tokens.
-    Raises UserError for a text of one token or with a token that the right lacks, and the errors of `readers`.
+    Of a model without a prediction head, layers are compared only. Raises UserError for a text of one token or with a
+    token that the right lacks, if neither layers nor logits can be compared, and the errors of `readers`.
     """
     is_run = (right / workdirs.CORPUS).exists()
-    ours, theirs = readers.of_run(left), (readers.of_run if is_run else readers.of_transformers)(right)
+    ours = readers.of_run(left)
+    theirs = readers.of_run(right) if is_run else readers.of_transformers(right, has_head=ours.has_head)
     ids_L, same_tokens, said = _tokens(ours, theirs, text)
     by_name = {name: token for token, name in enumerate(theirs.names)}
     to_right = np.array([by_name.get(name, -1) for name in ours.names])
@@ -32,20 +34,25 @@ def compare(left: Path, right: Path, text: str, tolerance: float) -> tuple[str, 
         lacks = "the right lacks this token; give another text"
         require(to_right[token] >= 0, "--prompt", ours.show(token), lacks)
     both = ours.read(ids_L), theirs.read(to_right[ids_L])
-    shared_V = np.flatnonzero(to_right >= 0)
-    logits = both[0].logits_LV[:, shared_V], both[1].logits_LV[:, to_right[shared_V]]
-    targets = ids_L if ours.masked else ids_L[1:]
-    losses = [_nll(each.logits_LV, ids) for each, ids in zip(both, (targets, to_right[targets]), strict=True)]
-    of = "of the tokens themselves: none is masked" if ours.masked else "per token"
     lines = [f"left   {ours.title}", f"right  {theirs.title}", "", said]
-    lines.append(f"loss: left {losses[0]:.6f}, right {losses[1]:.6f} nats {of}")
-    if len(shared_V) < max(len(ours.names), len(theirs.names)):
-        sizes = f"left {len(ours.names):,}, right {len(theirs.names):,}"
-        lines.append(f"vocabulary: {sizes} tokens; logits are those of the {len(shared_V):,} that both have")
-    lines.append(_largest(ours, ids_L, shared_V, *logits))
-    rows = [*_layers(*both), ("logits", *logits)]
-    lines += [_not_layer_by_layer(*both)] if len(rows) == 1 else []
-    lines += ["", "largest relative difference, and where"]
+    rows = _layers(*both)
+    not_compared = [] if rows else [_not_layer_by_layer(*both)]
+    if ours.has_head and theirs.has_head:
+        shared_V = np.flatnonzero(to_right >= 0)
+        logits = both[0].logits_LV[:, shared_V], both[1].logits_LV[:, to_right[shared_V]]
+        targets = ids_L if ours.masked else ids_L[1:]
+        losses = [_nll(each.logits_LV, ids) for each, ids in zip(both, (targets, to_right[targets]), strict=True)]
+        of = "of the tokens themselves: none is masked" if ours.masked else "per token"
+        lines.append(f"loss: left {losses[0]:.6f}, right {losses[1]:.6f} nats {of}")
+        if len(shared_V) < max(len(ours.names), len(theirs.names)):
+            sizes = f"left {len(ours.names):,}, right {len(theirs.names):,}"
+            lines.append(f"vocabulary: {sizes} tokens; logits are those of the {len(shared_V):,} that both have")
+        lines.append(_largest(ours, ids_L, shared_V, *logits))
+        rows = [*rows, ("logits", *logits)]
+    else:
+        not_compared.append("loss and logits: not compared, a model has no prediction head")
+    require(bool(rows), "--right", right, f"nothing can be compared ({'; '.join(not_compared)})")
+    lines += [*not_compared, "", "largest relative difference, and where"]
     first, width = None, max(len(name) for name, *_ in rows)
     for name, *pair in rows:
         relative, place = _difference(*pair)

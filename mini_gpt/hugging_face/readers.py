@@ -23,7 +23,7 @@ OVERRIDES = {"model.dtype": "float32", "model.attention": "reference"}
 class Reading(NamedTuple):
     """What a model computes of L tokens, float32.
 
-    logits_LV: of all tokens, in the order of the reader's `names`.
+    logits_LV: of all tokens, in the order of the reader's `names`; no columns if the model has no prediction head.
     streams_PLD: the residual stream before the first layer and after each. The last one is after the last norm.
     """
 
@@ -41,6 +41,7 @@ class Reader(NamedTuple):
     encode: returns the ids of a text, with the tokens that the tokenizer adds around it.
     show: returns the text of a token.
     read: returns what the model computes of ids_L.
+    has_head: whether it has logits.
     """
 
     title: str
@@ -50,6 +51,7 @@ class Reader(NamedTuple):
     encode: Callable[[str], np.ndarray]
     show: Callable[[int], str]
     read: Callable[[np.ndarray], Reading]
+    has_head: bool = True
 
 
 def _refuse_encoder(directory: Path, has_encoder: bool) -> None:
@@ -77,6 +79,7 @@ def of_run(workdir: Path) -> Reader:
         encode=run.tokenizer.encode_prompt,
         show=lambda token: run.tokenizer.decode([token]) or names[token],
         read=read,
+        has_head=run.config.model.prediction_head is not None,
     )
 
 
@@ -89,11 +92,15 @@ def _read(model: LoadedModel, tokens_BL: jax.Array) -> tuple[jax.Array, list[jax
         streams = [layers[0].before_BLD, *(layer.after_BLD for layer in layers)]
         if module.final_norm is not None:
             streams[-1] = module.final_norm(streams[-1])
-        return sharding.replicate((module.logits(x_BLD), streams), model.mesh)
+        has_head = model.config.model.prediction_head is not None
+        logits_BLV = module.logits(x_BLD) if has_head else x_BLD[..., :0]
+        return sharding.replicate((logits_BLV, streams), model.mesh)
 
 
-def of_transformers(directory: Path) -> Reader:
+def of_transformers(directory: Path, *, has_head: bool = True) -> Reader:
     """Open a directory by Transformers, to compute in float32. No code and no pickle in it is run.
+
+    has_head: whether the prediction head is opened too.
 
     Raises UserError if PyTorch or Transformers is missing, Transformers can't open the model, or it has an encoder.
     """
@@ -108,7 +115,8 @@ def of_transformers(directory: Path) -> Reader:
     _refuse_encoder(directory, known is not None and known.has_targets)
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    load = getattr(transformers, known.auto_class if known else "AutoModelForCausalLM").from_pretrained
+    kind = known.auto_class if known else "AutoModelForCausalLM"
+    load = getattr(transformers, kind if has_head else "AutoModel").from_pretrained
     safe: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
     # Other implementations of attention in some versions leave the soft cap of Gemma 2 out.
     options: dict[str, Any] = {"dtype": torch.float32, "attn_implementation": "eager", "use_safetensors": True}
@@ -118,22 +126,24 @@ def of_transformers(directory: Path) -> Reader:
     except Exception as error:  # Transformers raises errors of several libraries
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise UserError(f"--right: {directory}: Transformers can't open it ({reason})") from None
-    if missing := sorted(about["missing_keys"]):
+    if missing := sorted(name for name in about["missing_keys"] if has_head or not name.startswith("pooler.")):
         raise UserError(f"--right: {directory}: no tensor {missing[0]}; Transformers would use random numbers")
     encode = lambda text: np.array(tokenizer(text)["input_ids"], np.int32)
 
     def read(ids_L: np.ndarray) -> Reading:
         with torch.inference_mode():
             found = model.eval()(torch.from_numpy(ids_L.astype(np.int64))[None], output_hidden_states=True)
-        return Reading(found.logits[0].numpy(), torch.cat(found.hidden_states).numpy())
+        logits_LV = found.logits[0].numpy() if has_head else np.empty((len(ids_L), 0), np.float32)
+        return Reading(logits_LV, torch.cat(found.hidden_states).numpy())
 
     by_id = {token: name for name, token in tokenizer.get_vocab().items()}
     return Reader(
         title=f"{directory}: Transformers {transformers.__version__}, {model_type}",
-        names=[by_id.get(token, f"id {token}") for token in range(len(model.get_output_embeddings().weight))],
+        names=[by_id.get(token, f"id {token}") for token in range(len(model.get_input_embeddings().weight))],
         context=getattr(model.config, known.context[0] if known else "max_position_embeddings", None) or MOST,
         masked=known is not None and known.objective == "masked",
         encode=encode,
         show=lambda token: tokenizer.decode([token]),
         read=read,
+        has_head=has_head,
     )

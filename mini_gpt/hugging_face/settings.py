@@ -109,6 +109,8 @@ def read_all(settings: Settings, use: Callable[[Settings], T]) -> T:
             used = use(settings)
             break
         except UserError as error:
+            if not problems and not isinstance(error, FieldError) and not str(error).startswith(start):
+                raise  # of another file
             message = str(error).removeprefix(start)
             field = message.partition(": found ")[0]
             repeated = field in problems

@@ -21,6 +21,7 @@ from mini_gpt.runtime.errors import UserError, shown
 
 INDEX = f"{WEIGHTS}.index.json"
 FLOATS = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": jnp.bfloat16}
+OTHER_FORMATS = (".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".onnx")  # of weights, for a message
 BLOCK = 2**18  # entries read at a time
 MOST_SPARSE = 100  # most bytes of a file per byte on the disk; file systems compress weights by much less
 
@@ -101,8 +102,10 @@ def weight_files(source: Path) -> list[str]:
     if (source / WEIGHTS).exists():
         return [WEIGHTS]
     if not (source / INDEX).exists():
-        convert = "never from pickle: convert them with save_pretrained(DIR, safe_serialization=True)"
-        raise UserError(f"{source / WEIGHTS}: not found; weights are read from safetensors only, {convert}")
+        others = sorted(path.name for path in source.iterdir() if path.suffix in OTHER_FORMATS)[:3]
+        found = f"not found, but {', '.join(map(shown, others))}" if others else "not found"
+        convert = "never from pickle: open the model in Transformers, and save_pretrained(DIR) writes them"
+        raise UserError(f"{source / WEIGHTS}: {found}; weights are read from safetensors only, {convert}")
     try:
         listed = sorted(set(files.read_json(settings.find_file(source, INDEX))["weight_map"].values()))
         outside = [file for file in listed if not files.is_file_name(file)]

@@ -157,6 +157,7 @@ BAD = [
         r"model\.random_positions: found 900; learned positions end at model\.max_positions \(300\)",
     ),
     ({"data.corpus": "task:copy"}, r"data\.tokenizer: found 'bytes'; the tasks have a fixed vocabulary: must be char"),
+    ({"data.tokenizer": "bpe", "data.vocab_size": 257}, r"data\.vocab_size: found 257; must be above 257, for bytes"),
     ({"data.task_length": 0}, r"data\.task_length: found 0; must be at least 1"),
     (COPY | MASKED, r"data\.isolate_documents: found False; must be True for a task with masked answers"),
     (

@@ -8,7 +8,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from mini_gpt import suites
-from mini_gpt.hugging_face import architectures, hub, settings
+from mini_gpt.hugging_face import architectures, comparing, hub, settings
 from mini_gpt.insight import observing
 from mini_gpt.runtime.errors import UserError
 from mini_gpt.suites.base import SuiteOptions
@@ -25,7 +25,6 @@ PARTS += [{"idx": 1, "name": "1", "path": "1_Pooling", "type": "sentence_transfo
 def source(tmp_path):
     """Return the directory of a BERT without its head, with the names that BertModel writes."""
     tokenizer, directory = wordpiece(), tmp_path / "model"
-    tokenizer.add_tokens([f"word{number}" for number in range(300 - tokenizer.get_vocab_size())])
     written("bert", directory, vocab_size=tokenizer.get_vocab_size(), end=3)
     tokenizer.save(str(directory / "tokenizer.json"))
     (directory / "tokenizer_config.json").write_text(json.dumps({"mask_token": "[MASK]", "sep_token": "[SEP]"}))
@@ -79,11 +78,29 @@ def test_parts_of_sentence_transformers_are_recognised(source, tmp_path, caplog)
         architectures.find(settings.read(whole / "config.json"))
 
 
+def test_compare_finds_the_first_layer_that_differs(source, corpus_files, tmp_path):
+    left = imported(source, tmp_path / "left", corpus_files).workdir
+    tensors = load_file(source / "model.safetensors")
+    tensors["encoder.layer.1.output.dense.weight"] *= np.float32(1.05)
+    save_file(tensors, source / "model.safetensors", metadata={"format": "pt"})
+    right = imported(source, tmp_path / "right", corpus_files).workdir
+    report, are_equal = comparing.compare(left, left, "the cat sat", 0.0)
+    assert are_equal and "loss and logits: not compared, a model has no prediction head" in report
+    report, are_equal = comparing.compare(left, right, "the cat sat", 1e-4)
+    assert not are_equal and report.endswith("\n\nDifferent from here on: after layer 1, normed.")
+    written("bert, untied, odd", tmp_path / "other", vocab_size=wordpiece().get_vocab_size(), end=3)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(source / name, tmp_path / "other")
+    other = imported(tmp_path / "other", tmp_path / "third", corpus_files).workdir
+    with pytest.raises(UserError, match=r"^--right: .*; nothing can be compared \(layers: not .*; loss and log"):
+        comparing.compare(left, other, "the cat sat", 1e-4)
+
+
 def test_transformers_computes_the_same_hidden_states(source, corpus_files, tmp_path):
     torch = pytest.importorskip("torch", reason="PyTorch and Transformers: make test-hugging-face")
     transformers = pytest.importorskip("transformers", reason="PyTorch and Transformers: make test-hugging-face")
     run = imported(source, tmp_path / "run", corpus_files)
-    theirs = np.random.default_rng(0).integers(5, 100, (2, 9))
+    theirs = np.random.default_rng(0).integers(5, wordpiece().get_vocab_size(), (2, 9))
     model = transformers.BertModel.from_pretrained(source, attn_implementation="eager").eval()
     with torch.inference_mode():
         wanted = model(torch.from_numpy(theirs), output_attentions=True)
@@ -91,3 +108,7 @@ def test_transformers_computes_the_same_hidden_states(source, corpus_files, tmp_
     np.testing.assert_allclose(run.model.edited().hidden(*inputs), wanted.last_hidden_state, atol=1e-4)
     for layer, weights_BHLS in zip(observing.layers(run.model.edited(), inputs), wanted.attentions, strict=True):
         np.testing.assert_allclose(layer.attention.weights_BHLS, weights_BHLS, atol=1e-5)
+    names = {"tokenizer_class": "PreTrainedTokenizerFast", "mask_token": "[MASK]"}  # else that of the model's type
+    (source / "tokenizer_config.json").write_text(json.dumps(names))
+    report, are_equal = comparing.compare(run.workdir, source, "the cat sat", 1e-4)
+    assert are_equal and ", equal\n" in report, report

