@@ -119,8 +119,9 @@ def test_each_guide_opens_with_a_command_or_a_program(page):
 
 def test_the_pages_written_by_hand_have_at_most_45_000_words():
     generated = [DOCS / "reference" / "config.md", DOCS / "reference" / "commands.md"]
-    by_hand = [page for page in PAGES if page not in generated and page.parent.name != "api"]
-    words = [len(page.read_text(encoding="utf-8").split()) for page in by_hand if page.name != "experiments.md"]
+    logs = [DOCS / "experiments.md", DOCS / "results" / "open_models.md"]
+    by_hand = [page for page in PAGES if page not in (*generated, *logs) and page.parent.name != "api"]
+    words = [len(page.read_text(encoding="utf-8").split()) for page in by_hand]
     assert sum(words) <= 45_000 and len(words) > 30
 
 
