@@ -78,6 +78,12 @@ def test_parts_of_sentence_transformers_are_recognised(source, tmp_path, caplog)
         architectures.find(settings.read(whole / "config.json"))
 
 
+def test_weights_in_another_format_are_named(source, corpus_files, tmp_path):
+    (source / "model.safetensors").rename(source / "pytorch_model.bin")
+    with pytest.raises(UserError, match=rf"^{source}/model.safetensors: not found, but 'pytorch_model.bin'; weights"):
+        imported(source, tmp_path / "run", corpus_files)
+
+
 def test_compare_finds_the_first_layer_that_differs(source, corpus_files, tmp_path):
     left = imported(source, tmp_path / "left", corpus_files).workdir
     tensors = load_file(source / "model.safetensors")
