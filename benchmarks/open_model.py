@@ -1,10 +1,14 @@
-"""Measure what the heads of an imported English model do: sinks, induction, circuits, facts, and pruning.
+"""Measure what the heads of an imported English model do, and how its loss depends on the context.
 
     python -m benchmarks.open_model PART --workdir=RUN --output=DIR [--text=FILE]
 
-PART: one of sinks, induction, circuits, facts, pruning. --text: an English text, for sinks, induction and pruning; the
-first half is for choosing heads, and the second half for measuring. Writes DIR/PART.json. Heads that a part chooses on
-some texts are measured on others, beside as many random heads.
+PART: one of sinks, induction, circuits, facts, pruning, windows, beyond. --text: an English text, for sinks, induction
+and pruning; the first half is for choosing heads, and the second half for measuring. Writes DIR/PART.json. Heads that a
+part chooses on some texts are measured on others, beside as many random heads.
+
+windows and beyond read long documents of the run's corpus, by default of Python's standard library. windows: the loss
+in windows of several lengths and strides. beyond: the loss up to twice the trained context, with RoPE as it is and
+scaled by 2.
 """
 
 import argparse
@@ -18,7 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks import english_pairs
+from benchmarks import english_pairs, open_model_context
 from benchmarks.english_pairs import Pair
 from mini_gpt.commands import command_line
 from mini_gpt.data import batches
@@ -242,13 +246,18 @@ def texts_of(run: Run, path: Path) -> Texts:
 
 
 OF_TEXT: dict[str, Callable[[Run, Texts], dict[str, Any]]] = {"sinks": sinks, "induction": induction, "pruning": pruned}
-OF_TEMPLATES: dict[str, Callable[[Run], dict[str, Any]]] = {"circuits": circuits, "facts": facts}
+OF_RUN: dict[str, Callable[[Run], dict[str, Any]]] = {
+    "circuits": circuits,
+    "facts": facts,
+    "windows": open_model_context.windows,
+    "beyond": open_model_context.beyond,
+}
 
 
 @command_line.command
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", choices=[*OF_TEXT, *OF_TEMPLATES])
+    parser.add_argument("part", choices=[*OF_TEXT, *OF_RUN])
     parser.add_argument("--workdir", type=Path, required=True)
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--text", type=Path)
@@ -258,7 +267,7 @@ def main() -> None:
         raise UserError(f"--text: not given; {flags.part} needs an English text")
     run = Run(flags.workdir)
     found = (
-        OF_TEXT[flags.part](run, texts_of(run, flags.text)) if flags.part in OF_TEXT else OF_TEMPLATES[flags.part](run)
+        OF_TEXT[flags.part](run, texts_of(run, flags.text)) if flags.part in OF_TEXT else OF_RUN[flags.part](run)
     )
     flags.output.mkdir(parents=True, exist_ok=True)
     files.write_text(flags.output / f"{flags.part}.json", json.dumps(found, indent=1) + "\n")

@@ -1,4 +1,7 @@
-"""Draw the results of benchmarks/open_model.py: python -m benchmarks.open_model_figure DIR, which writes DIR.png."""
+"""Draw the results of benchmarks/open_model.py: python -m benchmarks.open_model_figure DIR.
+
+Writes DIR.png, about heads, and DIR_context.png, about windows and texts beyond the trained context.
+"""
 
 import argparse
 import json
@@ -13,13 +16,13 @@ from mini_gpt.commands import command_line
 from mini_gpt.insight import curves
 from mini_gpt.insight.curves import Curve, finish, new_figure, plot_curve
 
-PARTS = ("sinks", "induction", "facts", "pruning")
+FIGURES = {"": ("sinks", "induction", "facts", "pruning"), "_context": ("windows", "beyond")}  # {end of name: parts}
 
 
 def figure(found: dict[str, dict[str, Any]]) -> Figure:
-    """Return four plots: attention sinks and the logit lens by layer, and losses without heads."""
-    drawn, grid = new_figure((11, 7.6), 2, 2)
-    for axes, part in zip(grid.flat, PARTS, strict=True):
+    """Return a plot of each part, two in a row."""
+    drawn, grid = new_figure((11, 1.9 * len(found)), len(found) // 2, 2)
+    for axes, part in zip(grid.flat, found, strict=True):
         DRAW[part](axes, found[part])
     return drawn
 
@@ -65,7 +68,38 @@ def _pruning(axes: Axes, found: dict[str, Any]) -> None:
     finish(axes, xlabel="removed heads (%)", ylabel="loss (nats per token)", title="Pruning without training")
 
 
-DRAW = {"sinks": _sinks, "induction": _induction, "facts": _facts, "pruning": _pruning}
+def _windows(axes: Axes, found: dict[str, Any]) -> None:
+    first, *rest = found["rows"]
+    labels = [f"{row['length']:,}\nby {row['stride']:,}" for row in rest]
+    means, errors = zip(*(row["against the first"].values() for row in rest), strict=True)
+    axes.errorbar(range(len(rest)), means, errors, fmt="o", capsize=4)
+    axes.set_xticks(range(len(rest)), labels)
+    axes.axhline(0, color="grey", linewidth=0.8, label=f"windows of {first['length']:,} without overlap")
+    finish(axes, xlabel="window and stride (tokens)", ylabel="difference (nats per token)", title="Loss by window")
+
+
+def _beyond(axes: Axes, found: dict[str, Any]) -> None:
+    names = {"none": "RoPE as trained", "linear": "position interpolation", "ntk": "NTK-aware", "yarn": "YaRN"}
+    width = 2 * found["trained_context"] // len(found["sliding"]["bins"])
+    for shift, (scaling, name) in enumerate(names.items()):
+        means, errors = zip(*(each.values() for each in found["against sliding"][scaling]["bins"]), strict=True)
+        middles = width * (np.arange(len(means)) + 0.38 + 0.08 * shift)  # side by side, so that all bars can be seen
+        axes.errorbar(middles, means, errors, fmt="-o", markersize=3, capsize=2, linewidth=1.2, label=name)
+    axes.axhline(0, color="grey", linewidth=0.8)
+    axes.axvline(found["trained_context"], color="grey", linestyle="--", linewidth=1)
+    title = f"Loss against sliding windows of {found['trained_context']:,}"
+    finish(axes, xlabel="position (tokens)", ylabel="difference (nats per token)", title=title)
+    axes.xaxis.set_major_formatter("{x:,.0f}")
+
+
+DRAW = {
+    "sinks": _sinks,
+    "induction": _induction,
+    "facts": _facts,
+    "pruning": _pruning,
+    "windows": _windows,
+    "beyond": _beyond,
+}
 
 
 @command_line.command
@@ -73,8 +107,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("directory", type=Path)
     directory = parser.parse_args().directory
-    found = {part: json.loads((directory / f"{part}.json").read_text()) for part in PARTS}
-    curves.save(figure(found), directory.with_suffix(".png"))
+    for end, parts in FIGURES.items():
+        found = {part: json.loads((directory / f"{part}.json").read_text()) for part in parts}
+        curves.save(figure(found), directory.with_name(f"{directory.name}{end}.png"))
 
 
 if __name__ == "__main__":

@@ -1,16 +1,18 @@
 """Measurements of an open model's heads, in models whose mechanism or loss is known."""
 
+import itertools
 import re
 import types
 
 import numpy as np
 import pytest
 
-from benchmarks import english_pairs, open_model
+from benchmarks import english_pairs, open_model, open_model_context
 from mini_gpt.data.tokenizers import BpeTokenizer
 from mini_gpt.insight.attention import attention_maps
 from mini_gpt.insight.mechanisms import patching
 from mini_gpt.runtime.errors import UserError
+from mini_gpt.training.run import Run
 from tests.evaluation.models import random_model
 from tests.insight.mechanisms import handmade
 from tests.insight.mechanisms.handmade import encode
@@ -97,3 +99,36 @@ def test_a_short_text_is_refused(tmp_path):
     run = types.SimpleNamespace(tokenizer=BpeTokenizer.train(["too short"], 260))
     with pytest.raises(UserError, match=r"--text: found \d+ tokens; must have at least"):
         open_model.texts_of(run, tmp_path / "short.txt")
+
+
+def test_losses_by_window_and_beyond_the_context_are_those_of_each_target_alone(trained, monkeypatch):
+    for name, value in {"DOCUMENTS": 3, "WINDOWS": ((8, 8), (2, 8)), "BINS": 4}.items():
+        monkeypatch.setattr(open_model_context, name, value)
+    run = Run(trained())
+    rows_XL = open_model_context._documents(run)
+    assert rows_XL.shape == (3, 65)
+
+    def losses(model, targets, length, stride):
+        """Return the loss of each target, whose windows of this length move by the stride."""
+        nll_XT = np.empty((3, len(targets)))
+        for (x, row_L), (n, target) in itertools.product(enumerate(rows_XL), enumerate(targets)):
+            start = max(0, target - 1 - (target - targets[0]) % stride - (length - stride))
+            padded_L = np.pad(row_L[start:target], (0, 64 - target + start))  # one length, so that JAX compiles once
+            logits_V = np.asarray(model(padded_L[None]), np.float64)[0, target - start - 1]
+            nll_XT[x, n] = np.log(np.exp(logits_V).sum()) - logits_V[row_L[target]]
+        return nll_XT
+
+    found, blocks_X = open_model_context.windows(run), losses(run.model, range(17, 33), 4, 4).mean(axis=1)
+    for row, (length, stride) in zip(found["rows"], ((4, 4), (16, 4)), strict=True):
+        means_X = losses(run.model, range(17, 33), length, stride).mean(axis=1)
+        assert row["perplexity"] == pytest.approx(np.exp(means_X.mean()), rel=1e-5)
+        assert row["against the first"]["mean"] == pytest.approx((means_X - blocks_X).mean(), abs=1e-5)
+        assert row["nll"]["standard_error"] == pytest.approx(np.std(means_X, ddof=1) / np.sqrt(3), abs=1e-5)
+    found = open_model_context.beyond(run)["against sliding"]
+    sliding_XT = losses(run.model, range(33, 65), 32, 16)
+    for scaling, factor in {"none": {}, "yarn": {"model.rope.factor": "2"}}.items():
+        model = Run(run.workdir, overrides={"model.rope.scaling": scaling} | factor).model
+        difference_XT = losses(model, range(33, 65), 64, 32) - sliding_XT
+        assert found[scaling]["beyond"]["mean"] == pytest.approx(difference_XT.mean(), abs=1e-5)
+        assert found[scaling]["bins"][3]["mean"] == pytest.approx(difference_XT[:, 16:].mean(), abs=1e-5)
+    assert found["none"]["within"]["mean"] == pytest.approx(0, abs=1e-5)
