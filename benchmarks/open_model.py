@@ -266,9 +266,7 @@ def main() -> None:
     if flags.part in OF_TEXT and flags.text is None:
         raise UserError(f"--text: not given; {flags.part} needs an English text")
     run = Run(flags.workdir)
-    found = (
-        OF_TEXT[flags.part](run, texts_of(run, flags.text)) if flags.part in OF_TEXT else OF_RUN[flags.part](run)
-    )
+    found = OF_TEXT[flags.part](run, texts_of(run, flags.text)) if flags.part in OF_TEXT else OF_RUN[flags.part](run)
     flags.output.mkdir(parents=True, exist_ok=True)
     files.write_text(flags.output / f"{flags.part}.json", json.dumps(found, indent=1) + "\n")
     print(json.dumps(found, indent=1))

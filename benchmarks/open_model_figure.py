@@ -1,6 +1,6 @@
 """Draw the results of benchmarks/open_model.py: python -m benchmarks.open_model_figure DIR.
 
-Writes DIR.png, about heads, and DIR_context.png, about windows and texts beyond the trained context.
+Writes DIR.png, about heads, DIR_windows.png and DIR_beyond.png: those whose parts are in DIR.
 """
 
 import argparse
@@ -16,12 +16,18 @@ from mini_gpt.commands import command_line
 from mini_gpt.insight import curves
 from mini_gpt.insight.curves import Curve, finish, new_figure, plot_curve
 
-FIGURES = {"": ("sinks", "induction", "facts", "pruning"), "_context": ("windows", "beyond")}  # {end of name: parts}
+FIGURES = {  # {end of name: parts}
+    "": ("sinks", "induction", "facts", "pruning"),
+    "_windows": ("windows",),
+    "_beyond": ("beyond",),
+}
 
 
 def figure(found: dict[str, dict[str, Any]]) -> Figure:
     """Return a plot of each part, two in a row."""
-    drawn, grid = new_figure((11, 1.9 * len(found)), len(found) // 2, 2)
+    columns = min(2, len(found))
+    rows = len(found) // columns
+    drawn, grid = new_figure((5.5 * columns, 3.8 * rows), rows, columns, squeeze=False)
     for axes, part in zip(grid.flat, found, strict=True):
         DRAW[part](axes, found[part])
     return drawn
@@ -108,8 +114,10 @@ def main() -> None:
     parser.add_argument("directory", type=Path)
     directory = parser.parse_args().directory
     for end, parts in FIGURES.items():
-        found = {part: json.loads((directory / f"{part}.json").read_text()) for part in parts}
-        curves.save(figure(found), directory.with_name(f"{directory.name}{end}.png"))
+        paths = {part: directory / f"{part}.json" for part in parts}
+        if all(path.exists() for path in paths.values()):
+            found = {part: json.loads(path.read_text()) for part, path in paths.items()}
+            curves.save(figure(found), directory.with_name(f"{directory.name}{end}.png"))
 
 
 if __name__ == "__main__":
