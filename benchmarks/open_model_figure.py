@@ -110,7 +110,7 @@ DRAW = {
 
 @command_line.command
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("directory", type=Path)
     directory = parser.parse_args().directory
     for end, parts in FIGURES.items():
