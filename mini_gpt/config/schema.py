@@ -41,6 +41,9 @@ def _is_expression(text: str) -> bool:
         return False
 
 
+Expression = Annotated[str, Range("a regular expression of up to 200 characters", _is_expression)]
+
+
 class TrainConfig(Section, prefix="train."):
     """The objective, the batches, and the length of training."""
 
@@ -57,9 +60,12 @@ class TrainConfig(Section, prefix="train."):
     random_offsets: OptionalSize = field(
         None, "rows start at a random position and end below this (Huang et al. 2025); None: at 0"
     )
-    trainable: Annotated[str, Range("a regular expression of up to 200 characters", _is_expression)] = field(
-        "", "regular expression: training changes only parameters with it in their names; empty: all"
+    trainable: Expression = field(
+        "", "regular expression: training changes only parameters with it in their names; empty: all, or all adapters"
     )
+    lora_rank: Annotated[int, at_least(0)] = field(0, "of LoRA adapters (Hu et al. 2022), with --init_from; 0: none")
+    lora_alpha: Positive = field(8.0, "an adapter's output is multiplied by lora_alpha / lora_rank")
+    lora_layers: Expression = field("attention/(query|value)$", "linear layers with this in their names have adapters")
     label_smoothing: Rate = field(0.0, "in the training objective only, not in reported losses")
     log_every: Count = field(10, "steps between two rows of metrics.jsonl")
     logger: Literal["none", "wandb"] = field("none", "a service that gets the rows too, beside TensorBoard's files")
@@ -71,6 +77,11 @@ class TrainConfig(Section, prefix="train."):
     def check(self) -> None:
         if self.batch_size % self.accumulation_steps:
             self.refuse("batch_size", f"must be divisible by train.accumulation_steps ({self.accumulation_steps})")
+
+    @property
+    def trained_pattern(self) -> str:
+        """The regular expression in the names of the parameters that training changes; empty: all."""
+        return self.trainable or ("lora/" if self.lora_rank else "")
 
 
 class MuonConfig(Section, prefix="optimizer.muon."):

@@ -31,7 +31,7 @@ from mini_gpt.model import build
 from mini_gpt.model import parameters as model_parameters
 from mini_gpt.model.parameters import Parameters
 from mini_gpt.runtime import files
-from mini_gpt.runtime.errors import UserError, printable, shown
+from mini_gpt.runtime.errors import UserError, printable, require, shown
 from mini_gpt.training import state as states
 from mini_gpt.training import workdir as workdirs
 from mini_gpt.training.checkpoint import Checkpoints
@@ -123,6 +123,8 @@ def _config(fields: dict[str, Any], tokenizer: Tokenizer, config_path: str, over
             raise
         pairs = "--config.data.corpus=pairs --config.data.path=FILE, a TSV file of sources and targets"
         raise UserError(f"{error}. An imported model with an encoder needs pairs: give {pairs}") from None
+    rank = config.train.lora_rank
+    require(rank == 0, "train.lora_rank", rank, "must be 0 for an import; give it to train.py, with --init_from")
     found = loading.flatten(loading.to_dict(config))
     for name, value in given.items():
         if found[name] != value and name != "context_length":

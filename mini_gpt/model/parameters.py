@@ -1,6 +1,5 @@
 """Names, checks and counts of parameters in nested dicts, and conversion between stacked and separate layers."""
 
-import functools
 import math
 import re
 from typing import Any
@@ -9,7 +8,6 @@ import jax
 import jax.numpy as jnp
 
 from mini_gpt.config.model import ModelConfig
-from mini_gpt.runtime.errors import UserError
 
 Parameters = dict[str, Any]
 
@@ -22,16 +20,6 @@ def path_name(path: tuple) -> str:
 def by_name(tree: Any) -> dict[str, Any]:
     """Return {path_name: leaf} of parameters, or of any pytree."""
     return {path_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
-
-
-def check_shapes(found: Parameters, expected: Parameters, source: str) -> None:
-    """Raise UserError if the source's parameters differ from the config's in name or shape; layers may be stacked."""
-    one_by_one = functools.partial(jax.eval_shape, functools.partial(with_layers, stacked=False))
-    left, right = (by_name(one_by_one(parameters)) for parameters in (found, expected))
-    for name in sorted(left.keys() | right.keys()):
-        have, want = (f"shape {each[name].shape}" if name in each else "nothing" for each in (left, right))
-        if have != want:
-            raise UserError(f"{source} has {have} for the parameter {name}; the config needs {want}")
 
 
 def least_count(config: ModelConfig) -> int:

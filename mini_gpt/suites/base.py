@@ -14,7 +14,7 @@ from mini_gpt.config.schema import Config
 from mini_gpt.data import task_batches, tasks, tokenizers
 from mini_gpt.data.batches import Batch
 from mini_gpt.data.tasks import Problem
-from mini_gpt.evaluation import extrapolation, memory, task_accuracy
+from mini_gpt.evaluation import extrapolation, memory, task_lengths
 from mini_gpt.insight import budget, examples, samples
 from mini_gpt.insight.curves import token_label
 from mini_gpt.insight.examples import Example
@@ -203,7 +203,7 @@ def train_tokens(run: Run, num_tokens: int) -> np.ndarray:
 def problem_lengths(corpus: str, trained_length: int, options: SuiteOptions) -> tuple[int, ...]:
     """Return the lengths of --lengths, or the default ones. Raise UserError if the task has no problems of a length."""
     if options.lengths is None:
-        return task_accuracy.default_lengths(corpus, trained_length)
+        return task_lengths.default_lengths(corpus, trained_length)
     lengths = extrapolation.parse_lengths("--lengths", options.lengths, trained_length, 1)
     for length in lengths:
         tasks.check_length(corpus, "--lengths", length)

@@ -8,7 +8,7 @@ from mini_gpt.config.data import TASK
 from mini_gpt.config.schema import Config
 from mini_gpt.data import task_batches, tasks
 from mini_gpt.data.tasks import published
-from mini_gpt.evaluation import task_accuracy
+from mini_gpt.evaluation import task_lengths
 from mini_gpt.insight import curves
 from mini_gpt.insight.curves import Curve
 from mini_gpt.runtime.errors import UserError
@@ -23,7 +23,7 @@ class Tasks(Suite):
     name = "tasks"
     supports_encoder = True
     flags = ("lengths",)
-    values = (*task_accuracy.METRICS, "nll")
+    values = (*task_lengths.METRICS, "nll")
     x_label = "length of the problem"
     y_label = "share of problems solved"
 
@@ -41,18 +41,18 @@ class Tasks(Suite):
 
     def cost(self, trained: Config, options: SuiteOptions, num_tokens: int) -> int:
         rows = (sum(task_batches.row_lengths(trained, n)) for n in _lengths(trained, options))
-        return task_accuracy.PROBLEMS * sum(rows)
+        return task_lengths.PROBLEMS * sum(rows)
 
     def measure(self, run: Run, options: SuiteOptions) -> Result:
         task_batches.check_alphabet(run.config.data.corpus, run.tokenizer)
         lengths = _lengths(run.trained, options, run.config.data.corpus)
-        costs = [task_accuracy.PROBLEMS * sum(task_batches.row_lengths(run.config, length)) for length in lengths]
+        costs = [task_lengths.PROBLEMS * sum(task_batches.row_lengths(run.config, length)) for length in lengths]
         lengths = base.lengths_within_budget(run, lengths, costs)
         return {
             "task": run.corpus.name,
             "train_length": run.trained.data.task_length,
             "published": [row._asdict() for row in published.of_task(run.corpus.name.removeprefix(TASK))],
-            "rows": task_accuracy.by_length(run.model, run.tokenizer, options.split, lengths),
+            "rows": task_lengths.by_length(run.model, run.tokenizer, options.split, lengths),
         }
 
     def printed(self, result: Result) -> str:

@@ -17,7 +17,7 @@ from mini_gpt.model.attention import core
 from mini_gpt.model.parameters import Parameters
 from mini_gpt.runtime import devices, sharding
 from mini_gpt.runtime.errors import UserError, require
-from mini_gpt.training import layouts, trainable
+from mini_gpt.training import adapters, layouts, trainable
 from mini_gpt.training import state as states
 from mini_gpt.training.evaluators import Evaluator, PairEvaluator, SpanEvaluator, TaskEvaluator, TextEvaluator
 from mini_gpt.training.inputs import make_model_inputs
@@ -29,6 +29,7 @@ from mini_gpt.training.step import TrainState, make_train_step
 class Assembly(NamedTuple):
     """The parts of a run before any array is allocated.
 
+    definition: of the model without adapters.
     abstract_state, abstract_batch: shapes and shardings.
     train_step: jitted, see `make_train_step`.
     """
@@ -55,7 +56,8 @@ class Assembly(NamedTuple):
         return self.first_state(state.parameters) if state.optimizer_state is None else state
 
     def loaded(self, parameters: Parameters) -> LoadedModel:
-        """Return the model with these parameters, for evaluation."""
+        """Return the model with these parameters, for evaluation. Adapters are merged."""
+        parameters = adapters.merged(parameters, self.config.train)
         fields = (self.definition, self.config, self.mesh, self.config.batch_tokens, self.layout)
         return LoadedModel(parameters, *fields)
 
@@ -109,6 +111,8 @@ def assemble(config: Config, mesh: Mesh, corpus: Corpus, tokenizer: Tokenizer) -
     by_rows, shapes = sharding.batch_sharding(mesh), batches.shapes(config)
     abstract_batch = {name: jax.ShapeDtypeStruct(*of_array, sharding=by_rows) for name, of_array in shapes.items()}
     train_step = make_step(definition, config, abstract_state, layout)
+    if config.train.lora_rank:
+        definition, _ = states.parameter_shapes(config, vocab_size)
     return Assembly(
         config=config,
         vocab_size=vocab_size,

@@ -17,7 +17,7 @@ from mini_gpt.model import parameters as model_parameters
 from mini_gpt.model.parameters import Parameters
 from mini_gpt.runtime import files, sharding
 from mini_gpt.runtime.errors import UserError
-from mini_gpt.training import layouts
+from mini_gpt.training import adapters, layouts
 from mini_gpt.training import state as states
 from mini_gpt.training import workdir as workdirs
 from mini_gpt.training.checkpoint import Checkpoints
@@ -40,22 +40,38 @@ class SavedRun:
     def open_checkpoints(self) -> contextlib.closing[Checkpoints]:
         return contextlib.closing(Checkpoints(self.workdir / workdirs.CHECKPOINTS, read_only=True))
 
-    def check_shapes(self, abstract: Parameters, source: str) -> Parameters:
-        """Return the shapes of the parameters. Raises UserError as `read_parameters` if one differs from `abstract`."""
-        vocab_size = layouts.vocab_size(self.trained, self.tokenizer)
-        _, written = states.abstract_parameters(self.trained, vocab_size, sharding.mesh_of(abstract))
-        model_parameters.check_shapes(written, abstract, source)
+    @property
+    def _vocab_size(self) -> int:
+        return layouts.vocab_size(self.trained, self.tokenizer)
+
+    def check_shapes(self, expected: Parameters, source: str) -> Parameters:
+        """Return the shapes of the parameters, without adapters. Layers may be stacked.
+
+        Raises UserError, with a message that starts with `source`, if one differs from `expected` in name or shape.
+        """
+        _, written = states.abstract_parameters(self.trained, self._vocab_size, sharding.mesh_of(expected))
+        one_by_one = functools.partial(jax.eval_shape, functools.partial(model_parameters.with_layers, stacked=False))
+        left, right = (model_parameters.by_name(one_by_one(parameters)) for parameters in (written, expected))
+        for name in sorted(left.keys() | right.keys()):
+            have, want = (f"shape {each[name].shape}" if name in each else "nothing" for each in (left, right))
+            if have != want:
+                raise UserError(f"{source} has {have} for the parameter {name}; the config needs {want}")
         return written
 
     def read_parameters(self, choice: str, config: Config, abstract: Parameters, source: str) -> tuple[int, Parameters]:
         """Return the step of a checkpoint, and its parameters in the layout of `config`, sharded like `abstract`.
 
-        choice: 'last', 'best' or a number. Raises UserError, with a message that starts with `source`, if a shape
-        differs from `abstract`. Raises UserError if the checkpoint is missing or damaged.
+        choice: 'last', 'best' or a number.
+
+        Adapters are merged. Raises the errors of `check_shapes`, and UserError if the checkpoint is missing or damaged.
         """
         written = self.check_shapes(abstract, source)
+        if self.trained.train.lora_rank:
+            state = states.abstract(self.trained, self._vocab_size, sharding.mesh_of(abstract))[1]
+            written = state.parameters
         with self.open_checkpoints() as checkpoints:
             step, restored = checkpoints.restore_parameters(choice, written)
+        restored = adapters.merged(restored, self.trained.train)
         kind = lambda leaf: (leaf.shape, leaf.dtype, leaf.sharding)
         if jax.tree.map(kind, restored) == jax.tree.map(kind, abstract):
             return step, restored  # a copy would need as much memory again
@@ -92,26 +108,29 @@ class InitialWeights:
 
     def check(self, mesh: Mesh) -> None:
         """Raise UserError if the run has no checkpoint, or a shape does not fit the new config."""
-        vocab_size = layouts.vocab_size(self.config, self.run.tokenizer)
-        _, abstract = states.abstract_parameters(self.config, vocab_size, mesh)
-        self.run.check_shapes(abstract, f"--init_from: {self.workdir}")
+        self.run.check_shapes(self._shapes(mesh), f"--init_from: {self.workdir}")
         with self.run.open_checkpoints() as checkpoints:
             checkpoints.resolve(self.checkpoint)
+
+    def _shapes(self, mesh: Mesh) -> Parameters:
+        """Return the shapes and shardings of the new run's parameters, without adapters."""
+        vocab_size = layouts.vocab_size(self.config, self.run.tokenizer)
+        return states.abstract_parameters(self.config, vocab_size, mesh)[1]
 
     def record(self, workdir: Path) -> dict[str, str | int]:
         """Return the content of init_from.json in `workdir`. Must be called after `parameters`."""
         places = {"workdir": str(self.workdir.resolve()), "relative": _relative(self.workdir, workdir)}
         return places | {"checkpoint_step": int(self.checkpoint)}
 
-    def parameters(self, abstract: Parameters) -> Parameters:
-        """Return the weights. A second call reads the same checkpoint.
+    def parameters(self, mesh: Mesh) -> Parameters:
+        """Return the weights, sharded over the mesh of the new run. A second call reads the same checkpoint.
 
         Raises UserError if the checkpoint is missing, a shape does not fit the new config, or a weight is not finite.
         """
-        changed = loading.differences(self.run.trained, self.config).items()
+        changed, shapes = loading.differences(self.run.trained, self.config).items(), self._shapes(mesh)
         listed = [f"{name} {old!r} → {new!r}" for name, (old, new) in changed if name.startswith(("model.", "context"))]
         try:
-            step, parameters = self.run.read_parameters(self.checkpoint, self.config, abstract, str(self.workdir))
+            step, parameters = self.run.read_parameters(self.checkpoint, self.config, shapes, str(self.workdir))
         except UserError as error:
             raise UserError(f"--init_from: {error}") from None
         self.checkpoint = str(step)

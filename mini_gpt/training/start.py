@@ -11,7 +11,7 @@ from mini_gpt.config.schema import Config
 from mini_gpt.data import corpora, pairs, token_store, tokenizers
 from mini_gpt.model import parameters as model_parameters
 from mini_gpt.runtime import processes
-from mini_gpt.runtime.errors import UserError
+from mini_gpt.runtime.errors import UserError, require
 from mini_gpt.training import assembly, loggers, settings, trainable
 from mini_gpt.training import workdir as workdirs
 from mini_gpt.training.assembly import Assembly
@@ -33,7 +33,8 @@ def open_run(
     loggers.check(config)
     mesh = assembly.make_mesh(config)
     is_new = not _holds_run(workdir, config, mesh, init_from)
-    weights = find_initial_weights(workdir, init_from, config)
+    weights, rank = find_initial_weights(workdir, init_from, config), config.train.lora_rank
+    require(not rank or weights is not None, "train.lora_rank", rank, "adapters need the weights of a run: --init_from")
     if is_new and weights:
         weights.check(mesh)
     places.remember(config.data)  # allows later commands to use these paths of the run's config.json
@@ -68,9 +69,9 @@ def describe(run: Assembly, *, new: bool, parameters: bool) -> None:
     config = run.config
     if new and parameters:
         log.info("%s\n", model_parameters.report(run.abstract_state.parameters))
-        if config.train.trainable:
+        if config.train.trained_pattern:
             count = model_parameters.count(trainable.checked(config, run.abstract_state.parameters))
-            log.info(f"train.trainable={config.train.trainable!r}: training changes {count:,} of these\n")
+            log.info(f"train.trainable={config.train.trained_pattern!r}: training changes {count:,} of these\n")
         if config.model.has_encoder:
             said = "padding in the first batch: {:.0%} of the tokens of the sources, {:.0%} of those of the targets\n"
             log.info(said.format(*pairs.padding_shares(run.train_batches[0])))
@@ -95,4 +96,4 @@ class FirstState:
         return self.weights.record(workdir) if self.weights else None
 
     def _read(self) -> model_parameters.Parameters | None:
-        return self.weights.parameters(self.run.abstract_state.parameters) if self.weights else None
+        return self.weights.parameters(self.run.mesh) if self.weights else None

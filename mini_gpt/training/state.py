@@ -10,29 +10,40 @@ from jax.sharding import Mesh
 
 from mini_gpt.config.schema import Config
 from mini_gpt.model import build
+from mini_gpt.model.gpt import MiniGPT
 from mini_gpt.model.parameters import Parameters
 from mini_gpt.runtime import sharding
-from mini_gpt.training import trainable
+from mini_gpt.training import adapters, trainable
 from mini_gpt.training.optimizer import make_optimizer
 from mini_gpt.training.step import TrainState
 
 
 def abstract(config: Config, vocab_size: int, mesh: Mesh) -> tuple[nnx.GraphDef, TrainState]:
-    """Return the model's definition and the state as ShapeDtypeStructs with shardings; nothing is allocated."""
+    """Return the definition of the model in training, and the state as ShapeDtypeStructs with shardings."""
     definition, shapes = parameter_shapes(config, vocab_size)
+    if config.train.lora_rank:
+        definition = build.split(nnx.eval_shape(lambda: adapted(config, vocab_size)))[0]
     return definition, _with_shardings(jax.eval_shape(functools.partial(_initial, config), shapes), mesh)
 
 
 def abstract_parameters(config: Config, vocab_size: int, mesh: Mesh) -> tuple[nnx.GraphDef, Parameters]:
-    """Return the model's definition and the parameters as ShapeDtypeStructs with shardings; nothing is allocated."""
+    """Return the plain model's definition and parameters as ShapeDtypeStructs with shardings; nothing is allocated."""
     definition, shapes = parameter_shapes(config, vocab_size)
     return definition, _with_shardings(shapes, mesh)
 
 
 def parameter_shapes(config: Config, vocab_size: int) -> tuple[nnx.GraphDef, Parameters]:
-    """Return the model's definition and the parameters as ShapeDtypeStructs of `model.param_dtype`."""
+    """Return the plain model's definition and parameters as ShapeDtypeStructs of `model.param_dtype`."""
     definition, shapes = build.abstract(config.model, vocab_size)
     return definition, jax.tree.map(lambda leaf: leaf.update(dtype=config.model.param_dtype), shapes)
+
+
+def adapted(config: Config, vocab_size: int) -> MiniGPT:
+    """Return a new model with the adapters of `train.lora_rank`, which change no output."""
+    rngs = nnx.Rngs(config.seed)
+    model = build.make(config.model, vocab_size, rngs=rngs)
+    adapters.add(model, config, rngs=rngs)
+    return model
 
 
 def first(config: Config, parameters: Parameters, abstract_state: TrainState) -> TrainState:
@@ -53,7 +64,10 @@ def create(config: Config, vocab_size: int, abstract_state: TrainState) -> Train
 
 
 def _initial(config: Config, parameters: Parameters) -> TrainState:
-    trained = trainable.checked(config, parameters) if config.train.trainable else parameters
+    if config.train.lora_rank:
+        _, new = build.split(adapted(config, len(parameters["embedding"])))  # under jit, only the adapters are made
+        parameters = adapters.inserted(parameters, new)
+    trained = trainable.checked(config, parameters) if config.train.trained_pattern else parameters
     optimizer_state = make_optimizer(config, trained).transformation.init(trained)
     return TrainState(jnp.zeros((), jnp.int32), parameters, optimizer_state, jnp.asarray(False))
 

@@ -57,7 +57,7 @@ def make_train_step(
     A non-finite step changes no parameter. The host checks a step only after it has started the next one. So with
     train.nonfinite=stop or rewind the step itself sets `halted`, and later steps change nothing.
     """
-    mesh, pattern = sharding.mesh_of(abstract_state), config.trainable
+    mesh, pattern = sharding.mesh_of(abstract_state), config.trained_pattern
 
     def objective_sum(trained: Parameters, fixed: Parameters | None, batch: Arrays, key: jax.Array) -> Any:
         """Return the sum of the objective over the targets, and all sums, for the metrics."""

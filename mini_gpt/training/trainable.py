@@ -27,8 +27,8 @@ def checked(config: Config, parameters: Parameters) -> Parameters:
 
     Raises UserError if none is trained, or if Muon, which needs equal layers, would find different ones.
     """
-    trained = split(config.train.trainable, parameters)[0]
-    if config.train.trainable:
+    trained = split(config.train.trained_pattern, parameters)[0]
+    if config.train.trained_pattern:
         _check(config, set(by_name(trained)), by_name(parameters))
     return trained
 
@@ -39,7 +39,7 @@ def join(trained: Parameters, fixed: Parameters) -> Parameters:
 
 
 def _check(config: Config, trained: set[str], parameters: Parameters) -> None:
-    found = f"train.trainable: found {config.train.trainable!r}"
+    found = f"train.trainable: found {config.train.trained_pattern!r}"
     if not trained:
         names = sorted({re.sub(r"\bblocks/\d+", "blocks/0", name) for name in parameters})
         listed = ", ".join(names[:: max(1, len(names) // SHOWN)][:SHOWN])

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from mini_gpt.data import tasks, tokenizers
-from mini_gpt.evaluation import extrapolation, perplexity, task_accuracy
+from mini_gpt.evaluation import extrapolation, perplexity, task_lengths
 from mini_gpt.runtime import progress
 from tests.evaluation.models import random_model
 
@@ -55,7 +55,7 @@ def test_short_and_undefined_lengths_of_a_task_are_not_counted(small, announced)
     fields = {"data__corpus": "task:copy", "data__tokenizer": "characters", "data__task_length": 4}
     tokenizer = tokenizers.CharacterTokenizer(tasks.ALPHABET)
     model = random_model(small(context_length=10, model__position="learned", **fields), tokenizer.token_bytes)
-    rows = task_accuracy.by_length(model, tokenizer, "test", (2, 4, 9))
+    rows = task_lengths.by_length(model, tokenizer, "test", (2, 4, 9))
     assert [row["status"] for row in rows] == ["ok", "ok", "undefined"]
     assert rows[0]["problems"] < 26**2 / 4 and rows[1]["problems"] == 512
     assert announced == [[rows[0]["problems"] * 5 + 512 * 9] * 2]

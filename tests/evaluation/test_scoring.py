@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from mini_gpt.evaluation import extrapolation, needles, perplexity, scoring, task_accuracy
+from mini_gpt.evaluation import extrapolation, needles, perplexity, scoring, task_lengths
 from mini_gpt.runtime.errors import UserError
 
 
@@ -54,7 +54,7 @@ def test_windows_of_wrong_types_and_ranges_are_refused(name, value):
     [
         lambda lengths: extrapolation.plan(100, "test", lengths, ()),
         lambda lengths: needles.measure(None, None, None, lengths),
-        lambda lengths: task_accuracy.by_length(SimpleNamespace(config=None), None, "test", lengths),
+        lambda lengths: task_lengths.by_length(SimpleNamespace(config=None), None, "test", lengths),
     ],
 )
 @pytest.mark.parametrize("length", [2.5, "8", 0])
