@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from mini_gpt.data.text_batches import TextBatches
 from mini_gpt.evaluation import perplexity
 from mini_gpt.hugging_face import exporting, importing
 from mini_gpt.model import build
@@ -136,10 +135,6 @@ def test_the_first_loss_is_that_of_the_initial_weights(small, trained, tmp_path)
         loop.train(small(train__steps=1, **fields), tmp_path / name, init_from=source, conclude=False)
     first = [rows(tmp_path / name)[0]["train/loss"] for name in ("plain", "adapted")]
     assert first[0] == first[1]
-    run = Run(source)
-    (batch,) = [TextBatches(run.store.tokens("train"), run.config, vocab=(257, None), rows=range(8))[0]]
-    nll_BL = np.asarray(run.model.nll(batch["inputs"], batch["targets"]))
-    np.testing.assert_allclose(first[0], nll_BL.mean(), rtol=1e-5)
 
 
 @pytest.mark.slow
@@ -157,8 +152,7 @@ def test_a_step_on_a_mesh_of_four_devices_equals_one_on_a_single_device(small):
 @pytest.mark.parametrize(
     "fields, message",
     [
-        ({"train__lora_layers": "atention"}, r"train.lora_layers: found 'atention'; is in no name of a linear layer; "),
-        ({"train__lora_layers": "atention"}, r"there are blocks/0/attention/key, .*, blocks/0/mlp/down, blocks/0/mlp/"),
+        ({"train__lora_layers": "atention"}, r"lora_layers: found 'atention'; is in no name .*; there are blocks/0/att"),
         ({"model__scan_layers": True}, r"model.scan_layers: found True; must be False with train.lora_rank"),
         ({"optimizer__name": "muon"}, r"train.trainable: found 'lora/'; optimizer.name=muon needs .*; use adamw"),
         ({"model__variants__clip_qkv": 8.0}, r"train.lora_layers: found 'attention/\(query\|value\)\$'; is in no name"),
