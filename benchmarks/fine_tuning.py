@@ -53,7 +53,7 @@ def tuned_config(run: Run, scaling: str, trained: str, length: int, rows: int) -
         "eval.sample_tokens": 0,
         "checkpoint.every": STEPS,
     }
-    return loading.override(run.trained, fields | scaled(scaling) | TRAINED[trained])
+    return loading.load(run.workdir / "config.json", fields | scaled(scaling) | TRAINED[trained])
 
 
 def pieces(run: Run, length: int, count: int) -> np.ndarray:

@@ -152,7 +152,7 @@ def test_a_step_on_a_mesh_of_four_devices_equals_one_on_a_single_device(small):
 @pytest.mark.parametrize(
     "fields, message",
     [
-        ({"train__lora_layers": "atention"}, r"lora_layers: found 'atention'; is in no name .*; there are blocks/0/att"),
+        ({"train__lora_layers": "atention"}, r"lora_layers: found 'atention'; is in no name .*; there are blocks/0/"),
         ({"model__scan_layers": True}, r"model.scan_layers: found True; must be False with train.lora_rank"),
         ({"optimizer__name": "muon"}, r"train.trainable: found 'lora/'; optimizer.name=muon needs .*; use adamw"),
         ({"model__variants__clip_qkv": 8.0}, r"train.lora_layers: found 'attention/\(query\|value\)\$'; is in no name"),
