@@ -4,7 +4,7 @@
 
 Each plan, such as linear:adapters, is a scaling of RoPE by 2 (`none`: no scaling) and what 200 steps train: `attention`
 (`train.trainable`) or `adapters` (`train.lora_rank`). The tuned runs are written to DIR. All losses are of the same
-targets: pieces of long documents of the validation split, so that no window has two documents.
+targets: pieces of the validation split, each of one document, or with --across of one or more.
 """
 
 import argparse
@@ -29,8 +29,8 @@ from mini_gpt.training.run import Run
 STEPS, FACTOR = 200, 2.0
 PLANS = "linear:attention,linear:adapters,none:attention,none:adapters,ntk:attention,yarn:attention"
 TRAINED: dict[str, dict[str, Any]] = {
-    "attention": {"train.trainable": "attention/", "optimizer.learning_rate": 1e-3},
-    "adapters": {"train.lora_rank": 8, "optimizer.learning_rate": 1e-2},
+    "attention": {"train.trainable": "attention/"},
+    "adapters": {"train.lora_rank": 8},
 }
 
 
@@ -39,30 +39,35 @@ def scaled(scaling: str) -> dict[str, Any]:
     return {} if scaling == "none" else {"model.rope.scaling": scaling, "model.rope.factor": FACTOR}
 
 
-def tuned_config(run: Run, scaling: str, trained: str, length: int, rows: int) -> Config:
-    """Return the config of a fine-tuning. length, rows: of its batches, in tokens and in rows."""
+def tuned_config(run: Run, scaling: str, trained: str, flags: argparse.Namespace) -> Config:
+    """Return the config of a fine-tuning."""
     fields = {
-        "context_length": length,
+        "context_length": flags.length,
         "model.rope.original_context": run.trained.model.rope.original_context,
         "train.steps": STEPS,
-        "train.batch_size": rows,
+        "train.batch_size": flags.rows,
+        "optimizer.learning_rate": flags.rates[trained],
         "optimizer.schedule": "wsd",
         "optimizer.decay_fraction": 0.5,
         "optimizer.warmup_steps": 10,
         "eval.every": STEPS,
+        "eval.tokens": 4096,
         "eval.sample_tokens": 0,
         "checkpoint.every": STEPS,
     }
     return loading.load(run.workdir / "config.json", fields | scaled(scaling) | TRAINED[trained])
 
 
-def pieces(run: Run, length: int, count: int) -> np.ndarray:
+def pieces(run: Run, length: int, count: int, *, across: bool = False) -> np.ndarray:
     """Return texts_DM, pieces of `length` + 1 tokens of documents of the validation split, from all of it.
+
+    across: a piece may have the end of a document and the next ones.
 
     Raises UserError if there are fewer than `count`.
     """
     tokens = run.store.tokens("validation")
-    parts = np.split(tokens, np.flatnonzero(tokens == tokenizers.separator(run.tokenizer)))
+    starts = [] if across else np.flatnonzero(tokens == tokenizers.separator(run.tokenizer))
+    parts = np.split(tokens, starts)
     found = [part[at : at + length + 1] for part in parts for at in range(0, len(part) - length, length)]
     require(len(found) >= count, "--pieces", count, f"the documents have {len(found)} pieces of {length} tokens")
     chosen = batches.evenly_spaced(len(found), 1, count)
@@ -96,7 +101,7 @@ def summary(found: dict[str, np.ndarray], before: dict[str, np.ndarray]) -> dict
 def measure(flags: argparse.Namespace) -> dict[str, Any]:
     """Return the losses before and after each plan, and their changes from the run as it is."""
     base, after = Run(flags.workdir), []
-    texts_DM = pieces(base, flags.windows[-1], flags.pieces)
+    texts_DM = pieces(base, flags.windows[-1], flags.pieces, across=flags.across)
     before = {"none": losses(base.model, texts_DM, flags.windows)}
     for plan in flags.plans.split(","):
         scaling, _, trained = plan.partition(":")
@@ -104,13 +109,20 @@ def measure(flags: argparse.Namespace) -> dict[str, Any]:
             overrides = {name: str(value) for name, value in scaled(scaling).items()}
             before[scaling] = losses(Run(flags.workdir, overrides=overrides).model, texts_DM, flags.windows)
         workdir = flags.runs / plan.replace(":", "_")
-        config = tuned_config(base, scaling, trained, flags.length, flags.rows)
+        config = tuned_config(base, scaling, trained, flags)
         state = loop.train(config, workdir, init_from=flags.workdir, conclude=False)
         count = parameters.count(trainable.checked(config, state.parameters))
         tuned = summary(losses(Run(workdir).model, texts_DM, flags.windows), before["none"])
         after.append({"scaling": scaling, "trained": trained, "parameters": count, "losses": tuned})
         print(json.dumps(after[-1], indent=1))
-    described = {"steps": STEPS, "factor": FACTOR, "length": flags.length, "rows": flags.rows, "fields": TRAINED}
+    described = {
+        "steps": STEPS,
+        "factor": FACTOR,
+        "length": flags.length,
+        "rows": flags.rows,
+        "fields": TRAINED,
+        "rates": flags.rates,
+    }
     described |= {"pieces": len(texts_DM), "targets": texts_DM[:, 1:].size, "part": flags.windows[0]}
     summaries = {scaling: summary(found, before["none"]) for scaling, found in before.items()}
     return {**described, "before": summaries, "after": after}
@@ -126,6 +138,9 @@ def main() -> None:
     parser.add_argument("--length", type=int, required=True, help="tokens of a training row")
     parser.add_argument("--rows", type=int, default=16, help="rows of a batch")
     parser.add_argument("--pieces", type=int, default=128, help="texts for the losses")
+    parser.add_argument("--across", action="store_true", help="a text may have several documents")
+    rates = lambda text: dict(zip(TRAINED, map(float, text.split(",")), strict=True))
+    parser.add_argument("--rates", type=rates, default="1e-3,1e-2", help="peaks for attention and adapters")
     sizes = lambda text: tuple(sorted(map(int, text.split(","))))
     parser.add_argument("--windows", type=sizes, required=True, help="their lengths; each must divide the longest")
     flags = parser.parse_args()

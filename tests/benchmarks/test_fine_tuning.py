@@ -37,5 +37,7 @@ def test_texts_are_pieces_of_single_documents():
     expected = [[separator, *range(10 * number, 10 * number + 9)] for number in (1, 3, 4)]
     expected.insert(2, list(range(38, 48)))
     assert fine_tuning.pieces(run, 9, 4).tolist() == expected
+    across = [tokens[at : at + 10].tolist() for at in range(0, 54, 9)]
+    assert fine_tuning.pieces(run, 9, 6, across=True).tolist() == across
     with pytest.raises(UserError, match="--pieces: found 5; the documents have 4 pieces of 9 tokens"):
         fine_tuning.pieces(run, 9, 5)
