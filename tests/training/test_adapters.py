@@ -14,8 +14,8 @@ from mini_gpt.runtime import sharding
 from mini_gpt.runtime.errors import UserError
 from mini_gpt.training import adapters, loop
 from mini_gpt.training import state as states
-from mini_gpt.training.run import Run
 from mini_gpt.training.initial_weights import InitialWeights
+from mini_gpt.training.run import Run
 from tests.training.interruption import Interrupted, assert_same_bits, interrupt_after, rows
 from tests.training.test_step import VOCAB, assert_close, run
 
