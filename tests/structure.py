@@ -43,7 +43,7 @@ LIMITS = {
     "lines of a module and of all that it imports": {
         "model.gpt": (3168, 2400),
         "training.step": (2410, 3600),
-        "commands.train": (14090, 9000),
+        "commands.train": (14036, 9000),
     },
     "the package": {
         "lines with encoder_layers": (35, 35),

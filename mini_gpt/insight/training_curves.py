@@ -1,12 +1,14 @@
 """What training logs of the attention: curves and images of a fixed row."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from mini_gpt.evaluation.loaded import LoadedModel
-from mini_gpt.insight import encodings, images
+from mini_gpt.insight import images
 from mini_gpt.insight.attention import attention_statistics, statistics_by_kind
 from mini_gpt.model import positions
+from mini_gpt.runtime import sharding
 from mini_gpt.training.evaluators import ProbeRow
 
 
@@ -22,10 +24,19 @@ def attention_metrics(model: LoadedModel, row: ProbeRow) -> tuple[dict[str, floa
     else:
         curves, by_kind = statistics_by_kind(model, row.tokens_BL, row.is_query_BL, row.source_BS)
         pictures = {f"attention/{kind}_maps": images.map_grid(maps) for kind, maps in by_kind.items()}
-    config = model.config.model
-    if positions.input_encoding(config) is not None:
-        encoding, *_ = encodings.of_layers(model)[0]
-        if jax.tree.leaves(encoding):  # it is trained
-            vectors_PD = encodings.vectors(encoding, config.d_model, np.arange(config.max_positions))
-            pictures["positions/similarity"] = images.similarity(vectors_PD)
+    if positions.input_encoding(model.config.model) is not None:
+        vectors_PD = _trained_vectors(model)
+        if vectors_PD is not None:
+            pictures["positions/similarity"] = images.similarity(np.asarray(vectors_PD))
     return curves, pictures
+
+
+@jax.jit
+def _trained_vectors(model: LoadedModel) -> jax.Array | None:
+    """Return p_PD, the vectors that are added to embeddings, float32; None if they are not trained."""
+    module, count, width = model.merge(), model.config.model.max_positions, model.config.model.d_model
+    encoding = module.positions[module.input_encoding]
+    if not jax.tree.leaves(encoding):
+        return None
+    p_1PD = encoding.embed(jnp.zeros((1, count, width)), jnp.arange(count)[None])
+    return sharding.replicate(p_1PD[0], model.mesh)
