@@ -16,7 +16,7 @@ from mini_gpt.training import adapters, loop
 from mini_gpt.training import state as states
 from mini_gpt.training.initial_weights import InitialWeights
 from mini_gpt.training.run import Run
-from tests.training.interruption import Interrupted, assert_same_bits, interrupt_after, rows
+from tests.training.interruption import assert_same_bits, kill_after, rows
 from tests.training.test_step import VOCAB, assert_close, run
 
 LORA = {"train__lora_rank": 3, "train__lora_alpha": 6.0}
@@ -95,7 +95,7 @@ def test_merged_weights_give_the_outputs_of_the_adapted_model(small, fields):
 
 
 @pytest.mark.slow
-def test_training_changes_adapters_alone_and_resumes_with_the_same_bits(small, trained, tmp_path, monkeypatch, caplog):
+def test_training_changes_adapters_alone_and_resumes_with_the_same_bits(small, trained, tmp_path, caplog):
     source = trained(**LLAMA)
     config = small(**LLAMA, **LORA, checkpoint__every=2)
     with caplog.at_level("INFO", "mini_gpt"):
@@ -104,9 +104,7 @@ def test_training_changes_adapters_alone_and_resumes_with_the_same_bits(small, t
     assert f"train.trainable='lora/': training changes {count:,} of these" in caplog.text
     assert "blocks/*/attention/query/lora  2 of 32 × 3 + 3 × 32" in caplog.text
     assert sum(leaf.size for leaf in jax.tree.leaves(whole.optimizer_state) if leaf.ndim) == 2 * count
-    with monkeypatch.context() as patch, pytest.raises(Interrupted):
-        interrupt_after(patch, 5)
-        loop.train(config, tmp_path / "cut", init_from=source)
+    kill_after(5, config, tmp_path / "cut", init_from=source)
     assert_same_bits(whole, loop.train(config, tmp_path / "cut", init_from=source))
     # Readers get merged weights: a run, its score, a further run, and an export.
     base, cut = Run(source).model.parameters, Run(tmp_path / "cut")
