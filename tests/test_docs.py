@@ -95,7 +95,7 @@ def test_named_config_fields_exist(page):
     named += re.findall(r"--vary ([a-z][\w.]*)=", text)
     named += re.findall(r"`((?:model|data|train|optimizer|eval|checkpoint|mesh)\.[a-z][\w.]*)(?:=[^`]*)?`", text)
     for name in named:
-        if name.rpartition(".")[2] not in added and not re.search(r"\.(py|md|json|tokens)$", name):
+        if name.rpartition(".")[2] not in added and not re.search(r"\.(py|md|json|tokens|bin)$", name):
             loading.check_field(name)
 
 
@@ -117,12 +117,12 @@ def test_each_guide_opens_with_a_command_or_a_program(page):
     assert re.search(r"^```(bash|python)$", opening, re.MULTILINE)
 
 
-def test_the_pages_written_by_hand_have_at_most_45_000_words():
-    generated = [DOCS / "reference" / "config.md", DOCS / "reference" / "commands.md"]
-    logs = [DOCS / "experiments.md", DOCS / "results" / "open_models.md"]
-    by_hand = [page for page in PAGES if page not in (*generated, *logs) and page.parent.name != "api"]
-    words = [len(page.read_text(encoding="utf-8").split()) for page in by_hand]
-    assert sum(words) <= 45_000 and len(words) > 30
+def test_the_pages_written_by_hand_stay_short():
+    generated = [DOCS / "reference" / "config.md", DOCS / "reference" / "commands.md", DOCS / "experiments.md"]
+    words = {page: len(page.read_text(encoding="utf-8").split()) for page in PAGES if page not in generated}
+    results = sum(count for page, count in words.items() if page.parent.name == "results")
+    others = sum(count for page, count in words.items() if page.parent.name not in ("results", "api"))
+    assert 10_000 < results <= 15_500 and 20_000 < others <= 31_800
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from mini_gpt.config.fields import Count, Section, at_least, field
 
-PAIRS = "pairs"
+PAIRS, TOKENS = "pairs", "tokens"
 TASK = "task:"  # prefix of the corpora of task problems
 
 
@@ -12,11 +12,15 @@ class DataConfig(Section, prefix="data."):
     """The text: source, split and tokenization."""
 
     corpus: str = field(
-        "python_stdlib", "python_stdlib, tiny_shakespeare, english, text, pairs, tfds:NAME[/CONFIG] or task:NAME"
+        "python_stdlib",
+        "python_stdlib, tiny_shakespeare, english, text, pairs, tokens, tfds:NAME[/CONFIG] or task:NAME",
     )
     path: str | None = field(
-        None, "text: a glob; tiny_shakespeare: the file; pairs: a TSV file or the sources; tfds: TFDS's data directory"
+        None, "text: a glob; pairs: a TSV file or the sources; tokens, tfds: a directory; tiny_shakespeare: the file"
     )
+    text_field: str = field("text", "text: the field or column of records, in JSON, CSV, Parquet and Arrow")
+    document_separator: str | None = field(None, "text: between the documents of a file; None: a file is one")
+    on_error: Literal["stop", "skip"] = field("stop", "text: skip leaves out what can't be read, and counts it")
     target_path: str | None = field(None, "pairs: the file of the targets; None: data.path is a TSV file")
     pair: tuple[str, str] | None = field(
         None, "tfds: the features with source and target, such as ('en', 'de'); None: one text"
@@ -27,6 +31,7 @@ class DataConfig(Section, prefix="data."):
         "bytes", "unit of a token; imported: the Unigram, WordPiece or words of an imported model"
     )
     vocab_size: Count = field(8192, "for bpe, above 257: 256 bytes, a document separator, and merges")
+    tokenizer_sample: Count = field(100_000_000, "for bpe: bytes of text to train on, from all of a larger corpus")
     task_length: Count = field(20, "task:NAME: length of the longest training problems, in the task's own unit")
     seed: Annotated[int, at_least(0)] = field(None, "for the order of the training data, and their masks", "seed")
     position_ids: Literal["sequence", "coupled", "abacus"] = field(
@@ -47,9 +52,11 @@ class DataConfig(Section, prefix="data."):
             self.refuse("vocab_size", "must be above 257, for bytes and a separator, because data.tokenizer is bpe")
         if self.position_ids != "sequence" and not self.is_task:
             self.refuse("position_ids", "must be sequence, because data.corpus is not a task")
-        needed = {"text": "a glob, such as 'books/**/*.txt'", PAIRS: "a file"}
+        needed = {"text": "a glob, such as 'books/**/*.txt'", PAIRS: "a file", TOKENS: "a directory"}
         if self.corpus in needed and self.path is None:
             self.refuse("path", f"data.corpus={self.corpus} needs {needed[self.corpus]}")
+        if self.document_separator == "":
+            self.refuse("document_separator", "must be a text such as '<|endoftext|>', or None")
         if self.corpus != PAIRS and self.target_path is not None:
             self.refuse("target_path", "must be None, because data.corpus is not pairs")
         if not self.corpus.startswith("tfds:") and self.pair is not None:

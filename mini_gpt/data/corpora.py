@@ -2,11 +2,9 @@
 
 import contextlib
 import functools
-import glob
 import hashlib
 import io
 import logging
-import os
 import re
 import shutil
 import socket
@@ -17,8 +15,8 @@ from pathlib import Path
 
 import tensorflow_datasets as tfds
 
-from mini_gpt.config.data import PAIRS, DataConfig
-from mini_gpt.data import builders, english, pair_files, tasks, text_files
+from mini_gpt.config.data import PAIRS, TOKENS, DataConfig
+from mini_gpt.data import builders, english, pair_files, tasks, text_corpus, text_files
 from mini_gpt.data.builders import PythonLibrary, PythonStdlib, TinyShakespeare
 from mini_gpt.data.corpus import Corpus
 from mini_gpt.data.splits import SPLITS
@@ -37,7 +35,9 @@ def open_corpus(data: DataConfig) -> Corpus:
     tfds.disable_progress_bar()
     tfds_dir = files.cache_directory(data.cache_dir) / "tfds"
     if data.corpus == "text":
-        return _text(data.path or "")
+        return text_corpus.open_text(data)
+    if data.corpus == TOKENS:
+        return text_corpus.open_tokens(data)
     if data.corpus == PAIRS:
         fingerprint, count, texts = pair_files.open_pairs(data.path or "", data.target_path)
         return Corpus(PAIRS, fingerprint, count, {"all": texts}, paired=True)
@@ -63,41 +63,8 @@ def open_corpus(data: DataConfig) -> Corpus:
     if data.is_task:
         tasks.find(data.corpus)
         return Corpus(data.corpus, hashlib.sha256(f"{data.corpus} {tasks.VERSION}".encode()).hexdigest(), 0, {})
-    known = "python_stdlib, tiny_shakespeare, english, text, pairs, tfds:NAME[/CONFIG], or task:NAME"
+    known = "python_stdlib, tiny_shakespeare, english, text, pairs, tokens, tfds:NAME[/CONFIG], or task:NAME"
     raise UserError(f"data.corpus: found {data.corpus!r}; must be {known}")
-
-
-def _text(pattern: str) -> Corpus:
-    given = files.expanded(pattern)
-    # The existing part of the path is not a pattern, even if it contains `[` or `*`.
-    root = given if os.path.isfile(given) else next(path for path in (given, *given.parents) if os.path.isdir(path))
-    if ".." in given.relative_to(root).parts:  # after a matched link, '..' could lead to any directory
-        raise UserError(f"data.path: found {shown(pattern)}; must not have '..' after a wildcard")
-    found = glob.glob(str(Path(glob.escape(str(root)), given.relative_to(root))), recursive=True)
-    paths = sorted(path for path in found if os.path.isfile(path))
-    if not paths:
-        folder = pattern.rstrip("/") if given.is_dir() else "books"
-        raise UserError(f"data.path: {shown(pattern)} matches no file; give a glob such as '{folder}/**/*.txt'")
-    for path in paths:  # refuse links to files outside `root`
-        if not (target := Path(path).resolve()).is_relative_to(root.resolve()):
-            raise UserError(f"data.path: {path} is a link to {target}, outside {root}; put the file in its place")
-    fingerprints: list[str] = []  # one for each complete reading
-
-    def texts() -> Iterator[str]:
-        digest = hashlib.sha256()
-        for path in paths:
-            raw = Path(path).read_bytes()
-            digest.update(f"{len(raw)}\n".encode())
-            digest.update(raw)
-            text = text_files.content(raw, path)
-            del raw  # while the text is used, its bytes would take memory
-            yield text
-        fingerprints.append(digest.hexdigest())
-        if fingerprints[-1] != fingerprints[0]:
-            raise UserError(f"data.path: a file of {pattern!r} has changed while the text was read; start again")
-
-    text_files.warn_of_documents(zip(paths, texts(), strict=True))
-    return Corpus("text", fingerprints[0], len(paths), {"all": texts})
 
 
 def _catalogue(name: str, path: str | None, pair: tuple[str, str] | None) -> Corpus:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from mini_gpt.data import text_files
+from mini_gpt.data import compression, text_files
 from mini_gpt.runtime import files
 from mini_gpt.runtime.errors import UserError
 
@@ -58,7 +58,7 @@ def _existing(field: str, path: str) -> Path:
 
 
 def _tab_separated(path: Path, seen: Callable[[bytes], None]) -> Iterator[tuple[str, str]]:
-    with open(path, "rb") as file:
+    with compression.open_stream(path) as file:
         for number, text in _lines(file, path, seen):
             source, tab, rest = text.partition("\t")
             if not tab and text.strip():
@@ -67,7 +67,7 @@ def _tab_separated(path: Path, seen: Callable[[bytes], None]) -> Iterator[tuple[
 
 
 def _aligned(path: Path, target_path: Path, seen: Callable[[bytes], None]) -> Iterator[tuple[str, str]]:
-    with open(path, "rb") as sources, open(target_path, "rb") as targets:
+    with compression.open_stream(path) as sources, compression.open_stream(target_path) as targets:
         lines = itertools.zip_longest(_lines(sources, path, seen), _lines(targets, target_path, seen))
         for count, (source, target) in enumerate(lines):
             if source is None or target is None:

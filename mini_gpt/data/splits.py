@@ -5,7 +5,7 @@ import itertools
 from collections.abc import Iterator
 
 from mini_gpt.config.data import DataConfig
-from mini_gpt.data.corpus import Corpus
+from mini_gpt.data.corpus import Corpus, Piece
 
 SPLITS = ("train", "validation", "test")
 FEWEST_DOCUMENTS = 100  # with fewer, a split by document can be far from its fractions
@@ -16,13 +16,13 @@ def split_kind(corpus: Corpus, data: DataConfig) -> str:
     return "contiguous" if corpus.num_documents < FEWEST_DOCUMENTS else data.split
 
 
-def split_documents(corpus: Corpus, data: DataConfig) -> Iterator[tuple[str, str]]:
-    """Yield (split, text) for all texts of the corpus, in its order.
+def split_pieces(corpus: Corpus, data: DataConfig) -> Iterator[tuple[str, Piece]]:
+    """Yield (split, piece) for all texts of the corpus, in its order.
 
     The corpus's own validation and test splits are kept. `data.split_fractions` divides the other texts into train and
-    the missing splits. With data.split=documents, the split of a document depends only on a hash of its text. With
-    contiguous, the joined text is cut between characters, within a document if necessary. A pair is never cut: its
-    split depends on its source, or with contiguous on its place among the pairs.
+    the missing splits. With data.split=documents, the split of a document depends only on a hash of its text, of the
+    first piece if it is long. With contiguous, the joined text is cut between characters, within a document if
+    necessary. A pair is never cut: its split depends on its source, or with contiguous on its place among the pairs.
     """
     own = corpus.parts.keys() & {"validation", "test"}
     shares = {s: f for s, f in zip(SPLITS, data.split_fractions, strict=True) if s not in own}
@@ -33,27 +33,31 @@ def split_documents(corpus: Corpus, data: DataConfig) -> Iterator[tuple[str, str
         yield from _split_pairs(corpus, shares, by_document=by_document)
         return
     if by_document:
-        for part, text in corpus.documents():
-            yield (part if part in own else _by_hash(text, shares)), text
+        split = ""
+        for part, piece in corpus.pieces():
+            if piece.is_new:
+                split = part if part in own else _by_hash(piece.text, shares)
+            yield split, piece
         return
-    length = sum(len(text) for part, text in corpus.documents() if part not in own)
+    length = sum(len(piece.text) for part, piece in corpus.pieces() if part not in own)
     ends = [round(length * share) for share in itertools.accumulate(shares.values())]
-    offset = 0  # of the current text in the joined text
-    for part, text in corpus.documents():
+    offset, last = 0, ""  # the start of the current piece in the joined text, and the split of the piece before
+    for part, piece in corpus.pieces():
         if part in own:
-            yield part, text
+            yield part, piece
             continue
         begin = 0
         for split, end in zip(shares, ends, strict=True):
-            cut = min(len(text), max(begin, end - offset))
+            cut = min(len(piece.text), max(begin, end - offset))
             if cut > begin:
-                yield split, text[begin:cut]
+                yield split, Piece(piece.text[begin:cut], piece.is_new or split != last)
+                last = split
             begin = cut
-        offset += len(text)
+        offset += len(piece.text)
 
 
-def _split_pairs(corpus: Corpus, shares: dict[str, float], *, by_document: bool) -> Iterator[tuple[str, str]]:
-    """Yield the pairs as `split_documents` does. shares: of the splits that the corpus does not have itself."""
+def _split_pairs(corpus: Corpus, shares: dict[str, float], *, by_document: bool) -> Iterator[tuple[str, Piece]]:
+    """Yield the pairs as `split_pieces` does. shares: of the splits that the corpus does not have itself."""
     documents, has_own = corpus.documents(), lambda part: part in SPLITS and part not in shares
     total = sum(not has_own(part) for part, _ in corpus.documents()) // 2
     ends = [round(total * share) for share in itertools.accumulate(shares.values())]
@@ -64,8 +68,8 @@ def _split_pairs(corpus: Corpus, shares: dict[str, float], *, by_document: bool)
             in_order = next(name for name, end in zip(shares, ends, strict=True) if number < end)
             split = _by_hash(source, shares) if by_document else in_order
             number += 1
-        yield split, source
-        yield split, target
+        yield split, Piece(source)
+        yield split, Piece(target)
 
 
 def by_eighths(text: str) -> str:

@@ -59,16 +59,10 @@ def _json(text: str) -> Structure | None:
 
 def _of_records(record: Any, *, is_list: bool, is_lines: bool) -> Structure:
     fields = [key for key in record if isinstance(record[key], str)] if isinstance(record, dict) else []
-    field = _text_field(fields)
-    if is_lines or is_list:
-        rows = "map(json.loads, open('FILE'))" if is_lines else "json.load(open('FILE'))"
-        remedy = _one_file_each("json", rows, "row" if isinstance(record, str) and not is_lines else f"row['{field}']")
-    else:
-        remedy = f"jq -r .{field} FILE > NEW"
     each = ".[] | " if is_list and not is_lines else ""
     pairs = f"jq -r '{each}[.source, .target] | @tsv' FILE > NEW"
     found = f"{'JSON lines' if is_lines else 'JSON'}: braces, quotes and keys are read as text"
-    return Structure(found, f"{_aim(field)}: {remedy}", f"for pairs in TSV: {pairs}")
+    return Structure(found, _renamed(".jsonl" if is_lines else ".json", fields), f"for pairs in TSV: {pairs}")
 
 
 def _table(text: str) -> Structure | None:
@@ -87,11 +81,12 @@ def _table(text: str) -> Structure | None:
         if len(rows) < 3 or len({len(row) for row in rows}) > 1:
             continue
         option = "" if delimiter == "," else f", delimiter={delimiter!r}"
-        table, field = f"csv.DictReader(open('FILE'){option})", _text_field(rows[0])
-        remedy = _one_file_each("csv", table, f"row['{field}']")
+        table = f"csv.DictReader(open('FILE'){option})"
+        is_known = name in ("CSV", "TSV")
+        remedy = _renamed(f".{name.lower()}", rows[0]) if is_known else "write it with commas, to a file NEW.csv"
         pairs = f"python -c \"import csv; [print(r['source'], r['target'], sep='\\t') for r in {table}]\" > NEW"
         found = f"{name}: its header and all columns are read as text"
-        return Structure(found, f"{_aim(field)}: {remedy}", f"for pairs in TSV: {pairs}")
+        return Structure(found, remedy, f"for pairs in TSV: {pairs}")
     return None
 
 
@@ -109,15 +104,7 @@ def _markup(text: str) -> Structure | None:
     return Structure("XML: tags are read as text", remedy, f"remove them: {NO_TAGS}")
 
 
-def _text_field(fields: Iterable[str]) -> str:
-    """Return the field that seems to hold the text. Names that a file invents must not get into a shell command."""
-    return next((name for name in TEXT_FIELDS if name in fields), "FIELD")
-
-
-def _aim(field: str) -> str:
-    return f"to train on the field {field!r} only, one file per document" if field != "FIELD" else "to train on a field"
-
-
-def _one_file_each(module: str, rows: str, text: str) -> str:
-    write = f"open(f'{{n:06}}.txt', 'w').write({text})"
-    return f'python -c "import {module}; [{write} for n, row in enumerate({rows})]"'
+def _renamed(suffix: str, fields: Iterable[str]) -> str:
+    """Return how a file of records is read. Names of fields that a file invents are not repeated."""
+    field = next((name for name in TEXT_FIELDS if name in fields), "FIELD")
+    return f"to read one field of its records, name it FILE{suffix} and give data.text_field={field}"

@@ -2,12 +2,15 @@
 
 import codecs
 import collections
+import contextlib
 import functools
+import io
 import logging
 import re
 from collections.abc import Iterable
 from pathlib import Path
 
+from mini_gpt.data import compression
 from mini_gpt.data.structured_text import SAMPLE, Structure, structure
 from mini_gpt.runtime.errors import UserError
 
@@ -19,21 +22,14 @@ WIDE_MARKS = {
     codecs.BOM_UTF16_BE: "utf-16",
 }
 WIDE_ENCODINGS = ("utf-32le", "utf-32be", "utf-16le", "utf-16be")
-ROWS = "[open(f'{{n:06}}.txt', 'w').write(t) for n, t in enumerate({0}.{1}('FILE')['text'])]"
-COLUMN = f'write its texts to files: python -c "import {{0}}; {ROWS}"'
 NO_TEXT = "give files of text"
 FORMATS = [  # first bytes, name, remedy
-    (rb"\x1f\x8b", "gzip", "decompress it: gunzip FILE"),
-    (rb"BZh[1-9]1AY&SY", "bzip2", "decompress it: bunzip2 FILE"),
-    (rb"\xfd7zXZ\0", "xz", "decompress it: unxz FILE"),
-    (rb"\x28\xb5\x2f\xfd", "Zstandard", "decompress it: unzstd FILE"),
-    (rb"\x04\x22\x4d\x18", "LZ4", "decompress it: unlz4 FILE"),
     (rb"PK(?:\x03\x04|\x05\x06)", "a zip archive", "unzip it; for .docx and .epub: pandoc -t plain FILE > NEW"),
     (rb"7z\xbc\xaf\x27\x1c", "a 7z archive", "extract it: 7z x FILE"),
     (rb".{257}ustar[\0 ]", "a tar archive", "extract it: tar -xf FILE"),
-    (rb"PAR1\x15", "Parquet", COLUMN.format("pandas", "read_parquet")),
-    (rb"ARROW1\0\0", "an Arrow file", COLUMN.format("pandas", "read_feather")),
-    (rb"\xff{4}[^\xff].\0\0", "an Arrow stream", COLUMN.format("datasets", "Dataset.from_file")),
+    (rb"PAR1\x15", "Parquet", NO_TEXT),
+    (rb"ARROW1\0\0", "an Arrow file", NO_TEXT),
+    (rb"\xff{4}[^\xff].\0\0", "an Arrow stream", NO_TEXT),
     (rb"%PDF-", "PDF", "extract its text: pdftotext FILE NEW"),
     (
         rb"SQLite format 3\0",
@@ -48,15 +44,6 @@ FORMATS = [  # first bytes, name, remedy
 # Without the characters that end lines and pages, and those of terminals.
 CONTROLS = re.compile(r"[\0-\x07\x0e-\x1a\x1c-\x1f\x7f]")
 warn_once = functools.cache(logging.getLogger(__name__).warning)  # a study opens a corpus several times
-
-
-def content(raw: bytes, where: str) -> str:
-    """Return the text of a whole file, without its byte order mark. Raises UserError if it is not text in UTF-8.
-
-    where: the path or another place, for the message.
-    """
-    refuse_binary(raw, where)
-    return decoded(raw, where).removeprefix(BYTE_ORDER_MARK)
 
 
 def decoded(raw: bytes, where: str) -> str:
@@ -96,15 +83,16 @@ def to_utf8(raw: bytes, offset: int) -> str:
     return "the text before it is, so leave it out: iconv -c -f utf-8 -t utf-8 FILE > NEW"
 
 
-def warn_of_documents(texts: Iterable[tuple[str, str]]) -> None:
-    """Warn of files that are not plain text, in one line for each kind. texts: path and text of each file."""
-    paths = collections.defaultdict(list)
-    for path, text in texts:
-        for kind in _kinds(text):
-            paths[kind].append(path)
-    for kind, found in paths.items():
-        more = f" and {len(found) - 1:,} more" if len(found) > 1 else ""
-        warn_once(f"{found[0]}{more}: found {kind.found}; {kind.documents}")
+def warn_of_documents(paths: Iterable[Path]) -> None:
+    """Warn of files that are not plain text, in one line for each kind."""
+    found = collections.defaultdict(list)
+    for path in paths:
+        with contextlib.suppress(UserError, OSError), compression.open_stream(path) as stream:  # told when it is read
+            for kind in _kinds(_sample(stream).decode(errors="replace")):
+                found[kind].append(path)
+    for kind, paths_of_kind in found.items():
+        more = f" and {len(paths_of_kind) - 1:,} more" if len(paths_of_kind) > 1 else ""
+        warn_once(f"{paths_of_kind[0]}{more}: found {kind.found}; {kind.documents}")
 
 
 def check_lines(path: Path, *, is_tsv: bool) -> None:
@@ -112,24 +100,26 @@ def check_lines(path: Path, *, is_tsv: bool) -> None:
 
     is_tsv: whether it should be TSV. Bytes that are not UTF-8 are found later, when the lines are read.
     """
-    with open(path, "rb") as file:
-        raw = file.read(4 * SAMPLE)  # a character has at most four bytes
-        refuse_binary(raw, str(path))
-        unread = path.stat().st_size - len(raw)
-        if unread > 0:
-            file.seek(-min(unread, SAMPLE), 2)
-            raw += file.read()
+    with compression.open_stream(path) as stream:
+        raw = _sample(stream)
+    refuse_binary(raw, str(path))
     for kind in _kinds(raw.decode(errors="replace").removeprefix(BYTE_ORDER_MARK)):
         if not (is_tsv and kind.found.startswith("TSV")):
             warn_once(f"{path}: found {kind.found}; {kind.lines}")
 
 
+def _sample(stream: io.BufferedReader) -> bytes:
+    """Return the start of a file and, if it can be read at any place, its end."""
+    raw = stream.read(4 * SAMPLE)  # a character has at most four bytes
+    if stream.seekable() and (unread := stream.seek(0, io.SEEK_END) - len(raw)) > 0:
+        stream.seek(-min(unread, SAMPLE), io.SEEK_END)
+        raw += stream.read()
+    return raw
+
+
 def _kinds(text: str) -> list[Structure]:
     found = [structure(text)]
-    if "\0" in text:
-        remedy = "remove them: tr -d '\\0' < FILE > NEW"
-        found.append(Structure("zero bytes, which are read as text", remedy, remedy))
-    elif _has_many_controls(text[:SAMPLE]):
+    if _has_many_controls(text[:SAMPLE]):
         remedy = "check that it is text in UTF-8"
         found.append(Structure("many control characters, which are read as text", remedy, remedy))
     return list(filter(None, found))

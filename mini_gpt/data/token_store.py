@@ -4,22 +4,26 @@ import contextlib
 import hashlib
 import itertools
 import logging
+import os
+import random
 import shutil
-import zlib
+import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from mini_gpt.config.data import DataConfig
-from mini_gpt.data import splits, tasks, tokenizers
+from mini_gpt.config.data import TOKENS, DataConfig
+from mini_gpt.data import simple_tokenizers, splits, tasks, token_files, tokenizers, tokenizing
 from mini_gpt.data.corpus import Corpus
 from mini_gpt.data.tokenizers import Tokenizer
-from mini_gpt.runtime import files, processes
+from mini_gpt.runtime import files, processes, progress
 from mini_gpt.runtime.errors import UserError, require
 
-FORMAT = 2
-META = "meta.json"
+FORMAT = 3
+META, PROGRESS = "meta.json", "progress.json"
+SECONDS_BETWEEN_SAVES = 20.0  # of a build, which a killed process can continue
 DTYPES = ("uint16", "uint32")
 log = logging.getLogger(__name__)
 
@@ -56,15 +60,15 @@ def open_store(corpus: Corpus, data: DataConfig, tokenizer: tokenizers.Tokenizer
         log.warning(f"{target} is damaged ({reason}): it is built again")
         shutil.rmtree(target)
     if not target.exists():
-        log.info("tokenizing %s into %s", corpus.name, target)
         # If another process has made the same store meanwhile, its store is used.
-        with contextlib.suppress(files.Exists), files.directory_written_whole(target) as draft:
+        with contextlib.suppress(files.Exists), files.directory_continued(target) as draft:
+            log.info("tokenizing %s into %s", corpus.name, target)
             _build(draft, corpus, data, tokenizer)
     return TokenStore(target, files.read_json(target / META))
 
 
 def _damage(directory: Path) -> str | None:
-    """Return a description of the first damage, or None for an intact store. Reads all files."""
+    """Return a description of the first damage, or None for an intact store. Large files are read in part."""
     try:
         meta = files.read_with_checksum(directory / META, must=True)
         if meta["dtype"] not in DTYPES or tuple(meta["splits"]) != splits.SPLITS:
@@ -73,42 +77,53 @@ def _damage(directory: Path) -> str | None:
             path = directory / f"{name}.tokens"
             if path.stat().st_size != counts["tokens"] * np.dtype(meta["dtype"]).itemsize:
                 return f"{path.name} has the wrong size"
-            if _crc32(path) != counts["crc32"]:
+            if files.sample_digest(path) != counts["sample"]:
                 return f"{path.name} has the wrong checksum"
     except (OSError, ValueError, KeyError, TypeError) as error:
         return f"{META} or a split can't be read: {type(error).__name__}"
     return None
 
 
-def _crc32(path: Path) -> int:
-    checksum = 0
-    with files.open_regular(path) as file:
-        while chunk := file.read(1 << 24):
-            checksum = zlib.crc32(chunk, checksum)
-    return checksum
-
-
 def _build(directory: Path, corpus: Corpus, data: DataConfig, tokenizer: tokenizers.Tokenizer) -> None:
+    """Write the files of a store. What a killed process has written is continued."""
     dtype = np.dtype(np.uint16 if tokenizers.vocab_size(tokenizer) <= 2**16 else np.uint32)
     separator = np.array([tokenizers.separator(tokenizer)], dtype)
-    counts = {split: {"tokens": 0, "documents": 0, "bytes": 0} for split in splits.SPLITS}
+    tokenizers.save(tokenizer, directory)
+    done = _progress(directory)
+    counts = done["splits"]
+    size_done = sum(count["bytes"] for count in counts.values())
+    if size_done:
+        log.info(f"going on after {size_done:,} bytes, which a process that ended has tokenized")
     with contextlib.ExitStack() as stack:
-        outputs = {s: stack.enter_context(open(directory / f"{s}.tokens", "wb")) for s in splits.SPLITS}
-        for split, text in splits.split_documents(corpus, data):
+        outputs = {}
+        for split, count in counts.items():
+            outputs[split] = stack.enter_context(open(directory / f"{split}.tokens", "ab"))
+            outputs[split].truncate(count["tokens"] * dtype.itemsize)
+        bar = stack.enter_context(progress.bar(corpus.size, "B", done=size_done))
+        encoded = _encoded(corpus, data, tokenizer, directory, done["pieces"])
+        next_save = time.monotonic() + SECONDS_BETWEEN_SAVES
+        for split, is_new, size, tokens in encoded:
             count = counts[split]
-            if count["documents"]:
-                outputs[split].write(separator.data)
-                count["tokens"] += 1
-            for piece in tokenizer.pieces(text):
-                tokens = tokenizer.encode(piece).astype(dtype)
-                if data.has_pairs:  # only the separators between texts count, not those that a tokenizer adds
-                    tokens = tokens[tokens != separator]
-                outputs[split].write(tokens.data)
-                count["tokens"] += len(tokens)
-                count["bytes"] += len(piece.encode())
-            count["documents"] += 1
+            if is_new:
+                if count["documents"]:
+                    outputs[split].write(separator.data)
+                    count["tokens"] += 1
+                count["documents"] += 1
+            if data.has_pairs:  # only the separators between texts count, not those that a tokenizer adds
+                tokens = tokens[tokens != separator]
+            outputs[split].write(tokens.astype(dtype).data)
+            count["tokens"] += len(tokens)
+            count["bytes"] += size
+            done["pieces"] += 1
+            bar.update(size)
+            if time.monotonic() > next_save:
+                for output in outputs.values():
+                    output.flush()
+                    os.fsync(output.fileno())
+                files.write_json(directory / PROGRESS, done)
+                next_save = time.monotonic() + SECONDS_BETWEEN_SAVES
     for name, count in counts.items():
-        count["crc32"] = _crc32(directory / f"{name}.tokens")
+        count["sample"] = files.sample_digest(directory / f"{name}.tokens")
     meta = {
         "format": FORMAT,
         "corpus": corpus.name,
@@ -119,6 +134,32 @@ def _build(directory: Path, corpus: Corpus, data: DataConfig, tokenizer: tokeniz
         "splits": counts,
     }
     files.write_json(directory / META, meta)
+    (directory / PROGRESS).unlink(missing_ok=True)
+
+
+def _encoded(
+    corpus: Corpus, data: DataConfig, tokenizer: Tokenizer, directory: Path, skipped: int
+) -> Iterator[tuple[str, bool, int, np.ndarray]]:
+    """Yield (split, whether it is a new document, bytes, tokens) of all pieces but the first `skipped`."""
+    if data.corpus == TOKENS:
+        known = tokenizers.vocab_size(tokenizer), tokenizers.separator(tokenizer)
+        of_splits = corpus.token_files.items()
+        read = ((split, piece) for split, paths in of_splits for piece in token_files.read(paths, *known))
+        for split, (tokens, is_new) in itertools.islice(read, skipped, None):
+            yield split, is_new, int(tokenizer.token_bytes[tokens].sum()), tokens
+        return
+    pieces, of_texts = itertools.tee(itertools.islice(splits.split_pieces(corpus, data), skipped, None))
+    encoded = tokenizing.encoded((piece.text for _, piece in of_texts), tokenizer, directory, corpus.size)
+    for (split, piece), (size, tokens) in zip(pieces, encoded, strict=True):
+        yield split, piece.is_new, size, tokens
+
+
+def _progress(directory: Path) -> dict:
+    """Return the number of pieces that are written, and the counts of each split."""
+    try:
+        return files.read_with_checksum(directory / PROGRESS, must=True)
+    except (OSError, ValueError):
+        return {"pieces": 0, "splits": {name: {"tokens": 0, "documents": 0, "bytes": 0} for name in splits.SPLITS}}
 
 
 @processes.main_process_first()
@@ -131,10 +172,13 @@ def fit_tokenizer(corpus: Corpus, data: DataConfig) -> Tokenizer:
     require(data.tokenizer != "imported", "data.tokenizer", data.tokenizer, remedy)
     if data.is_task:
         return tokenizers.CharacterTokenizer(tasks.find(data.corpus).alphabet)
+    if data.corpus == TOKENS:
+        return token_files.vocabulary(files.expanded(data.path or ""), data.document_separator or "<|endoftext|>")
     if data.tokenizer == "bytes":
         return tokenizers.ByteTokenizer()
     kind = splits.split_kind(corpus, data)
-    key = (corpus.fingerprint, kind, data.split_fractions, data.tokenizer, data.vocab_size)
+    share = min(1.0, data.tokenizer_sample / max(1, corpus.size)) if data.tokenizer == "bpe" else 1.0
+    key = (corpus.fingerprint, kind, data.split_fractions, data.tokenizer, data.vocab_size, share)
     name = hashlib.sha256(repr(key).encode()).hexdigest()[:16]
     target = files.cache_directory(data.cache_dir) / "tokenizers" / name
     if target.exists():
@@ -145,17 +189,28 @@ def fit_tokenizer(corpus: Corpus, data: DataConfig) -> Tokenizer:
             shutil.rmtree(target)
     made: Tokenizer
     log.info("making the tokenizer (%s) of %s", data.tokenizer, corpus.name)
-    documents = splits.split_documents(corpus, data)
+    pieces = splits.split_pieces(corpus, data)
     if data.tokenizer == "bpe":
-        made = tokenizers.BpeTokenizer.train((text for split, text in documents if split == "train"), data.vocab_size)
+        if share < 1:
+            log.info(f"data.tokenizer_sample: BPE is trained on {share:.1%} of about {corpus.size:,} bytes")
+        texts = (piece.text for split, piece in pieces if split == "train")
+        made = tokenizers.BpeTokenizer.train(_sampled(texts, share), data.vocab_size)
         if tokenizers.vocab_size(made) < data.vocab_size:
             found = tokenizers.vocab_size(made)
             log.info("BPE found only %d tokens in this text; data.vocab_size is %d", found, data.vocab_size)
     elif data.tokenizer == "words":
-        made = tokenizers.WordTokenizer.of_texts(text for _, text in documents)
+        made = tokenizers.WordTokenizer.of_texts(piece.text for _, piece in pieces)
     else:
-        characters = set(itertools.chain.from_iterable(text for _, text in documents))
+        characters = set(itertools.chain.from_iterable(piece.text for _, piece in pieces))
         made = tokenizers.CharacterTokenizer("".join(sorted(characters)))
     with contextlib.suppress(files.Exists), files.directory_written_whole(target) as draft:
         tokenizers.save(made, draft)
     return tokenizers.load(target)
+
+
+def _sampled(texts: Iterator[str], share: float) -> Iterator[str]:
+    """Yield a share of evenly mixed pieces of texts."""
+    if share == 1:
+        return texts
+    rng = random.Random(0)
+    return (piece for text in texts for piece in simple_tokenizers.text_pieces(text) if rng.random() < share)

@@ -5,6 +5,7 @@ import errno
 import fcntl
 import glob
 import hashlib
+import io
 import itertools
 import json
 import os
@@ -15,7 +16,7 @@ import stat
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO, TextIO
+from typing import Any, TextIO
 
 from mini_gpt.runtime.errors import UserError
 
@@ -27,6 +28,7 @@ DRAFT = ".draft"  # suffix of directories that hold what is being written
 CHECKSUM = "sha256"  # the key of a JSON object's own checksum
 LONGEST_NAME = 240  # characters; file systems allow 255 bytes, and writers append suffixes
 SHORTENED = 100  # characters kept when a name must be changed
+SAMPLE_BLOCKS, SAMPLE_BLOCK = 64, 2**16  # in the checks of large files
 MOST_BYTES = 2**27  # of a JSON file; tokenizers with the largest vocabularies have 2**25
 
 
@@ -64,6 +66,41 @@ def directory_written_whole(target: Path) -> Iterator[Path]:
             except OSError:
                 check_new(target)
                 raise
+
+
+@contextlib.contextmanager
+def directory_continued(target: Path) -> Iterator[Path]:
+    """Yield a directory that is renamed to `target` if the block succeeds, and deleted if it fails.
+
+    If a process is killed or interrupted, the directory stays, and the next process on the same host goes on with it. A
+    second process waits for the first. Raises Exists if another process has made `target` meanwhile.
+    """
+    draft = target.with_name(f"{target.name}.{socket.gethostname().replace('/', '_')[:64]}.part")
+    with clear_write_errors(target):
+        handle = _locked_directory(draft, target)
+        try:
+            try:
+                yield draft
+                draft.rename(target)
+            except Exception:
+                shutil.rmtree(draft, ignore_errors=True)
+                check_new(target)
+                raise
+        finally:
+            os.close(handle)
+
+
+def _locked_directory(draft: Path, target: Path) -> int:
+    """Make and lock a directory, when other processes have left it. Raises Exists if one has renamed it to `target`."""
+    while True:
+        draft.mkdir(parents=True, exist_ok=True)
+        handle = os.open(draft, os.O_RDONLY)
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        if draft.exists() and os.path.samestat(os.fstat(handle), draft.stat()) and not target.exists():
+            return handle
+        os.close(handle)
+        check_new(target)
 
 
 def make_directory(directory: Path) -> None:
@@ -179,7 +216,17 @@ def _digest(body: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(read_again, sort_keys=True).encode()).hexdigest()
 
 
-def open_regular(path: Path, *, most: int | None = None) -> BinaryIO:
+def sample_digest(path: Path) -> str:
+    """Return a hash of evenly spaced blocks of a regular file, or of all of it if it is small."""
+    digest, size = hashlib.sha256(), path.stat().st_size
+    with open_regular(path) as file:
+        for start in range(0, max(1, size), max(SAMPLE_BLOCK, size // SAMPLE_BLOCKS)):
+            file.seek(start)
+            digest.update(file.read(SAMPLE_BLOCK))
+    return digest.hexdigest()
+
+
+def open_regular(path: Path, *, most: int | None = None) -> io.BufferedReader:
     """Open a regular file for reading. Opening a FIFO would block, and reading a device may never end.
 
     Raises UserError if the file is not regular or has more than `most` bytes, FileNotFoundError if it is missing.

@@ -28,17 +28,16 @@ def shown(title: str, cost: int) -> Iterator[None]:
     """Log the cost in tokens. Within the context, show how many tokens were processed, and the time that is left."""
     log.info(f"{title}: {cost:,} tokens go through the model")
     done, first, began, next_line = 0, 0, 0.0, 0.0
-    disable = None if processes.is_main_process() else True  # None: disabled without a terminal
-    with tqdm(total=cost, unit="token", unit_scale=True, disable=disable, leave=False) as bar:
+    with bar(cost, "token") as shown_bar:
 
         def count(tokens: int) -> None:
             nonlocal done, first, began, next_line
             tokens, now = min(tokens, cost - done), time.monotonic()  # the cost may be an estimate
             done += tokens
-            bar.update(tokens)
+            shown_bar.update(tokens)
             if not began:
                 first, began, next_line = done, now, now + min(SECONDS_TO_FIRST_LINE, SECONDS_BETWEEN_LINES)
-            elif bar.disable and now > next_line and done > first:
+            elif shown_bar.disable and now > next_line and done > first:
                 left = duration((cost - done) * (now - began) / (done - first))
                 log.info(f"{done:,} of {cost:,} tokens done, about {left} left")
                 next_line = now + SECONDS_BETWEEN_LINES
@@ -48,6 +47,12 @@ def shown(title: str, cost: int) -> Iterator[None]:
             yield
         finally:
             _count.reset(token)
+
+
+def bar(total: int, unit: str, *, done: int = 0) -> tqdm:
+    """Return a progress bar, which shows nothing without a terminal or in other processes than the main one."""
+    disable = None if processes.is_main_process() else True  # None: disabled without a terminal
+    return tqdm(total=total, initial=done, unit=unit, unit_scale=True, disable=disable, leave=False)
 
 
 def duration(seconds: float) -> str:

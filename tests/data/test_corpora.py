@@ -13,13 +13,13 @@ from tests.conftest import make_text
 
 def split_of(corpus, data):
     """Return {text: split}."""
-    return {text: split for split, text in splits.split_documents(corpus, data)}
+    return {piece.text: split for split, piece in splits.split_pieces(corpus, data)}
 
 
 def test_text_files_are_documents_in_order_of_name(small, corpus_files):
     corpus = corpora.open_corpus(small().data)
     texts = [text for _, text in corpus.documents()]
-    assert len(texts) == corpus.num_documents == 150
+    assert len(texts) == 150 and corpus.num_documents == splits.FEWEST_DOCUMENTS
     assert texts[7] == make_text(7, 27)
     assert texts == [text for _, text in corpus.documents()], "documents can be iterated again"
 
@@ -78,7 +78,7 @@ def test_contiguous_splits_cut_the_joined_text(small, tmp_path):
     data = small(
         data__path=str(tmp_path / "?.txt"), data__split="contiguous", data__split_fractions=(0.5, 0.3, 0.2)
     ).data
-    pieces = list(splits.split_documents(corpora.open_corpus(data), data))
+    pieces = [(split, piece.text) for split, piece in splits.split_pieces(corpora.open_corpus(data), data)]
     assert pieces == [("train", "a" * 50), ("validation", "a" * 15), ("validation", "b" * 15), ("test", "b" * 20)]
 
 

@@ -95,7 +95,7 @@ def test_a_pair_is_never_cut_and_its_split_depends_on_its_source_or_its_place(co
     data = config(*lines(count), data__split=kind).data
     corpus = corpora.open_corpus(data)
     assert splits.split_kind(corpus, data) == kind
-    found = list(splits.split_documents(corpus, data))
+    found = [(split, piece.text) for split, piece in splits.split_pieces(corpus, data)]
     of_pairs = [(split, source, target) for (split, source), (_, target) in zip(found[::2], found[1::2], strict=True)]
     assert [split for split, _ in found[::2]] == [split for split, _ in found[1::2]]
     assert [pair[1:] for pair in of_pairs] == [(f"source {i}", f"target {i}") for i in range(count)]
@@ -201,7 +201,7 @@ def test_a_translation_set_of_tfds_gives_the_pair_of_its_keys(small, tmp_path):
     fields = {"model__encoder_layers": 1, "data__corpus": "tfds:mini_translations", "data__path": str(tmp_path)}
     data = small(**fields, data__pair=("de", "fr")).data
     corpus = corpora.open_corpus(data)
-    found = list(splits.split_documents(corpus, data))
+    found = [(split, piece.text) for split, piece in splits.split_pieces(corpus, data)]
     texts = [text for split, text in found if split == "validation"]
     numbers = [text.removeprefix("de ") for text in texts[::2]]
     assert sorted(numbers) == list("012456") and texts[1::2] == [f"fr {number}" for number in numbers]

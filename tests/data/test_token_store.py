@@ -1,16 +1,21 @@
 """The token store: its contents, its reuse, and its repair after damage or a killed process."""
 
+import concurrent.futures
 import fcntl
 import hashlib
+import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import threading
 
 import numpy as np
 import pytest
 
-from mini_gpt.data import corpora, simple_tokenizers, splits, token_store, tokenizers
+from mini_gpt.config import loading
+from mini_gpt.data import corpora, simple_tokenizers, splits, token_store, tokenizers, tokenizing
 from mini_gpt.runtime import files
 from mini_gpt.runtime.errors import UserError
 
@@ -33,7 +38,7 @@ def test_a_split_is_its_documents_joined_by_separators(small, kind, monkeypatch)
         store = open_store(config, tokenizer)
     for name in splits.SPLITS:
         tokens = store.tokens(name)
-        texts = [text for s, text in splits.split_documents(corpus, config.data) if s == name]
+        texts = [piece.text for s, piece in splits.split_pieces(corpus, config.data) if s == name]
         expected = []
         for text in texts:
             if expected:
@@ -71,18 +76,83 @@ def test_a_failed_build_leaves_no_store(small, tmp_path, monkeypatch):
     assert len(open_store(small()).tokens("train")) > 0
 
 
-def test_the_store_of_a_faster_process_is_kept(small, tmp_path, monkeypatch):
+def test_the_store_of_another_host_is_kept(small, tmp_path, monkeypatch):
     build, faster = token_store._build, []
 
-    def overtaken(*arguments):
-        build(*arguments)
-        monkeypatch.setattr(token_store, "_build", build)
-        faster.append(open_store(small()).directory)  # of another process
+    def overtaken(draft, *arguments):
+        build(draft, *arguments)
+        faster.append(draft.with_name(draft.name.partition(".")[0]))
+        shutil.copytree(draft, faster[0])
         (faster[0] / "mark").touch()
 
     monkeypatch.setattr(token_store, "_build", overtaken)
     assert open_store(small()).directory == faster[0] and (faster[0] / "mark").exists()
     assert list((tmp_path / "cache" / "tokens").iterdir()) == faster
+
+
+def test_a_second_process_waits_for_the_store_of_the_first(small, monkeypatch):
+    build, built, may_build = token_store._build, [], threading.Event()
+
+    def slow(draft, *arguments):
+        built.append(draft)
+        assert may_build.wait(60)
+        build(draft, *arguments)
+
+    monkeypatch.setattr(token_store, "_build", slow)
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        stores = [pool.submit(open_store, small()) for _ in range(2)]
+        assert concurrent.futures.wait(stores, timeout=1.0).done == set()
+        may_build.set()
+        first, second = (store.result(60).directory for store in stores)
+    assert first == second and len(built) == 1 and not built[0].exists()
+
+
+KILLED = """
+import json, os, pathlib, signal, sys
+from mini_gpt.config import loading
+from mini_gpt.data import corpora, token_store, tokenizers
+
+config = loading.from_dict(json.loads(pathlib.Path(sys.argv[1]).read_text()))
+class Killed(tokenizers.ByteTokenizer):
+    count = 0
+    def encode(self, text):
+        self.count += 1
+        if self.count == 80:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().encode(text)
+
+token_store.SECONDS_BETWEEN_SAVES = 0.0
+token_store.open_store(corpora.open_corpus(config.data), config.data, Killed())
+"""
+
+
+def test_a_build_that_was_killed_is_continued(small, tmp_path, monkeypatch, caplog):
+    config, encode, texts = small(), tokenizers.ByteTokenizer.encode, []
+    (tmp_path / "config.json").write_text(json.dumps(loading.to_dict(config)))
+    killed = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path / "config.json")], timeout=120)
+    assert killed.returncode == -signal.SIGKILL
+    (part,) = (tmp_path / "cache" / "tokens").iterdir()
+    with open(part / "train.tokens", "ab") as file:
+        file.write(b"half a text, written after the last save")
+    monkeypatch.setattr(tokenizers.ByteTokenizer, "encode", lambda self, text: texts.append(text) or encode(self, text))
+    with caplog.at_level("INFO", "mini_gpt"):
+        continued = open_store(config)
+    assert len(texts) == 150 - 79 and "going on after" in caplog.text and not part.exists()
+    content = {path.name: path.read_bytes() for path in continued.directory.iterdir()}
+    shutil.rmtree(continued.directory)
+    assert {path.name: path.read_bytes() for path in open_store(config).directory.iterdir()} == content
+
+
+@pytest.mark.parametrize("kind", ["words", "bpe"])
+def test_several_processes_write_the_same_store_as_one(small, monkeypatch, kind):
+    config = small(data__tokenizer=kind, data__vocab_size=300)
+    one = open_store(config)
+    content = {path.name: path.read_bytes() for path in one.directory.iterdir()}
+    shutil.rmtree(one.directory)
+    monkeypatch.setattr(tokenizing, "LEAST_FOR_PROCESSES", 0)
+    monkeypatch.setattr(tokenizing, "BATCH", 3000)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+    assert {path.name: path.read_bytes() for path in open_store(config).directory.iterdir()} == content
 
 
 def test_the_tokenizer_of_a_faster_process_is_kept(small, tmp_path, monkeypatch):
@@ -173,7 +243,7 @@ def test_text_replaced_while_it_is_tokenized_is_refused(small, tmp_path, content
         (tmp_path / "texts" / f"{number}.txt").write_text(f"old {number} " * 20)
     config = small(data__path=f"{tmp_path}/texts/*.txt")
     before = corpora.open_corpus(config.data)
-    with pytest.raises(UserError, match=r"^data\.path: a file of '\S+' has changed while the text was read; start"):
+    with pytest.raises(UserError, match=r"^data\.path: \S+4\.txt has changed while the text was read; start"):
         token_store.open_store(before, config.data, Replacing(tmp_path / "texts" / "4.txt", content))
     assert list((tmp_path / "cache" / "tokens").iterdir()) == []
     with pytest.raises(UserError, match="has changed"):

@@ -90,7 +90,7 @@ def test_bpe_is_trained_once_on_the_training_split(small, monkeypatch):
 
     monkeypatch.setattr(tokenizers.BpeTokenizer, "train", classmethod(watched))
     first, second = token_store.fit_tokenizer(corpus, data), token_store.fit_tokenizer(corpus, data)
-    assert seen == [text for split, text in splits.split_documents(corpus, data) if split == "train"]
+    assert seen == [piece.text for split, piece in splits.split_pieces(corpus, data) if split == "train"]
     assert tokenizers.fingerprint(first) == tokenizers.fingerprint(second)
 
 
@@ -148,8 +148,8 @@ def test_bpe_is_trained_on_long_words_in_cut_parts(letters):
 def test_slow_tokenizers_are_announced_before_they_are_made(small, monkeypatch, caplog, kind):
     data = small(data__tokenizer=kind, data__vocab_size=300).data
     corpus, said = corpora.open_corpus(data), []
-    documents = splits.split_documents
-    monkeypatch.setattr(splits, "split_documents", lambda *given: said.append(caplog.text) or documents(*given))
+    pieces = splits.split_pieces
+    monkeypatch.setattr(splits, "split_pieces", lambda *given: said.append(caplog.text) or pieces(*given))
     with caplog.at_level("INFO", "mini_gpt"):
         token_store.fit_tokenizer(corpus, data)
         assert f"making the tokenizer ({kind}) of text" in said[0]

@@ -84,8 +84,8 @@ def test_a_place_typed_once_is_remembered(run, corpus_files):
     change(run, path=corpus_files + "*")
     with pytest.raises(UserError, match="type it once"):
         _ = Run(run).corpus
-    assert Run(run, overrides={"data.path": corpus_files + "*"}).corpus.num_documents == 150
-    assert Run(run).corpus.num_documents == 150
+    assert Run(run, overrides={"data.path": corpus_files + "*"}).corpus.num_documents == 100
+    assert Run(run).corpus.num_documents == 100
     assert loading.load(run / "config.json").data.path == corpus_files + "*"
 
 
@@ -104,7 +104,7 @@ def test_both_files_of_pairs_must_have_been_typed(small, tmp_path):
 
 
 def test_a_run_of_the_same_user_needs_no_override(run, config):
-    assert Run(run).corpus.num_documents == 150
+    assert Run(run).corpus.num_documents == 100
     assert Run(run).config.data.cache_dir == loading.load(run / "config.json").data.cache_dir == config.data.cache_dir
 
 

@@ -1,0 +1,55 @@
+"""Plain text: a file is a document, or several with a separator between them."""
+
+import codecs
+import io
+
+from mini_gpt.data import text_files
+from mini_gpt.data.corpus import Piece
+from mini_gpt.data.formats.records import LEAVE_OUT, Parts
+from mini_gpt.data.simple_tokenizers import BEFORE_SPACE
+from mini_gpt.runtime.errors import UserError
+
+CHUNK = 2**22  # bytes that are read at a time
+LONGEST_PIECE = 2**22  # characters; a longer document comes in pieces, each of which ends before a space
+
+
+def read(stream: io.BufferedReader, where: str, separator: str | None) -> Parts:
+    """Yield the documents of a file. Line ends next to a separator are left out.
+
+    Raises UserError if the file is not text, and UserError for a zero byte or bytes that are not UTF-8.
+    """
+    text, is_new, offset, decoder = "", True, 0, codecs.getincrementaldecoder("utf-8")()
+    while True:
+        raw = stream.read(CHUNK)
+        if offset == 0:
+            text_files.refuse_binary(raw, where)
+        pending = len(decoder.getstate()[0])  # bytes of a character that the last chunk has cut
+        try:
+            new = decoder.decode(raw, final=not raw)
+        except UnicodeDecodeError as error:
+            at = offset - pending + error.start
+            found = f"found byte 0x{error.object[error.start]:02x} at offset {at:,}, which is not UTF-8"
+            raise UserError(f"{where}: {found}; {text_files.to_utf8(error.object, error.start)}") from None
+        if "\0" in new:
+            raise UserError(f"{where}: found a zero byte; remove them: tr -d '\\0' < FILE > NEW, or {LEAVE_OUT}")
+        text += new.removeprefix(text_files.BYTE_ORDER_MARK) if offset == 0 else new
+        offset += len(raw)
+        if separator is not None:
+            *whole, text = text.split(separator)
+            for document in whole:
+                yield Piece(_trimmed(document, is_new, is_last=True), is_new)
+                is_new = True
+        if not raw:
+            yield Piece(text if separator is None else _trimmed(text, is_new, is_last=False), is_new)
+            return
+        while len(text) > 2 * LONGEST_PIECE:
+            space = BEFORE_SPACE.search(text, LONGEST_PIECE, 2 * LONGEST_PIECE - len(separator or ""))
+            end = space.end() if space else LONGEST_PIECE
+            yield Piece(text[:end] if separator is None else _trimmed(text[:end], is_new, is_last=False), is_new)
+            text, is_new = text[end:], False
+
+
+def _trimmed(text: str, is_new: bool, is_last: bool) -> str:
+    """Leave out the line ends at the start of a document, and with is_last those at its end."""
+    text = text.lstrip("\r\n") if is_new else text
+    return text.rstrip("\r\n") if is_last else text
