@@ -12,6 +12,7 @@ from tests.conftest import make_text
 def look(monkeypatch, capsys, *arguments):
     monkeypatch.setattr("sys.argv", ["look", "look", "--config=configs/tiny.py", *arguments])
     monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setattr(data.command_line, "set_up", lambda *_: None)  # it would change the log of other tests
     data.main()
     return capsys.readouterr().out
 
