@@ -104,11 +104,7 @@ function Band({ first, end, rows, said, isOpen, id = "band", alone }) {
   useLayoutEffect(() => {
     if (opens) setOpen(true);
   }, [opens]);
-  return html`<details
-    class="band"
-    name=${alone && id}
-    open=${open}
-    onToggle=${(event) => setOpen(event.target.open)}>
+  return html`<details class="band" name=${alone && id} open=${open} onToggle=${(event) => setOpen(event.target.open)}>
     <summary id=${`${id}-${first}`}>layers ${first} to ${end - 1}${said?.(first, end)}</summary>
     ${open && rows(first, end)}
   </details>`;

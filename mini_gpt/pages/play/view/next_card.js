@@ -69,7 +69,12 @@ function NextCard({ facts, state, set, ids, results, place, textOf, tokenizer })
   const isEnd = place >= ids.length - 1;
   const actual = isEnd ? null : ids[place + 1];
   const tail = [...tokenizer.decode(ids.slice(Math.max(0, place - 11), place + 1))];
-  const before = (place > 11 || tail[28] ? "…" : "") + tail.slice(-28).map((c) => (c === " " ? c : shown(c))).join("");
+  const before =
+    (place > 11 || tail[28] ? "…" : "") +
+    tail
+      .slice(-28)
+      .map((c) => (c === " " ? c : shown(c)))
+      .join("");
   const onToken = isEnd ? (token) => set({ text: state.text + textOf(token), pin: null, range: null }) : null;
   return html`<section class="card" aria-labelledby="next-title">
     <h2 id="next-title">Next token</h2>
