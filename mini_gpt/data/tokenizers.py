@@ -82,7 +82,8 @@ class SubwordTokenizer(Tokenizer):
             self.token_bytes[separator(self)] = -1  # subtract the space that the model adds before each document
 
     def encode(self, text: str) -> np.ndarray:
-        of_pieces = (self.encoder.encode(piece).ids for piece in self.pieces(text))
+        # Without offsets, which `encode` computes too, this takes 0.7 of the time.
+        of_pieces = (self.encoder.encode_batch_fast([piece])[0].ids for piece in self.pieces(text))
         with no_panic(text):
             ids = np.fromiter(itertools.chain.from_iterable(of_pieces), np.uint32)
         return ids[:-1] if len(ids) and ids[-1] == self.separator_id else ids
