@@ -13,7 +13,7 @@ from mini_gpt.hugging_face import origin
 from mini_gpt.runtime.errors import UserError
 from mini_gpt.training.run import Run
 
-DOCUMENTS = 6
+DOCUMENTS = {"windows": 6, "beyond": 4}  # a pass over twice the context takes minutes
 WINDOWS = ((16, 16), (16, 32), (4, 4), (4, 16), (2, 2))  # length and stride: the trained context divided by these
 SCALINGS = ("none", "linear", "ntk", "yarn")
 BINS = 16  # of the positions up to twice the trained context
@@ -21,7 +21,7 @@ BINS = 16  # of the positions up to twice the trained context
 
 def windows(run: Run) -> dict[str, Any]:
     """Return the loss of the same tokens, the second half of the trained context, in windows of `WINDOWS`."""
-    context, rows_XL = origin.trained_context(run), _documents(run)
+    context, rows_XL = origin.trained_context(run), _documents(run, DOCUMENTS["windows"])
     plan = [Windowing(context // length, context // stride, context // 2 + 1, context) for length, stride in WINDOWS]
     score = lambda row_L: extrapolation.extrapolation(run.model, row_L, run.tokenizer.token_bytes, plan)[0]
     nll_XW = np.array([[row["nll"] for row in score(row_L[: context + 1])] for row_L in rows_XL])
@@ -30,7 +30,7 @@ def windows(run: Run) -> dict[str, Any]:
         | {"nll": _mean(nll_XW[:, n]), "against the first": _mean(nll_XW[:, n] - nll_XW[:, 0])}
         for n, w in enumerate(plan)
     ]
-    return {"corpus": run.corpus.name, "documents": DOCUMENTS, "tokens": DOCUMENTS * (context // 2), "rows": rows}
+    return {"corpus": run.corpus.name, "documents": len(rows_XL), "tokens": len(rows_XL) * (context // 2), "rows": rows}
 
 
 def beyond(run: Run) -> dict[str, Any]:
@@ -38,7 +38,8 @@ def beyond(run: Run) -> dict[str, Any]:
 
     The sliding windows move by half of the trained context. Each scaling of RoPE has the factor 2.
     """
-    context, rows_XL, nll_fn = origin.trained_context(run), _documents(run), perplexity.make_nll_fn(run.model)
+    context, rows_XL = origin.trained_context(run), _documents(run, DOCUMENTS["beyond"])
+    nll_fn = perplexity.make_nll_fn(run.model)
     slide = lambda row_L: scoring.score_tokens(nll_fn, row_L, window=context, stride=context // 2, batch_size=1)
     sliding_XL = np.stack([slide(row_L) for row_L in rows_XL])
     scaled = {}
@@ -47,7 +48,7 @@ def beyond(run: Run) -> dict[str, Any]:
         nll_fn = perplexity.make_nll_fn(Run(run.workdir, overrides={"model.rope.scaling": scaling} | factor).model)
         nll_XL = np.concatenate([nll_fn(row_L[None, :-1], row_L[None, 1:]) for row_L in rows_XL])
         scaled[scaling] = _by_position(nll_XL - sliding_XL)
-    found = {"corpus": run.corpus.name, "documents": DOCUMENTS, "trained_context": context}
+    found = {"corpus": run.corpus.name, "documents": len(rows_XL), "trained_context": context}
     return found | {"sliding": _by_position(sliding_XL), "against sliding": scaled}
 
 
@@ -62,15 +63,15 @@ def _mean(values_X: np.ndarray) -> dict[str, float]:
     return {"mean": float(values_X.mean()), "standard_error": float(values_X.std(ddof=1) / np.sqrt(len(values_X)))}
 
 
-def _documents(run: Run) -> np.ndarray:
+def _documents(run: Run, count: int) -> np.ndarray:
     """Return the first tokens of evenly spaced long documents: twice the trained context, and one more.
 
-    Raises UserError if the corpus has fewer than `DOCUMENTS` documents of this length.
+    Raises UserError if the corpus has fewer than `count` documents of this length.
     """
     size = 2 * origin.trained_context(run) + 1
     encoded = (run.tokenizer.encode(text) for _, text in run.corpus.documents())
     found = [tokens[:size].astype(np.int32) for tokens in encoded if len(tokens) >= size]
-    if len(found) < DOCUMENTS:
+    if len(found) < count:
         long = f"{len(found)} documents of at least {size:,} tokens"
-        raise UserError(f"data.corpus: {run.corpus.name} has {long}; must have {DOCUMENTS}; import with another corpus")
-    return np.stack([found[index] for index in np.linspace(0, len(found) - 1, DOCUMENTS).astype(int)])
+        raise UserError(f"data.corpus: {run.corpus.name} has {long}; must have {count}; import with another corpus")
+    return np.stack([found[index] for index in np.linspace(0, len(found) - 1, count).astype(int)])

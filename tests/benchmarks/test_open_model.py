@@ -102,10 +102,10 @@ def test_a_short_text_is_refused(tmp_path):
 
 
 def test_losses_by_window_and_beyond_the_context_are_those_of_each_target_alone(trained, monkeypatch):
-    for name, value in {"DOCUMENTS": 3, "WINDOWS": ((8, 8), (2, 8)), "BINS": 4}.items():
+    for name, value in {"DOCUMENTS": {"windows": 3, "beyond": 3}, "WINDOWS": ((8, 8), (2, 8)), "BINS": 4}.items():
         monkeypatch.setattr(open_model_context, name, value)
     run = Run(trained())
-    rows_XL = open_model_context._documents(run)
+    rows_XL = open_model_context._documents(run, 3)
     assert rows_XL.shape == (3, 65)
 
     def losses(model, targets, length, stride):
