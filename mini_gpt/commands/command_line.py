@@ -13,7 +13,7 @@ from typing import NoReturn
 
 from mini_gpt.config import loading
 from mini_gpt.data.splits import SPLITS
-from mini_gpt.runtime import errors, files, processes, startup
+from mini_gpt.runtime import buckets, errors, files, processes, startup
 from mini_gpt.runtime.errors import UserError, shown, suggestion
 
 RESERVED_PATH = 600  # bytes of a path that are left for the files of a run
@@ -61,7 +61,7 @@ def parser(description: str, prog: str | None = None) -> argparse.ArgumentParser
 
 
 def add_run_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--workdir", type=directory, required=True, help="the run directory, such as runs/tiny")
+    parser.add_argument("--workdir", type=place, required=True, help="the run directory, or its address in a bucket")
     parser.add_argument("--checkpoint", default="last", help="last, best, or a step")
 
 
@@ -85,6 +85,11 @@ def add_process_flags(parser: argparse.ArgumentParser) -> None:
     add("--start_timeout", type=float, default=processes.START_TIMEOUT, help="seconds to wait for other processes")
 
 
+def place(text: str) -> Path | buckets.Place:
+    """Return the directory that a flag names, or the place of an address such as s3://bucket/run."""
+    return buckets.Place(text) if buckets.is_address(text) else directory(text)
+
+
 def directory(text: str) -> Path:
     """Return the directory that a flag names. Raise UserError like `path`, or if it is a file."""
     found = path(text)
@@ -100,7 +105,7 @@ def path(text: str) -> Path:
     """
     if not text:
         raise UserError("found a flag without its directory; give one, such as --workdir=DIR")
-    if re.match(r"\w+://", text):
+    if buckets.is_address(text):
         raise UserError(f"found the URL {text!r}; must be a directory of this machine: copy or mount it")
     if sys.getfilesystemencoding() != "utf-8" and not text.isascii():
         raise UserError(f"{text!r}: found a path that this locale can't represent; set PYTHONUTF8=1")

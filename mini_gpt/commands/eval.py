@@ -4,7 +4,7 @@ python eval.py --workdir=runs/tiny [--suite=perplexity,extrapolation] [--config.
 """
 
 from mini_gpt import suites
-from mini_gpt.commands import command_line
+from mini_gpt.commands import command_line, staging
 from mini_gpt.runtime.errors import require
 from mini_gpt.suites.base import SuiteOptions
 from mini_gpt.training.run import Run
@@ -41,8 +41,9 @@ def main() -> None:
     require(flags.minutes is None or flags.minutes > 0, "--minutes", flags.minutes, "must be above 0")
     names.sort(key=list(suites.SUITES).index)  # heads before explorer: explorer shows the labels of heads
     command_line.set_up(overrides.get("data.cache_dir"), flags)
-    run = Run(flags.workdir, checkpoint=flags.checkpoint, overrides=overrides)
-    for name in names:  # check all suites before the first measurement
-        suites.check_run(run, name, options)
-    for name in names:
-        suites.evaluate(run, name, options, suites.minutes_of(run, flags.minutes))
+    with staging.reading(flags.workdir, flags, overrides.get("data.cache_dir"), choice=flags.checkpoint) as workdir:
+        run = Run(workdir, checkpoint=flags.checkpoint, overrides=overrides)
+        for name in names:  # check all suites before the first measurement
+            suites.check_run(run, name, options)
+        for name in names:
+            suites.evaluate(run, name, options, suites.minutes_of(run, flags.minutes))

@@ -9,7 +9,7 @@ The second form resumes a run with its own config. Any field of the config can b
 
 from pathlib import Path
 
-from mini_gpt.commands import command_line
+from mini_gpt.commands import command_line, staging
 from mini_gpt.config import loading
 from mini_gpt.insight import training_curves
 from mini_gpt.runtime import files
@@ -22,15 +22,17 @@ from mini_gpt.training.workdir import CONFIG
 def main() -> None:
     parser = command_line.parser(__doc__)
     parser.add_argument("--config", help="config file, such as configs/tiny.py; to resume a run, default: its own")
-    parser.add_argument("--workdir", type=command_line.directory, help="run directory; default: runs/CONFIG,OVERRIDES")
+    in_bucket = "run directory, or its address in a bucket; default: runs/CONFIG,OVERRIDES"
+    parser.add_argument("--workdir", type=command_line.place, help=in_bucket)
     parser.add_argument("--init_from", type=command_line.directory, help="run whose weights initialize a new run")
     command_line.add_process_flags(parser)
     flags, rest = parser.parse_known_args()
     overrides = command_line.config_overrides(rest)
-    config = loading.load(flags.config or _of_run(flags.workdir), overrides)
-    command_line.set_up(config.data.cache_dir, flags)
-    workdir = flags.workdir or Path("runs", command_line.run_name(flags.config, overrides))
-    loop.train(config, workdir, init_from=flags.init_from, probe=training_curves.attention_metrics)
+    with staging.training(flags.workdir, flags, overrides.get("data.cache_dir")) as workdir:
+        config = loading.load(flags.config or _of_run(workdir), overrides)
+        command_line.set_up(config.data.cache_dir, flags)
+        workdir = workdir or Path("runs", command_line.run_name(flags.config, overrides))
+        loop.train(config, workdir, init_from=flags.init_from, probe=training_curves.attention_metrics)
 
 
 def _of_run(workdir: Path | None) -> Path:

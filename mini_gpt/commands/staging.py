@@ -1,0 +1,293 @@
+"""Runs in a bucket: a command works in a local copy of the run directory, and a thread copies it to the bucket.
+
+A checkpoint is copied file by file, and last its marker, complete/STEP.json, with the names and sizes of its files. A
+checkpoint without a marker does not exist for readers. Other files are copied whole when they change.
+"""
+
+import argparse
+import contextlib
+import fcntl
+import hashlib
+import json
+import logging
+import os
+import shutil
+import signal
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from mini_gpt.commands import command_line
+from mini_gpt.runtime import files, lease, processes
+from mini_gpt.runtime.buckets import BucketError, Entry, Place
+from mini_gpt.runtime.errors import UserError, require
+from mini_gpt.runtime.lease import Lease
+from mini_gpt.training import checkpoint, monitor
+from mini_gpt.training import workdir as workdirs
+
+COMPLETE = "complete"  # the folder of the markers
+EVALUATIONS = "eval/"  # may be written by a reader while the run trains
+NOT_COPIED = (workdirs.LOCK, checkpoint.DAMAGED, workdirs.CHECKPOINTS)
+EVERY = 2.0  # seconds between two looks at the local copy
+log = logging.getLogger(__name__)
+Markers = dict[int, dict[str, Any]]
+
+
+@contextlib.contextmanager
+def training(workdir: Path | Place | None, flags: argparse.Namespace, cache_dir: str | None) -> Iterator[Path | None]:
+    """Yield a local copy of the run in a bucket to train in. Copy it to the bucket meanwhile and at the end.
+
+    A local directory is yielded as it is. Raises UserError if another run trains there, or the copy is incomplete.
+    """
+    if not isinstance(workdir, Place):
+        yield workdir
+        return
+    _set_up(workdir, flags, cache_dir)
+    staged = Staged(workdir, "train", cache_dir)
+    staged.lease.acquire()
+    try:
+        staged.fetch_to_train()
+        copier = threading.Thread(target=staged.keep_copying)
+        copier.start()
+        try:
+            yield staged.local
+        finally:
+            staged.stopped.set()
+            copier.join()
+            staged.finish()
+    finally:
+        staged.lease.release()
+
+
+@contextlib.contextmanager
+def reading(
+    workdir: Path | Place, flags: argparse.Namespace, cache_dir: str | None = None, *, choice: str = "last"
+) -> Iterator[Path]:
+    """Yield a local copy of the run in a bucket with one checkpoint. Copy what is written to eval/ at the end.
+
+    choice: last, best or a step. A local directory is yielded as it is.
+    """
+    if not isinstance(workdir, Place):
+        yield workdir
+        return
+    _set_up(workdir, flags, cache_dir)
+    staged = Staged(workdir, "read", cache_dir)
+    staged.fetch_to_read(choice)
+    try:
+        yield staged.local
+    finally:
+        for name, entry in staged.small_files().items():
+            if name.startswith(EVALUATIONS) and staged.sent.get(name) != entry:
+                workdir.upload(staged.local / name, name)
+
+
+def _set_up(workdir: Place, flags: argparse.Namespace, cache_dir: str | None) -> None:
+    command_line.set_up(cache_dir, flags if "num_processes" in flags else None)
+    if processes.are_several():
+        remedy = "name a directory that all processes share"
+        raise UserError(f"--workdir: {workdir} with several processes is not supported; {remedy}")
+    workdir.check()
+
+
+class Staged:
+    """The local copy of a run in a bucket. purpose: train or read; each has its own copy."""
+
+    def __init__(self, place: Place, purpose: str, cache_dir: str | None):
+        self.place, self.lease = place, Lease(place)
+        address = hashlib.sha256(place.address.encode()).hexdigest()[:16]
+        self.home = files.cache_directory(cache_dir) / "buckets" / address / purpose
+        self.local = self.home / files.plain_name(place.address.rpartition("/")[2])
+        self.stopped = threading.Event()
+        self.sent = dict[str, Entry]()  # small files that are in the bucket, as they are in the copy
+        self.markers: Markers = {}
+
+    def read_markers(self) -> Markers:
+        """Return the markers of the checkpoints in the bucket, by step."""
+        names = self.place.files(COMPLETE, recursive=False)
+        found: Markers = {}
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):  # training deletes checkpoints
+                marker = json.loads(self.place.read(name))
+                found[int(marker["step"])] = marker
+        return dict(sorted(found.items()))
+
+    def local_steps(self) -> dict[int, str]:
+        """Return {step: hash of its record} of the complete local checkpoints."""
+        found = {}
+        folder = self.local / workdirs.CHECKPOINTS
+        for path in folder.iterdir() if folder.is_dir() else ():
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # training deletes checkpoints
+                if path.name.isdecimal():
+                    record = (path / "format" / "metadata").read_bytes()
+                    found[int(path.name)] = hashlib.sha256(record).hexdigest()
+        return dict(sorted(found.items()))
+
+    def small_files(self) -> dict[str, Entry]:
+        """Return the local files that are not of checkpoints, without links and drafts; config.json is the last."""
+        found = {}
+        for folder, folders, names in os.walk(self.local):
+            at_top = Path(folder) == self.local
+            folders[:] = [name for name in folders if not (name.endswith(files.DRAFT) or at_top and name in NOT_COPIED)]
+            for path in (Path(folder, name) for name in names if not (at_top and name in NOT_COPIED)):
+                with contextlib.suppress(FileNotFoundError):
+                    status = path.lstat()
+                    if path.is_file() and not path.is_symlink():
+                        relative = path.relative_to(self.local).as_posix()
+                        found[relative] = Entry(status.st_size, status.st_mtime_ns)
+        return dict(sorted(found.items(), key=lambda item: (item[0] == workdirs.CONFIG, item[0])))
+
+    def fetch_to_train(self) -> None:
+        """Make the local copy the newest of both. Raises UserError if it is of another run than the bucket's."""
+        self.markers = self.read_markers()
+        everything = self.place.files()
+        there = {name: entry for name, entry in everything.items() if _is_small(name)}
+        started = {Path(name).parts[1] for name in everything if name.startswith(f"{workdirs.CHECKPOINTS}/")}
+        for step in started - set(map(str, self.markers)):  # the upload was cut off
+            self.place.delete(f"{workdirs.CHECKPOINTS}/{step}", folder=True)
+        own, other = self._identity_here(), self._identity_there(there)
+        if None not in (own, other) and own != other:
+            remedy = "if you do not need it, delete the copy"
+            raise UserError(f"{self.place}: holds another run than its copy in {self.local}; {remedy}")
+        newest = lambda steps: max(steps, default=0)
+        if own is not None and newest(self.local_steps()) >= newest(self.markers):
+            if other is None:
+                log.info(f"{self.place}: holds no run; going on with the copy in {self.local}")
+            # Evaluations from elsewhere may be newer than those of the copy.
+            here = self.small_files()
+            later = {name for name, entry in there.items() if name in here and entry.changed > here[name].changed}
+            self.sent = {name: here[name] for name in later if name.startswith(EVALUATIONS)}
+            return
+        shutil.rmtree(self.local, ignore_errors=True)
+        if other is None:
+            return
+        with files.directory_written_whole(self.local) as draft:
+            for name, entry in there.items():
+                self.place.download(name, draft / name, entry.size)
+            (draft / workdirs.CHECKPOINTS).mkdir(exist_ok=True)
+            for step in self.markers:
+                self._fetch_step(step, draft / workdirs.CHECKPOINTS / str(step))
+        self.sent = {name: entry for name, entry in self.small_files().items() if name in there}
+        log.info(f"{self.place}: copied to {self.local}, at step {newest(self.markers)}")
+
+    def fetch_to_read(self, choice: str) -> None:
+        """Make the local copy that of the bucket, with the checkpoint that `choice` means, or all for best."""
+        files.make_directory(self.home)
+        with (self.home / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            self.markers = self.read_markers()
+            there = {name: entry for name, entry in self.place.files().items() if _is_small(name)}
+            if workdirs.CONFIG not in there:
+                raise UserError(f"--workdir: {self.place} holds no run; give the address of one")
+            steps = list(map(str, self.markers))
+            possible = choice in ("last", "best", *steps)
+            require(possible, "--checkpoint", choice, f"must be last, best or one of {', '.join(steps)}")
+            wanted = {"last": steps[-1:], "best": steps}.get(choice, [choice])
+            for name, entry in there.items():
+                if not name.startswith(monitor.TENSORBOARD):
+                    self.place.download(name, draft := self.home / "draft", entry.size)
+                    (self.local / name).parent.mkdir(parents=True, exist_ok=True)
+                    draft.replace(self.local / name)
+            self.sent = self.small_files()
+            here = self.local_steps()
+            for old in [step for step, record in here.items() if record != self._record(step)]:
+                shutil.rmtree(self.local / workdirs.CHECKPOINTS / str(old))
+                del here[old]
+            for step in set(map(int, wanted)) - here.keys():
+                with files.directory_written_whole(self.local / workdirs.CHECKPOINTS / str(step)) as draft:
+                    self._fetch_step(step, draft)
+
+    def keep_copying(self) -> None:
+        """Copy what changes, until `stopped` is set. If the lease is lost, stop the training by SIGTERM."""
+        failed = False
+        while not self.stopped.wait(EVERY):
+            try:
+                self.copy()
+                if failed:
+                    log.info(f"{self.place}: is up to date again")
+                failed = False
+            except lease.Lost as error:
+                log.error(str(error))
+                os.kill(os.getpid(), signal.SIGTERM)
+                return
+            except UserError as error:
+                if not failed:
+                    log.warning(f"{error}: the run goes on in {self.local}, and is copied later")
+                failed = True
+
+    def copy(self) -> None:
+        """Copy what has changed to the bucket: files, checkpoints, and the deletion of checkpoints."""
+        steps = self.local_steps()  # before the files: these then hold the rows of the steps
+        self.lease.check()
+        for name, entry in self.small_files().items():
+            if self.sent.get(name) != entry:
+                with contextlib.suppress(FileNotFoundError):
+                    self.place.upload(self.local / name, name)
+                    self.sent[name] = entry
+        for step, record in steps.items():
+            if record != self._record(step):
+                self._send_step(step, record)
+        for step in [step for step in self.markers if step not in self.local_steps()]:
+            self._delete_step(step)
+
+    def finish(self) -> None:
+        """Copy the rest. Raises UserError if that fails; the local copy stays in any case."""
+        if not self.local.exists():
+            return
+        try:
+            self.copy()
+        except BucketError as error:
+            remedy = f"nothing is lost: the same command on this machine goes on with {self.local}"
+            raise UserError(f"{error}; the last changes are not copied; {remedy}") from None
+        log.info(f"the run is in {self.place}; its copy is in {self.local}")
+
+    def _record(self, step: int) -> str | None:
+        return self.markers.get(step, {}).get("record")
+
+    def _send_step(self, step: int, record: str) -> None:
+        """Copy a checkpoint, and last its marker. Do nothing if training deletes it meanwhile."""
+        if step in self.markers:
+            self._delete_step(step)
+        folder = self.local / workdirs.CHECKPOINTS / str(step)
+        sizes = {}
+        try:
+            for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+                name = path.relative_to(folder).as_posix()
+                sizes[name] = self.place.upload(path, f"{workdirs.CHECKPOINTS}/{step}/{name}")
+            is_whole = all((folder / name).exists() for name in sizes)
+        except FileNotFoundError:
+            is_whole = False
+        if is_whole and self.local_steps().get(step) == record:
+            marker = {"step": step, "record": record, "files": sizes}
+            self.lease.check(now=True)
+            self.place.write(f"{COMPLETE}/{step}.json", json.dumps(marker).encode())
+            self.markers[step] = marker
+        else:
+            self._delete_step(step)
+
+    def _delete_step(self, step: int) -> None:
+        self.lease.check(now=True)
+        self.place.delete(f"{COMPLETE}/{step}.json")
+        self.markers.pop(step, None)
+        self.place.delete(f"{workdirs.CHECKPOINTS}/{step}", folder=True)
+
+    def _fetch_step(self, step: int, folder: Path) -> None:
+        """Copy a checkpoint from the bucket. Raises UserError if its files are not those of its marker."""
+        for name, size in self.markers[step]["files"].items():
+            files.file_inside(folder, name)
+            try:
+                self.place.download(f"{workdirs.CHECKPOINTS}/{step}/{name}", folder / name, size)
+            except FileNotFoundError:
+                raise UserError(f"{self.place}: step {step} lacks {name}; give another --checkpoint") from None
+
+    def _identity_here(self) -> str | None:
+        return workdirs.identity(self.local) if (self.local / workdirs.CONFIG).exists() else None
+
+    def _identity_there(self, there: Mapping[str, Entry]) -> str | None:
+        if workdirs.CONFIG not in there or workdirs.RUN not in there:
+            return None
+        return json.loads(self.place.read(workdirs.RUN))["identity"]
+
+
+def _is_small(name: str) -> bool:
+    return name.partition("/")[0] not in (workdirs.CHECKPOINTS, COMPLETE, lease.NAME)

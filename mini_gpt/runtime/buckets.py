@@ -1,0 +1,230 @@
+"""Folders with a scheme, such as s3://bucket/run: one layer of files for S3, GCS and what fsspec knows.
+
+S3 and GCS are read and written by Arrow. Credentials come only from the environment and the files of the cloud's tools.
+"""
+
+import contextlib
+import logging
+import os
+import re
+import time
+import urllib.parse
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from mini_gpt.runtime.errors import LONGEST_SHOWN, UserError, printable
+
+ADDRESS = re.compile(r"([a-z][a-z0-9+.-]+)://(.+)", re.DOTALL)
+ATTEMPTS, FIRST_WAIT, LONGEST_WAIT = 5, 0.5, 8.0  # of one operation; seconds
+CONNECT_SECONDS, REQUEST_SECONDS = 10, 60
+BLOCK = 2**23  # bytes of a large file that are in memory at once
+DENIED = (
+    r"access.?denied|\b403\b|forbidden|permission.?denied|invalid.?access.?key|signature.?does.?not|unauthenticated"
+)
+MISSING = r"no.?such.?bucket|bucket.{0,80}(does not exist|not found)|\b404\b"
+log = logging.getLogger(__name__)
+
+
+class BucketError(UserError):
+    """A place that can't be read or written."""
+
+
+class Entry(NamedTuple):
+    """The size of an object in bytes, and the time of its last change in nanoseconds since 1970."""
+
+    size: int
+    changed: int
+
+
+class Place:
+    """A folder with an address, such as s3://bucket/run. Nothing is opened before the first file is used.
+
+    All methods retry, and raise BucketError with one line if that does not help. Names are relative to the folder.
+    """
+
+    def __init__(self, address: str):
+        self.address = address.rstrip("/")
+        self.scheme, self.path = split(self.address)
+        self._system: Any = None
+
+    def __str__(self) -> str:
+        return self.address
+
+    @property
+    def system(self) -> Any:
+        """The file system of Arrow."""
+        if self._system is None:
+            with clear_errors(self.address):
+                self._system, self.path = _file_system(self.scheme, self.address)
+        return self._system
+
+    def check(self) -> None:
+        """Raise BucketError if the bucket is missing, or can't be read with these credentials."""
+        if self.scheme in ("s3", "gs"):
+            self._retried(lambda: self.system.get_file_info(self.path.partition("/")[0]).type.name)
+
+    def files(self, under: str = "", *, recursive: bool = True) -> dict[str, Entry]:
+        """Return the files below a folder by their names, sorted; none if the folder is missing."""
+        from pyarrow import fs
+
+        folder = self._full(under)
+        chosen = fs.FileSelector(folder, recursive=recursive, allow_not_found=True)
+        infos = self._retried(lambda: self.system.get_file_info(chosen))
+        root = self.path.rstrip("/") + "/"
+        found = [info for info in infos if info.type == fs.FileType.File and not info.path.endswith("/")]
+        entries = {info.path.removeprefix(root): Entry(info.size, info.mtime_ns or 0) for info in found}
+        return {name: entries[name] for name in sorted(entries) if ".." not in name.split("/")}
+
+    def read(self, name: str) -> bytes:
+        """Return the content of a small file. Raises FileNotFoundError if it is missing."""
+
+        def read() -> bytes:
+            with self.system.open_input_stream(self._full(name)) as file:
+                return file.read()
+
+        return self._retried(read)
+
+    def write(self, name: str, content: bytes) -> None:
+        """Write a file at once."""
+        self._retried(lambda: self._write(name, [content]))
+
+    def upload(self, path: Path, name: str) -> int:
+        """Copy a local file to `name`, and return its size. Raises FileNotFoundError if it is deleted meanwhile."""
+
+        def upload() -> int:
+            if path.stat().st_size <= BLOCK:
+                return self._write(name, [path.read_bytes()])
+            with path.open("rb") as file:
+                return self._write(name, iter(lambda: file.read(BLOCK), b""))
+
+        return self._retried(upload)
+
+    def download(self, name: str, path: Path, size: int) -> None:
+        """Copy a file of `size` bytes to a local path. Raises FileNotFoundError if it is missing."""
+
+        def download() -> None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with self.system.open_input_stream(self._full(name)) as source, path.open("wb") as target:
+                while block := source.read(BLOCK):
+                    target.write(block)
+            if (found := path.stat().st_size) != size:
+                raise OSError(f"{name} was cut off after {found:,} of {size:,} bytes")
+
+        self._retried(download)
+
+    def delete(self, name: str, *, folder: bool = False) -> None:
+        """Delete a file, or a folder with all its files; do nothing if it is missing."""
+        remove = self.system.delete_dir if folder else self.system.delete_file
+        with contextlib.suppress(FileNotFoundError):
+            self._retried(lambda: remove(self._full(name)))
+
+    def _full(self, name: str) -> str:
+        self.system  # noqa: B018  sets the path
+        return f"{self.path.rstrip('/')}/{name}".rstrip("/")
+
+    def _write(self, name: str, blocks: Any) -> int:
+        path, count = self._full(name), 0
+        if self.scheme not in ("s3", "gs"):  # in a bucket, this would make a bucket or an empty object
+            self.system.create_dir(path.rpartition("/")[0], recursive=True)
+        with self.system.open_output_stream(path) as file:
+            for block in blocks:
+                file.write(block)
+                count += len(block)
+        return count
+
+    def _retried(self, action: Callable[[], Any]) -> Any:
+        with clear_errors(self.address):
+            for attempt in range(ATTEMPTS):
+                try:
+                    return action()
+                except (FileNotFoundError, UserError):
+                    raise
+                except OSError as error:
+                    if attempt == ATTEMPTS - 1 or re.search(f"{DENIED}|{MISSING}", str(error), re.IGNORECASE):
+                        raise
+                time.sleep(min(LONGEST_WAIT, FIRST_WAIT * 2**attempt))
+        raise AssertionError
+
+
+def split(address: str) -> tuple[str, str]:
+    """Return the scheme and the path of an address. Raises BucketError if it is not one, or holds a password."""
+    matched = ADDRESS.fullmatch(address)
+    if matched is None or not matched[2].strip("/"):
+        raise BucketError(f"{address!r}: not an address of a folder; give one such as s3://bucket/run")
+    if "@" in matched[2].partition("/")[0]:
+        raise BucketError(f"{matched[1]}://…: found a user or password in an address; set them in the environment")
+    return {"gcs": "gs", "s3a": "s3"}.get(matched[1], matched[1]), matched[2]
+
+
+def is_address(text: str) -> bool:
+    """Return whether a text names a place with a scheme, not a local path."""
+    return re.match(r"\w[\w+.-]*://", text) is not None
+
+
+def s3_endpoint() -> str | None:
+    """Return the URL of a server that is not Amazon's, from the environment; None without one."""
+    return os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
+
+
+def s3_region() -> str | None:
+    return os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
+
+
+def _file_system(scheme: str, address: str) -> tuple[Any, str]:
+    """Return Arrow's file system of an address, and the path in it."""
+    from pyarrow import fs
+
+    path = split(address)[1]
+    if scheme == "s3":
+        options: dict[str, Any] = {"connect_timeout": CONNECT_SECONDS, "request_timeout": REQUEST_SECONDS}
+        options["allow_delayed_open"] = True  # a small file is one request
+        if endpoint := s3_endpoint():
+            url = urllib.parse.urlsplit(endpoint if "://" in endpoint else f"https://{endpoint}")
+            options |= {"endpoint_override": url.netloc + url.path.rstrip("/"), "scheme": url.scheme}
+        region = s3_region() or (None if endpoint else fs.resolve_s3_region(path.partition("/")[0]))
+        return fs.S3FileSystem(region=region or "us-east-1", **options), path
+    if scheme == "gs":
+        import datetime
+
+        options = {"retry_time_limit": datetime.timedelta(seconds=REQUEST_SECONDS)}
+        if emulator := os.environ.get("STORAGE_EMULATOR_HOST"):
+            url = urllib.parse.urlsplit(emulator if "://" in emulator else f"http://{emulator}")
+            options |= {"endpoint_override": url.netloc, "scheme": url.scheme, "anonymous": True}
+        return fs.GcsFileSystem(**options), path
+    import fsspec
+
+    try:
+        system, path = fsspec.url_to_fs(address)
+    except (ValueError, ImportError) as error:  # an unknown scheme, or a package that is not installed
+        raise BucketError(f"{address}: {_line(error)}; use s3://, gs:// or a local directory") from None
+    return fs.PyFileSystem(fs.FSSpecHandler(system)), path
+
+
+@contextlib.contextmanager
+def clear_errors(address: str) -> Iterator[None]:
+    """Turn errors of a server into a BucketError with one line. FileNotFoundError stays."""
+    try:
+        yield
+    except (FileNotFoundError, UserError):
+        raise
+    except (OSError, ValueError) as error:
+        raise BucketError(described(address, error)) from error
+
+
+def described(address: str, error: Exception) -> str:
+    """Return what is wrong with a place, and what to do."""
+    text, scheme = str(error), address.partition(":")[0]
+    if re.search(DENIED, text, re.IGNORECASE):
+        keys = {"s3": "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY or AWS_PROFILE", "gs": "GOOGLE_APPLICATION_CREDENTIALS"}
+        return f"{address}: access denied (403); check {keys.get(scheme, 'the credentials')} and the bucket's rights"
+    if re.search(MISSING, text, re.IGNORECASE):
+        return f"{address}: no such bucket (404); make it, or correct the address"
+    advice = "check the network, AWS_ENDPOINT_URL and AWS_REGION" if scheme == "s3" else "check the network"
+    return f"{address}: can't be reached ({_line(error)}); {advice}, and start again"
+
+
+def _line(error: Exception) -> str:
+    """Return the first line of an error, without the numbers of requests."""
+    text = re.sub(r" ?\(Request ID: [^)]*\)", "", (str(error).splitlines() or [type(error).__name__])[0])
+    return printable(text[:LONGEST_SHOWN])

@@ -1,0 +1,177 @@
+"""The lease of a run in a bucket: one object that says which process trains there.
+
+A bucket has no locks. A lease is written only if its object has not changed since it was read. The holder writes it
+again every RENEWED seconds, each time with other content. A process that sees the same content for LIFETIME seconds of
+its own clock takes the lease over.
+"""
+
+import contextlib
+import json
+import logging
+import os
+import socket
+import threading
+import time
+import uuid
+from pathlib import Path
+from typing import Any
+
+from mini_gpt.runtime import buckets
+from mini_gpt.runtime.buckets import Place
+from mini_gpt.runtime.errors import UserError
+
+NAME = "lease"
+LIFETIME, RENEWED, LOOKED = 60.0, 20.0, 2.0  # seconds
+RETRIES = {"max_retries": 6, "initial_delay": "0.2s", "max_delay": "5s"}
+log = logging.getLogger(__name__)
+
+
+class Lost(UserError):
+    """Another process has taken the lease over."""
+
+
+class Lease:
+    """The right to train in a place. `acquire` first, `release` last."""
+
+    def __init__(self, place: Place):
+        self.place, self.owner = place, uuid.uuid4().hex
+        self.store: Any = None
+        self.generation, self.confirmed = b"", 0.0
+        self.lock, self.stopped, self.lost = threading.Lock(), threading.Event(), False
+        self.thread = threading.Thread(target=self._keep, daemon=True)
+
+    def acquire(self) -> None:
+        """Take the lease, and renew it in a thread. Raises UserError if another run holds it."""
+        with buckets.clear_errors(self.place.address):
+            self.store = _store(self.place)
+        if self.store is None:
+            log.warning(
+                f"{self.place}: {self.place.scheme}:// has no conditional writes; do not start a second run here"
+            )
+            return
+        found = self._read()
+        self._wait_for_holder(found)
+        while not self._write("held", found.stamp.generation):
+            found = self._read()
+            self._wait_for_holder(found)
+        self.thread.start()
+
+    def check(self, *, now: bool = False) -> None:
+        """Raise Lost if another process has the lease. now: ask the server, also if that was done just before."""
+        if self.store is None:
+            return
+        with self.lock:
+            if not self.lost and (now or time.monotonic() - self.confirmed > RENEWED):
+                self.lost = not self._write("held", self.generation)
+        if self.lost:
+            raise Lost(f"{self.place}: another run has started to train here; this one has stopped")
+
+    def release(self) -> None:
+        """Give the lease back. Do nothing if it is lost, or the server can't be reached: then it ends by itself."""
+        self.stopped.set()
+        if self.store is not None and self.thread.ident is not None:
+            self.thread.join()
+            with contextlib.suppress(UserError):
+                self._write("released", self.generation)
+
+    def _keep(self) -> None:
+        while not self.stopped.wait(RENEWED):
+            try:
+                self.check(now=True)
+            except Lost:
+                return
+            except UserError:  # no network: `check` tries again before anything is written
+                continue
+
+    def _wait_for_holder(self, found: Any) -> None:
+        """Return when the lease is free or has ended. Raise UserError if its holder is alive."""
+        until = time.monotonic() + LIFETIME
+        body, told = _body(found.value), False
+        while body.get("state") == "held":
+            where = f"process {body.get('pid')} on {body.get('host')}"
+            refused = f"--workdir: another run trains in {self.place} ({where}); wait, or name a new directory"
+            if body.get("machine") == _machine():
+                if _is_alive(body.get("pid")):
+                    raise UserError(refused)
+                return
+            if time.monotonic() > until:
+                return
+            if not told:
+                log.info(f"{self.place}: {where} trained here; waiting up to {LIFETIME:.0f} s for a sign of it ...")
+                told = True
+            time.sleep(LOOKED)
+            later = self._read()
+            body = _body(later.value)
+            if later.stamp.generation != found.stamp.generation and body.get("state") == "held":
+                raise UserError(refused)
+
+    def _read(self) -> Any:
+        with buckets.clear_errors(self.place.address):
+            return self.store.read(NAME).result()
+
+    def _write(self, state: str, generation: bytes) -> bool:
+        """Write the lease if its object still has a generation; return whether that was so."""
+        body = {"state": state, "owner": self.owner, "renewal": uuid.uuid4().hex}  # equal content has an equal ETag
+        body |= {"host": socket.gethostname(), "pid": os.getpid(), "machine": _machine()}
+        content = json.dumps(body).encode()
+        with buckets.clear_errors(self.place.address):
+            written = self.store.write(NAME, content, if_equal=generation).result().generation
+        if not written:  # maybe the answer to a first try was lost, and the second try found the first one's object
+            found = self._read()
+            if found.value != content:
+                return False
+            written = found.stamp.generation
+        self.generation, self.confirmed = written, time.monotonic()
+        return True
+
+
+def _store(place: Place) -> Any:
+    """Return TensorStore's key-value store of a place; None for a scheme without conditional writes."""
+    import tensorstore as ts
+
+    bucket, _, path = place.path.partition("/")
+    folder = f"{path}/" if path else ""
+    spec: dict[str, Any]
+    match place.scheme:
+        case "s3":
+            spec = {"driver": "s3", "bucket": bucket, "path": folder, "s3_request_retries": RETRIES}
+            endpoint, region = buckets.s3_endpoint(), buckets.s3_region()
+            spec |= {"endpoint": endpoint} if endpoint else {}
+            spec |= {"aws_region": region or "us-east-1"} if region or endpoint else {}
+            if "AWS_ACCESS_KEY_ID" in os.environ:  # otherwise TensorStore also looks for files, and logs their absence
+                spec["aws_credentials"] = {"type": "environment"}
+        case "gs":
+            spec = {"driver": "gcs", "bucket": bucket, "path": folder, "gcs_request_retries": RETRIES}
+        case "file":
+            spec = {"driver": "file", "path": f"/{place.path.lstrip('/')}/"}
+        case _:
+            return None
+    return ts.KvStore.open(spec).result()
+
+
+def _body(content: bytes) -> dict[str, Any]:
+    try:
+        body = json.loads(content or b"{}")
+    except ValueError:
+        body = {}
+    return body if isinstance(body, dict) else {}
+
+
+def _machine() -> str:
+    """Return a text that only processes with the same process numbers share: until the next start of the machine."""
+    with contextlib.suppress(OSError):
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{socket.gethostname()} {boot} {os.stat('/proc/self/ns/pid').st_ino}"
+    return uuid.uuid4().hex
+
+
+def _is_alive(pid: Any) -> bool:
+    if not isinstance(pid, int) or pid == os.getpid():  # a restarted container can have the same number
+        return False
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        pass
+    return True
