@@ -90,6 +90,11 @@ def place(text: str) -> Path | buckets.Place:
     return buckets.Place(text) if buckets.is_address(text) else directory(text)
 
 
+def source(text: str) -> Path | buckets.Place:
+    """Return the path that a flag names, or the place of an address."""
+    return buckets.Place(text) if buckets.is_address(text) else path(text)
+
+
 def directory(text: str) -> Path:
     """Return the directory that a flag names. Raise UserError like `path`, or if it is a file."""
     found = path(text)
@@ -126,8 +131,10 @@ def utf8(text: str) -> str:
         raise UserError(f"{shown(text)}: found text that is not UTF-8; give UTF-8") from None
 
 
-def new_directory(text: str) -> Path:
-    """Return the absolute path of a directory. Raise UserError like `path`, or if it exists."""
+def new_directory(text: str) -> Path | buckets.Place:
+    """Return the absolute path of a directory, or a place. Raise UserError like `path`, or if it exists."""
+    if buckets.is_address(text):
+        return buckets.Place(text)
     found = path(text).resolve()
     files.check_new(found)
     return found

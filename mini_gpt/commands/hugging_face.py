@@ -16,12 +16,12 @@ import logging
 import sys
 from collections.abc import Sequence
 
-from mini_gpt.commands import command_line
+from mini_gpt.commands import command_line, staging
 from mini_gpt.commands.generate import request
 from mini_gpt.hugging_face import comparing, exporting, gguf_models, hub, importing
 from mini_gpt.hugging_face.architectures import ARCHITECTURES
 from mini_gpt.hugging_face.unread import UnreadRun
-from mini_gpt.runtime import files
+from mini_gpt.runtime import buckets, copies, files
 from mini_gpt.runtime.errors import UserError, require
 
 log = logging.getLogger("mini_gpt.hugging_face")
@@ -39,9 +39,11 @@ def main() -> None:
     if flags.command == "compare":
         _compare(flags)
         return
-    run = UnreadRun(flags.workdir, flags.checkpoint)
     options = exporting.Options(flags.architecture, flags.dtype, flags.length)
-    title = exporting.export(run, flags.output, options)
+    with staging.reading(flags.workdir, flags, choice=flags.checkpoint) as workdir:
+        run = UnreadRun(workdir, flags.checkpoint)
+        with staging.writing(flags.output) as output:
+            title = exporting.export(run, output, options)
     log.info(f"{flags.output}: written as {title}; load it with from_pretrained({str(flags.output)!r})")
 
 
@@ -59,8 +61,9 @@ def _parser() -> argparse.ArgumentParser:
     out.add_argument("--dtype", choices=exporting.DTYPES, default="float32", help=rounded)
     longest = "most tokens of a text in Transformers, for models of any length here; default: the context length"
     out.add_argument("--length", type=int, help=longest)
+    named = "directory or GGUF file, also in a bucket, or name on the Hub"
     into = commands.add_parser("import", help="make a run from a model of Transformers", allow_abbrev=False)
-    into.add_argument("--input", type=command_line.path, required=True, help="directory, GGUF file, or name on the Hub")
+    into.add_argument("--input", type=command_line.source, required=True, help=named)
     into.add_argument("--revision", help="commit, tag or branch of a model of the Hub; default: its newest commit")
     into.add_argument("--workdir", type=command_line.new_directory, required=True, help="a new run directory")
     into.add_argument("--config", default="configs/default.py", help="config file for the fields that the input lacks")
@@ -78,9 +81,15 @@ def _parser() -> argparse.ArgumentParser:
 
 def _import(flags: argparse.Namespace, rest: Sequence[str]) -> None:
     overrides = command_line.config_overrides(rest)
-    source = hub.find(str(flags.input), flags.revision)
-    with gguf_models.as_directory(source, flags.workdir) as source:
-        config = importing.import_run(source.directory, flags.workdir, flags.config, overrides, source.origin)
+    given = str(flags.input)
+    if isinstance(flags.input, buckets.Place):
+        given = str(copies.fetch(given, files.cache_directory(None)))
+    source = hub.find(given, flags.revision)
+    with (
+        staging.training(flags.workdir, flags, None) as workdir,
+        gguf_models.as_directory(source, workdir) as source,
+    ):
+        config = importing.import_run(source.directory, workdir, flags.config, overrides, source.origin)
     done = f"{flags.workdir}: imported as a run at step 0 with corpus {config.data.corpus}. Next: eval.py"
     if config.model.prediction_head is None:
         log.info(f"{done} --workdir={flags.workdir} --suite=heads,figures,explorer")

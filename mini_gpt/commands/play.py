@@ -5,7 +5,7 @@ python -m mini_gpt.play --workdir=RUN [--beside=OTHER_RUN] [--port=8008]
 
 import socket
 
-from mini_gpt.commands import command_line
+from mini_gpt.commands import command_line, staging
 from mini_gpt.pages.play import page
 from mini_gpt.pages.play.answers import Answers
 from mini_gpt.pages.play.server import ADDRESS, Server, make_server
@@ -29,7 +29,8 @@ def main() -> None:
     flags, rest = parser.parse_known_args()
     overrides = command_line.config_overrides(rest, flags.override)
     command_line.set_up(overrides.get("data.cache_dir"))
-    run = Run(flags.workdir, checkpoint=flags.checkpoint, overrides=overrides)
+    with staging.reading(flags.workdir, flags, overrides.get("data.cache_dir"), choice=flags.checkpoint) as workdir:
+        run = Run(workdir, checkpoint=flags.checkpoint, overrides=overrides)
     options = SuiteOptions(text=flags.text, beside=flags.beside)
     Play().check(run.config, options)
     runs = runs_of(run, options)

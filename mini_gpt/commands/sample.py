@@ -15,7 +15,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from mini_gpt.commands import command_line
+from mini_gpt.commands import command_line, staging
 from mini_gpt.commands.generate import request, written
 from mini_gpt.config.schema import Config
 from mini_gpt.generation import beam, decoding
@@ -87,7 +87,8 @@ def main() -> None:
     flags = _parse()
     sampling = Sampling(flags.temperature, flags.top_k, flags.top_p, flags.min_p, flags.repetition_penalty)
     command_line.set_up()
-    run = Run(flags.workdir, checkpoint=flags.checkpoint)
+    with staging.reading(flags.workdir, flags, choice=flags.checkpoint) as workdir:
+        run = Run(workdir, checkpoint=flags.checkpoint)
     if run.config.model.prediction_head is None:
         remedy = "so that it can't write text or fill in masks; use eval.py --suite=heads,figures,explorer"
         raise UserError(f"{flags.workdir}: the model has no prediction head, {remedy}")

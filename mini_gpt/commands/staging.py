@@ -13,14 +13,15 @@ import logging
 import os
 import shutil
 import signal
+import tempfile
 import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from mini_gpt.commands import command_line
 from mini_gpt.runtime import files, lease, processes
-from mini_gpt.runtime.buckets import BucketError, Entry, Place
+from mini_gpt.runtime.buckets import Entry, Place
 from mini_gpt.runtime.errors import UserError, require
 from mini_gpt.runtime.lease import Lease
 from mini_gpt.training import checkpoint, monitor
@@ -32,10 +33,11 @@ NOT_COPIED = (workdirs.LOCK, checkpoint.DAMAGED, workdirs.CHECKPOINTS)
 EVERY = 2.0  # seconds between two looks at the local copy
 log = logging.getLogger(__name__)
 Markers = dict[int, dict[str, Any]]
+Local = TypeVar("Local")  # a path or None
 
 
 @contextlib.contextmanager
-def training(workdir: Path | Place | None, flags: argparse.Namespace, cache_dir: str | None) -> Iterator[Path | None]:
+def training(workdir: Local | Place, flags: argparse.Namespace, cache_dir: str | None) -> Iterator[Local | Path]:
     """Yield a local copy of the run in a bucket to train in. Copy it to the bucket meanwhile and at the end.
 
     A local directory is yielded as it is. Raises UserError if another run trains there, or the copy is incomplete.
@@ -52,10 +54,10 @@ def training(workdir: Path | Place | None, flags: argparse.Namespace, cache_dir:
         copier.start()
         try:
             yield staged.local
-        finally:
-            staged.stopped.set()
-            copier.join()
-            staged.finish()
+        except BaseException:
+            staged.finish(copier, is_error=True)
+            raise
+        staged.finish(copier)
     finally:
         staged.lease.release()
 
@@ -73,13 +75,39 @@ def reading(
         return
     _set_up(workdir, flags, cache_dir)
     staged = Staged(workdir, "read", cache_dir)
-    staged.fetch_to_read(choice)
+    for left in reversed(range(checkpoint.MOST_CHOICES)):
+        try:
+            staged.fetch_to_read(choice)
+            break
+        except Vanished:
+            if not left:
+                raise
     try:
         yield staged.local
     finally:
         for name, entry in staged.small_files().items():
             if name.startswith(EVALUATIONS) and staged.sent.get(name) != entry:
                 workdir.upload(staged.local / name, name)
+                log.info(f"copied to {workdir}/{name}")
+
+
+@contextlib.contextmanager
+def writing(output: Path | Place) -> Iterator[Path]:
+    """Yield a new local directory, whose files are copied to a bucket if the block succeeds.
+
+    A local directory is yielded as it is. Raises UserError if there are files already.
+    """
+    if not isinstance(output, Place):
+        yield output
+        return
+    output.check()
+    if output.files():
+        raise UserError(f"{output}: holds files already; name a new folder")
+    with tempfile.TemporaryDirectory() as folder:
+        local = Path(folder, files.plain_name(output.address.rpartition("/")[2]))
+        yield local
+        for path in sorted(path for path in local.rglob("*") if path.is_file()):
+            output.upload(path, path.relative_to(local).as_posix())
 
 
 def _set_up(workdir: Place, flags: argparse.Namespace, cache_dir: str | None) -> None:
@@ -88,6 +116,10 @@ def _set_up(workdir: Place, flags: argparse.Namespace, cache_dir: str | None) ->
         remedy = "name a directory that all processes share"
         raise UserError(f"--workdir: {workdir} with several processes is not supported; {remedy}")
     workdir.check()
+
+
+class Vanished(UserError):
+    """A checkpoint that training has deleted while it was copied."""
 
 
 class Staged:
@@ -128,8 +160,9 @@ class Staged:
         found = {}
         for folder, folders, names in os.walk(self.local):
             at_top = Path(folder) == self.local
-            folders[:] = [name for name in folders if not (name.endswith(files.DRAFT) or at_top and name in NOT_COPIED)]
-            for path in (Path(folder, name) for name in names if not (at_top and name in NOT_COPIED)):
+            left_out = NOT_COPIED if at_top else ()
+            folders[:] = [name for name in folders if name not in left_out and not name.endswith(files.DRAFT)]
+            for path in (Path(folder, name) for name in names if name not in left_out):
                 with contextlib.suppress(FileNotFoundError):
                     status = path.lstat()
                     if path.is_file() and not path.is_symlink():
@@ -143,8 +176,8 @@ class Staged:
         everything = self.place.files()
         there = {name: entry for name, entry in everything.items() if _is_small(name)}
         started = {Path(name).parts[1] for name in everything if name.startswith(f"{workdirs.CHECKPOINTS}/")}
-        for step in started - set(map(str, self.markers)):  # the upload was cut off
-            self.place.delete(f"{workdirs.CHECKPOINTS}/{step}", folder=True)
+        for cut_off in started - set(map(str, self.markers)):
+            self.place.delete(f"{workdirs.CHECKPOINTS}/{cut_off}", folder=True)
         own, other = self._identity_here(), self._identity_there(there)
         if None not in (own, other) and own != other:
             remedy = "if you do not need it, delete the copy"
@@ -179,10 +212,10 @@ class Staged:
             there = {name: entry for name, entry in self.place.files().items() if _is_small(name)}
             if workdirs.CONFIG not in there:
                 raise UserError(f"--workdir: {self.place} holds no run; give the address of one")
-            steps = list(map(str, self.markers))
-            possible = choice in ("last", "best", *steps)
-            require(possible, "--checkpoint", choice, f"must be last, best or one of {', '.join(steps)}")
-            wanted = {"last": steps[-1:], "best": steps}.get(choice, [choice])
+            steps = list(self.markers)
+            possible = choice in ("last", "best", *map(str, steps))
+            require(possible, "--checkpoint", choice, f"must be last, best or one of {str(steps)[1:-1]}")
+            wanted = [step for step in steps if choice in ("best", str(step))] or steps[-1:]
             for name, entry in there.items():
                 if not name.startswith(monitor.TENSORBOARD):
                     self.place.download(name, draft := self.home / "draft", entry.size)
@@ -193,7 +226,7 @@ class Staged:
             for old in [step for step, record in here.items() if record != self._record(step)]:
                 shutil.rmtree(self.local / workdirs.CHECKPOINTS / str(old))
                 del here[old]
-            for step in set(map(int, wanted)) - here.keys():
+            for step in set(wanted) - here.keys():
                 with files.directory_written_whole(self.local / workdirs.CHECKPOINTS / str(step)) as draft:
                     self._fetch_step(step, draft)
 
@@ -219,26 +252,41 @@ class Staged:
         """Copy what has changed to the bucket: files, checkpoints, and the deletion of checkpoints."""
         steps = self.local_steps()  # before the files: these then hold the rows of the steps
         self.lease.check()
-        for name, entry in self.small_files().items():
-            if self.sent.get(name) != entry:
-                with contextlib.suppress(FileNotFoundError):
-                    self.place.upload(self.local / name, name)
-                    self.sent[name] = entry
+        self._send_files()
         for step, record in steps.items():
             if record != self._record(step):
                 self._send_step(step, record)
+                self._send_files()
         for step in [step for step in self.markers if step not in self.local_steps()]:
             self._delete_step(step)
 
-    def finish(self) -> None:
-        """Copy the rest. Raises UserError if that fails; the local copy stays in any case."""
-        if not self.local.exists():
+    def _send_files(self) -> None:
+        """Copy the small files that have changed. Rows of metrics need a checkpoint: without one, they are refused."""
+        for name, entry in self.small_files().items():
+            if self.sent.get(name) != entry and (self.markers or name != workdirs.METRICS):
+                with contextlib.suppress(FileNotFoundError):
+                    self.place.upload(self.local / name, name)
+                    self.sent[name] = entry
+
+    def finish(self, copier: threading.Thread, *, is_error: bool = False) -> None:
+        """End the thread, and copy the rest. Raises UserError if that fails; the local copy stays in any case.
+
+        is_error: another error is raised already, so that this one is logged.
+        """
+        self.stopped.set()
+        copier.join()
+        if self.lease.lost or not self.local.exists():
             return
+        log.info(f"copying the rest of the run to {self.place} ...")
         try:
             self.copy()
-        except BucketError as error:
+        except UserError as error:
             remedy = f"nothing is lost: the same command on this machine goes on with {self.local}"
-            raise UserError(f"{error}; the last changes are not copied; {remedy}") from None
+            message = f"{error}; the last changes are not copied; {remedy}"
+            if not is_error:
+                raise UserError(message) from None
+            log.error(message)
+            return
         log.info(f"the run is in {self.place}; its copy is in {self.local}")
 
     def _record(self, step: int) -> str | None:
@@ -272,13 +320,13 @@ class Staged:
         self.place.delete(f"{workdirs.CHECKPOINTS}/{step}", folder=True)
 
     def _fetch_step(self, step: int, folder: Path) -> None:
-        """Copy a checkpoint from the bucket. Raises UserError if its files are not those of its marker."""
+        """Copy a checkpoint from the bucket. Raises Vanished if a file of its marker is missing."""
         for name, size in self.markers[step]["files"].items():
             files.file_inside(folder, name)
             try:
                 self.place.download(f"{workdirs.CHECKPOINTS}/{step}/{name}", folder / name, size)
             except FileNotFoundError:
-                raise UserError(f"{self.place}: step {step} lacks {name}; give another --checkpoint") from None
+                raise Vanished(f"{self.place}: step {step} lacks {name}; give another --checkpoint") from None
 
     def _identity_here(self) -> str | None:
         return workdirs.identity(self.local) if (self.local / workdirs.CONFIG).exists() else None

@@ -12,7 +12,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from mini_gpt.config.data import PAIRS, DataConfig
-from mini_gpt.runtime import files
+from mini_gpt.runtime import buckets, files
 from mini_gpt.runtime.errors import UserError, shown
 
 CACHE = "data.cache_dir"
@@ -73,6 +73,8 @@ def _cache_key(data: DataConfig) -> str | None:
 
 
 def _absolute(path: str) -> str:
+    if buckets.is_address(path):
+        return path
     expanded = os.path.expanduser(path)
     # abspath() removes "link/.." without following the link, so that two places would have one key.
     return (os.path.realpath if ".." in Path(expanded.lstrip("./")).parts else os.path.abspath)(expanded)

@@ -1,6 +1,7 @@
 """Corpora by name, and their documents."""
 
 import contextlib
+import dataclasses
 import functools
 import hashlib
 import io
@@ -20,7 +21,7 @@ from mini_gpt.data import builders, english, pair_files, tasks, text_corpus, tex
 from mini_gpt.data.builders import PythonLibrary, PythonStdlib, TinyShakespeare
 from mini_gpt.data.corpus import Corpus
 from mini_gpt.data.splits import SPLITS
-from mini_gpt.runtime import files, processes
+from mini_gpt.runtime import buckets, copies, files, processes
 from mini_gpt.runtime.errors import UserError, require, shown, suggestion
 
 NAME_IN_TFDS = re.compile(r"\w+(/[\w+.-]+)?(:[\d*]+(\.[\d*]+){2})?")
@@ -31,7 +32,11 @@ log = logging.getLogger(__name__)
 
 @processes.main_process_first()
 def open_corpus(data: DataConfig) -> Corpus:
-    """Open `data.corpus`. Prepares it first if needed. Raises UserError if that fails."""
+    """Open `data.corpus`. Prepares it first if needed. Raises UserError if that fails.
+
+    Files with an address, such as s3://bucket/texts/*.jsonl.gz, are first copied into the cache.
+    """
+    data = dataclasses.replace(data, path=_local(data, data.path), target_path=_local(data, data.target_path))
     tfds.disable_progress_bar()
     tfds_dir = files.cache_directory(data.cache_dir) / "tfds"
     if data.corpus == "text":
@@ -65,6 +70,12 @@ def open_corpus(data: DataConfig) -> Corpus:
         return Corpus(data.corpus, hashlib.sha256(f"{data.corpus} {tasks.VERSION}".encode()).hexdigest(), 0, {})
     known = "python_stdlib, tiny_shakespeare, english, text, pairs, tokens, tfds:NAME[/CONFIG], or task:NAME"
     raise UserError(f"data.corpus: found {data.corpus!r}; must be {known}")
+
+
+def _local(data: DataConfig, path: str | None) -> str | None:
+    if path is None or not buckets.is_address(path):
+        return path
+    return str(copies.fetch(path, files.cache_directory(data.cache_dir)))
 
 
 def _catalogue(name: str, path: str | None, pair: tuple[str, str] | None) -> Corpus:

@@ -62,7 +62,9 @@ class Place:
     def check(self) -> None:
         """Raise BucketError if the bucket is missing, or can't be read with these credentials."""
         if self.scheme in ("s3", "gs"):
-            self._retried(lambda: self.system.get_file_info(self.path.partition("/")[0]).type.name)
+            info = self._retried(lambda: self.system.get_file_info(self.path.partition("/")[0]))
+            if info.type.name == "NotFound":
+                raise BucketError(described(self.address, OSError("no such bucket")))
 
     def files(self, under: str = "", *, recursive: bool = True) -> dict[str, Entry]:
         """Return the files below a folder by their names, sorted; none if the folder is missing."""
@@ -76,11 +78,16 @@ class Place:
         entries = {info.path.removeprefix(root): Entry(info.size, info.mtime_ns or 0) for info in found}
         return {name: entries[name] for name in sorted(entries) if ".." not in name.split("/")}
 
+    def entry(self, name: str) -> Entry | None:
+        """Return the entry of a file; None if it is missing or a folder."""
+        info = self._retried(lambda: self.system.get_file_info(self._full(name)))
+        return Entry(info.size, info.mtime_ns or 0) if info.is_file else None
+
     def read(self, name: str) -> bytes:
         """Return the content of a small file. Raises FileNotFoundError if it is missing."""
 
         def read() -> bytes:
-            with self.system.open_input_stream(self._full(name)) as file:
+            with self.system.open_input_stream(self._full(name), compression=None) as file:
                 return file.read()
 
         return self._retried(read)
@@ -105,7 +112,7 @@ class Place:
 
         def download() -> None:
             path.parent.mkdir(parents=True, exist_ok=True)
-            with self.system.open_input_stream(self._full(name)) as source, path.open("wb") as target:
+            with self.system.open_input_stream(self._full(name), compression=None) as source, path.open("wb") as target:
                 while block := source.read(BLOCK):
                     target.write(block)
             if (found := path.stat().st_size) != size:
@@ -127,7 +134,7 @@ class Place:
         path, count = self._full(name), 0
         if self.scheme not in ("s3", "gs"):  # in a bucket, this would make a bucket or an empty object
             self.system.create_dir(path.rpartition("/")[0], recursive=True)
-        with self.system.open_output_stream(path) as file:
+        with self.system.open_output_stream(path, compression=None) as file:
             for block in blocks:
                 file.write(block)
                 count += len(block)

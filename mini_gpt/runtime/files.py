@@ -37,7 +37,9 @@ class Exists(UserError):
 
 
 def expanded(path: str) -> Path:
-    """Return a path with `~` expanded. Raises UserError if there is no such home directory."""
+    """Return a path with `~` expanded. Raises UserError for a URL, and if there is no such home directory."""
+    if re.match(r"\w+://", path):
+        raise UserError(f"{path}: found a URL; must be a path of this machine")
     found = os.path.expanduser(path)
     if found.startswith("~"):
         raise UserError(f"{path}: found no home directory for ~; set HOME, or give the path without ~")

@@ -22,7 +22,7 @@ from mini_gpt.runtime.errors import UserError
 
 NAME = "lease"
 LIFETIME, RENEWED, LOOKED = 60.0, 20.0, 2.0  # seconds
-RETRIES = {"max_retries": 6, "initial_delay": "0.2s", "max_delay": "5s"}
+RETRIES: dict[str, Any] = {"max_retries": 6, "initial_delay": "0.2s", "max_delay": "5s"}
 log = logging.getLogger(__name__)
 
 
@@ -111,7 +111,11 @@ class Lease:
 
     def _write(self, state: str, generation: bytes) -> bool:
         """Write the lease if its object still has a generation; return whether that was so."""
-        body = {"state": state, "owner": self.owner, "renewal": uuid.uuid4().hex}  # equal content has an equal ETag
+        body: dict[str, Any] = {
+            "state": state,
+            "owner": self.owner,
+            "renewal": uuid.uuid4().hex,
+        }  # equal content has an equal ETag
         body |= {"host": socket.gethostname(), "pid": os.getpid(), "machine": _machine()}
         content = json.dumps(body).encode()
         with buckets.clear_errors(self.place.address):

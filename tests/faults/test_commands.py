@@ -119,9 +119,10 @@ NO_PATH = "in the path of a directory; name one without it"
 TYPED = {
     "a lost value": (f"eval.py --workdir={RUN} --suite=extrapolation --lengths=--", "--lengths=--: found '--'; give"),
     "a lost prompt": (f"sample.py --workdir={RUN} --prompt=--", "--prompt=--: found '--'; give"),
-    "a bucket": (f"train.py {CONFIG} --workdir=gs://bucket/run", "found the URL 'gs://bucket/run'; must be"),
-    "a file URL": (f"eval.py --workdir=file://{RUN}", "found the URL 'file://"),
-    "a new URL": (f"-m mini_gpt.hugging_face export --workdir={RUN} --output=s3://b", "found the URL 's3://b'"),
+    "an unknown scheme": (f"train.py {CONFIG} --workdir=no://bucket/run", "Protocol not known: no; use s3://"),
+    "a URL without a run": (f"eval.py --workdir=file://{RUN}/eval", "/eval holds no run; give the address of one"),
+    "a URL with a run": (f"-m mini_gpt.hugging_face export --workdir={RUN} --output=file://{RUN}", "holds files"),
+    "a URL of one file": (f"sample.py --workdir={RUN} --prompt_file=s3://bucket/text", "s3://bucket/text: found a URL"),
     "bytes as a path": (f"sample.py --workdir={RUN}$'\\xff' --prompt=a", NO_PATH),
     "bytes as a new path": (f"train.py {CONFIG} --workdir={RUN}$'\\xff'", NO_PATH),
     "bytes as a prompt": (f"sample.py --workdir={RUN} --prompt=$'\\xff'", NO_TEXT),

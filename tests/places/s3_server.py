@@ -16,9 +16,10 @@ import pytest
 
 from tests.runtime.test_processes import free_port
 
+MISSING = "moto is not installed: pip install 'moto[s3]' flask flask-cors"
 BUCKET = "bucket"
-CLOSE = "close"  # the fault that ends a connection without an answer
-Fault = Callable[[str, str], int | str | None]  # of method and path: a status, CLOSE, or None for the true answer
+CLOSE, LOSE = "close", "lose"  # end the connection before the request is done, or after it, without an answer
+Fault = Callable[[str, str], int | str | None]  # of method and path: a status, CLOSE, LOSE or None, the true answer
 MESSAGES = {503: "SlowDown", 403: "InvalidAccessKeyId"}
 
 
@@ -26,7 +27,7 @@ class Server:
     """The server's `url`; `fault` answers a request in its place, and `log` has (method, path) of all requests."""
 
     def __init__(self, backend: int):
-        self.backend, self.fault, self.log = backend, _no_fault, list[tuple[str, str]]()
+        self.backend, self.fault, self.log = backend, no_fault, list[tuple[str, str]]()
         self.conditions = threading.Lock()  # moto checks a condition and writes in two steps
         self.proxy = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
         self.proxy.daemon_threads = True
@@ -64,12 +65,15 @@ class Server:
                 if fault == CLOSE:
                     self.close_connection = True
                     return
-                if fault is not None:
-                    code = MESSAGES[int(fault)]
+                if isinstance(fault, int):
+                    code = MESSAGES[fault]
                     content = f"<Error><Code>{code}</Code><Message>{code}</Message></Error>".encode()
-                    self._send(int(fault), [("Content-Type", "application/xml")], content)
+                    self._send(fault, [("Content-Type", "application/xml")], content)
                     return
                 answer = server.answer(self.command, self.path, dict(self.headers.items()), body)
+                if fault == LOSE:
+                    self.close_connection = True
+                    return
                 self._send(answer.status, answer.getheaders(), answer.read())
 
             def _body(self) -> bytes | None:
@@ -105,14 +109,14 @@ class Server:
         return Handler
 
 
-def _no_fault(method: str, path: str) -> int | str | None:
+def no_fault(method: str, path: str) -> int | str | None:
     return None
 
 
 @contextlib.contextmanager
 def running(log: Path) -> Iterator[Server]:
     """Start moto and the proxy, with an empty bucket."""
-    pytest.importorskip("moto.server", reason="moto is not installed: pip install 'moto[s3]' flask flask-cors")
+    pytest.importorskip("moto.server", reason=MISSING)
     port = free_port()
     command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
     with log.open("wb") as file, subprocess.Popen(command, stdout=file, stderr=file) as process:

@@ -1,0 +1,153 @@
+"""Files in places with a scheme: faults of the server, errors in one line, copies in the cache, and the lease."""
+
+import collections
+import os
+
+import pytest
+
+from mini_gpt.runtime import copies, lease
+from mini_gpt.runtime.buckets import BucketError, Place
+from mini_gpt.runtime.errors import UserError
+from mini_gpt.runtime.lease import Lease
+from tests.places.s3_server import CLOSE, LOSE
+
+LARGE = os.urandom(2**24 + 1)  # several blocks, and several parts of an upload
+
+
+def count_faults(server, fault, times, part=""):
+    """Answer the first `times` requests of each method and path with `part` by a fault. Return the counts."""
+    counts = collections.Counter()
+
+    def answer(method, path):
+        key = method, path.partition("?")[0]
+        counts[key] += part in path
+        return fault if 0 < counts[key] <= times else None
+
+    server.fault = answer
+    return counts
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("fault", "times", "part"), [(503, 3, "small"), (CLOSE, 1, ""), (LOSE, 1, "")])
+def test_files_survive_faults_of_the_server(server, tmp_path, fault, times, part):
+    place = Place(f"s3://bucket/faults-{fault}")
+    (tmp_path / "large").write_bytes(LARGE)
+    counts = count_faults(server, fault, times, part)
+    place.write("small", b"abc")
+    assert place.upload(tmp_path / "large", "a/large") == len(LARGE)
+    assert {name: entry.size for name, entry in place.files().items()} == {"a/large": len(LARGE), "small": 3}
+    place.download("a/large", tmp_path / "copy", len(LARGE))
+    assert (tmp_path / "copy").read_bytes() == LARGE and place.read("small") == b"abc"
+    place.delete("a", folder=True)
+    place.delete("small")
+    assert place.files() == {} and max(counts.values()) > times
+
+
+@pytest.mark.slow
+def test_a_lasting_fault_is_one_line_and_a_cut_off_download_is_an_error(server, tmp_path, monkeypatch):
+    monkeypatch.setattr("mini_gpt.runtime.buckets.ATTEMPTS", 1)
+    place = Place("s3://bucket/lasting")
+    place.write("file", b"abc")
+    with pytest.raises(BucketError, match=r"cut off after 3 of 5 bytes"):
+        place.download("file", tmp_path / "copy", 5)
+    with pytest.raises(FileNotFoundError):
+        place.read("missing")
+    for fault, said in (
+        (403, r"access denied \(403\); check AWS_ACCESS_KEY_ID"),
+        (503, "can't be reached .*SLOW_DOWN"),
+    ):
+        server.fault = lambda method, path, fault=fault: fault
+        with pytest.raises(BucketError, match=f"^s3://bucket/lasting: {said}[^\n]*$"):
+            place.write("file", b"abc")
+    server.fault = lambda method, path: None
+    with pytest.raises(BucketError, match=r"^s3://missing/run: no such bucket \(404\); make it"):
+        Place("s3://missing/run").check()
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    with pytest.raises(BucketError, match=r"^s3://bucket/run: can't be reached .*AWS_ENDPOINT_URL"):
+        Place("s3://bucket/run").check()
+
+
+def test_bad_addresses_are_refused_and_a_password_is_not_shown():
+    with pytest.raises(BucketError, match=r"nowhere://a/b: Protocol not known"):
+        Place("nowhere://a/b").files()
+    with pytest.raises(BucketError, match="s3://") as refused:
+        Place("s3://key:PASSWORD@host/bucket")
+    assert "PASSWORD" not in str(refused.value)
+
+
+@pytest.mark.parametrize("scheme", ["file", "memory"])
+def test_a_glob_is_copied_and_only_changed_files_are_copied_again(tmp_path, scheme, monkeypatch):
+    place = Place(f"{scheme}://{tmp_path}/texts")
+    for name in ("a.txt", "b/c.txt", "b/d.gz"):
+        place.write(name, name.encode())
+    copied = []
+    download = Place.download
+    monkeypatch.setattr(Place, "download", lambda self, name, *rest: copied.append(name) or download(self, name, *rest))
+    fetch = lambda rest: copies.fetch(f"{place.address}/{rest}", tmp_path / "cache")
+    found = fetch("**/*.txt")
+    content = lambda: {path.relative_to(found.parents[1]).as_posix() for path in found.parents[1].rglob("*.txt")}
+    assert found.name == "*.txt" and content() == set(copied) == {"a.txt", "b/c.txt"}
+    fetch("**/*.txt")
+    assert copied == ["a.txt", "b/c.txt"]
+    place.write("a.txt", b"other text")
+    place.delete("b/c.txt")
+    fetch("**/*.txt")
+    assert copied[2:] == ["a.txt"] and content() == {"a.txt"}
+    assert (found.parents[1] / "a.txt").read_bytes() == b"other text"
+    assert fetch("b/d.gz").read_bytes() == b"b/d.gz"
+    assert [path.name for path in fetch("b").iterdir()] == ["d.gz"]
+    with pytest.raises(UserError, match="matches no file"):
+        fetch("*.csv")
+
+
+@pytest.fixture(params=["file", pytest.param("s3", marks=pytest.mark.slow)])
+def place(request, tmp_path, fast):
+    if request.param == "s3":
+        request.getfixturevalue("server")
+        return Place(f"s3://bucket/{tmp_path.name}")
+    return Place(f"file://{tmp_path}")
+
+
+def test_a_lease_is_held_by_one_run_until_it_is_released(place):
+    first, second = Lease(place), Lease(place)
+    first.acquire()
+    with pytest.raises(UserError, match=r"another run trains in .* \(process \d+ on"):
+        second.acquire()
+    first.check(now=True)
+    first.release()
+    Lease(place).acquire()
+
+
+def test_a_silent_holder_loses_the_lease(place):
+    silent, later = Lease(place), Lease(place)
+    silent._keep = lambda: None
+    silent.thread = silent.thread.__class__(target=silent._keep)
+    silent.acquire()
+    later.acquire()
+    with pytest.raises(lease.Lost, match="another run has started to train here"):
+        silent.check(now=True)
+    silent.release()
+    later.check(now=True)
+    later.release()
+
+
+def test_a_dead_process_of_this_machine_loses_the_lease_at_once(tmp_path, monkeypatch):
+    place = Place(f"file://{tmp_path}")
+    monkeypatch.setattr(lease.time, "sleep", lambda seconds: pytest.fail("waited"))
+    monkeypatch.setattr(lease.os, "getpid", lambda: 2**30)  # no process has this number
+    dead = Lease(place)
+    dead.acquire()
+    monkeypatch.undo()
+    Lease(place).acquire()
+    with pytest.raises(lease.Lost):
+        dead.check(now=True)
+
+
+@pytest.mark.slow
+def test_a_lease_whose_answer_was_lost_is_held(server, fast):
+    held = Lease(Place("s3://bucket/lost-answer"))
+    held.acquire()
+    counts = count_faults(server, LOSE, 1)
+    held.check(now=True)
+    held.release()
+    assert counts["PUT", "/bucket/lost-answer/lease"] > 1

@@ -1,0 +1,263 @@
+"""Runs in a bucket: killed in an upload and resumed, evaluated elsewhere, one trainer at a time, exported, imported."""
+
+import contextlib
+import gzip
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from mini_gpt.commands import staging
+from mini_gpt.commands.staging import Staged
+from mini_gpt.runtime import buckets, files, lease
+from mini_gpt.runtime.buckets import BucketError, Place
+from mini_gpt.runtime.errors import UserError
+from tests.conftest import make_text
+from tests.places.s3_server import CLOSE
+from tests.training.interruption import without_rates
+
+FIELDS = {
+    "context_length": 32,
+    "model.num_layers": 1,
+    "model.d_model": 16,
+    "model.num_heads": 2,
+    "model.dtype": "float32",
+    "model.dropout": 0.1,
+    "data.corpus": "text",
+    "data.tokenizer": "bytes",
+    "train.batch_size": 8,
+    "train.steps": 600,
+    "optimizer.warmup_steps": 4,
+    "eval.every": 50,
+    "eval.tokens": 512,
+    "checkpoint.every": 25,
+}
+TEXTS = "s3://bucket/texts/*.jsonl.gz"
+
+
+def start(server, cache, *arguments, fields=(), **options):
+    """Start a command on a machine with its own cache."""
+    command = [sys.executable, *arguments, *(f"--config.{name}={value}" for name, value in dict(fields).items())]
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen(command, env=server.environment(cache), **streams, **options)
+
+
+def finish(process, status=0):
+    """Wait for a command; return what it printed."""
+    out, err = process.communicate(timeout=240)
+    assert process.returncode == status, err
+    assert "Traceback" not in err and "SECRET-KEY" not in out + err
+    return out + err
+
+
+def last_checksums(read, steps):
+    """Return the checksums of all arrays of the last checkpoint."""
+    return json.loads(read(f"checkpoints/{max(steps)}/format/metadata"))["checksums"]
+
+
+def metrics(content):
+    return [without_rates(json.loads(line)) for line in content.splitlines()]
+
+
+@pytest.fixture
+def texts(server):
+    for number in range(4):
+        lines = [json.dumps({"text": make_text(number * 40 + line, 60)}) for line in range(40)]
+        Place("s3://bucket/texts").write(f"{number}.jsonl.gz", gzip.compress("\n".join(lines).encode()))
+    return FIELDS | {"data.path": TEXTS}
+
+
+@pytest.mark.slow
+def test_a_run_that_is_killed_in_an_upload_resumes_to_the_same_bits_on_another_machine(server, texts, tmp_path):
+    whole = tmp_path / "whole"
+    finish(start(server, tmp_path / "a", "train.py", "--config=configs/tiny.py", f"--workdir={whole}", fields=texts))
+    place = Place("s3://bucket/runs/killed")
+    train = ("train.py", f"--workdir={place}")
+    killed = start(server, tmp_path / "b", *train, "--config=configs/tiny.py", fields=texts)
+
+    cut_off = []
+
+    def kill(method, path):
+        is_second = any("/complete/" in path for method, path in server.log if method == "PUT")
+        if method == "PUT" and "/training/" in path and (is_second or cut_off):  # the parameters are there already
+            cut_off.append(path.split("/")[5])
+            killed.kill()
+            return CLOSE
+        return None
+
+    server.fault = kill
+    finish(killed, -signal.SIGKILL)
+    server.fault = lambda method, path: None
+    steps, names = Staged(place, "read", str(tmp_path)).read_markers(), place.files(f"checkpoints/{cut_off[0]}")
+    assert 0 < max(steps) < 600 and int(cut_off[0]) not in steps and any("/parameters/" in name for name in names)
+    said = finish(start(server, tmp_path / "c", *train, "--config.data.path", TEXTS))
+    assert f"copied to {tmp_path}/c" in said and "process" not in said
+    assert f"is at step {max(steps)}: resuming" in said
+    steps = Staged(place, "read", str(tmp_path)).read_markers()
+    expected = last_checksums(lambda name: (whole / name).read_bytes(), steps)
+    assert max(steps) == 600 and last_checksums(place.read, steps) == expected
+    assert metrics(place.read("metrics.jsonl")) == metrics((whole / "metrics.jsonl").read_bytes())
+    held = {name.split("/")[1] for name in place.files("checkpoints")}
+    assert held == set(map(str, steps))  # nothing is left of the cut off upload
+    finish(start(server, tmp_path / "d", "eval.py", f"--workdir={place}", "--config.data.path", TEXTS))
+    results = [json.loads(place.read(name)) for name in place.files("eval")]
+    assert len(results) == 2 and len({result["nll"] for result in results}) == 1  # at the end of training, and here
+    exported = Place("s3://bucket/exported")
+    export = ("-m", "mini_gpt.hugging_face", "export", f"--workdir={place}", f"--output={exported}")
+    finish(start(server, tmp_path / "e", *export, "--checkpoint=best"))
+    imported = Place("s3://bucket/runs/imported")
+    options = (f"--input={exported}", f"--workdir={imported}", "--config=configs/tiny.py")
+    finish(start(server, tmp_path / "e", "-m", "mini_gpt.hugging_face", "import", *options))
+    sample = ("sample.py", "--prompt=the cat", "--length=8", "--temperature=0")
+    samples = [
+        finish(start(server, tmp_path / "f", *sample, f"--workdir={run}", f"--checkpoint={checkpoint}"))
+        for run, checkpoint in ((place, "best"), (imported, "last"))
+    ]
+    assert samples[0] == samples[1]
+    assert all(b"SECRET-KEY" not in Place("s3://bucket").read(name) for name in Place("s3://bucket").files())
+
+
+@pytest.mark.slow
+def test_a_second_trainer_is_refused_and_a_stopped_one_copies_its_last_step(server, texts, tmp_path):
+    place = Place("s3://bucket/runs/two")
+    fields = texts | {"train.steps": 1_000_000}
+    train = ("train.py", f"--workdir={place}", "--config=configs/tiny.py")
+    first = start(server, tmp_path / "a", *train, fields=fields)
+    until = time.monotonic() + 120
+    while not place.files("complete") and time.monotonic() < until:
+        time.sleep(0.5)
+    said = finish(start(server, tmp_path / "b", *train, fields=fields), 1)
+    assert f"error: --workdir: another run trains in {place} (process {first.pid} on " in said
+    first.send_signal(signal.SIGTERM)
+    said = finish(first, 128 + signal.SIGTERM)
+    saved = int(said.partition("stopped and saved at step ")[2].partition(";")[0])
+    assert max(Staged(place, "read", str(tmp_path)).read_markers()) == saved
+    assert json.loads(place.read("lease"))["state"] == "released"
+
+
+@pytest.mark.slow
+def test_faults_of_the_start_are_one_line(server, tmp_path):
+    evaluate = ("eval.py", "--workdir=s3://bucket/runs/none")
+    assert finish(start(server, tmp_path, *evaluate), 1).count("\n") == 1
+    server.fault = lambda method, path: 403
+    for command in (evaluate, ("train.py", "--workdir=s3://bucket/runs/none", "--config=configs/tiny.py")):
+        said = finish(start(server, tmp_path, *command), 1)
+        assert said.splitlines()[-1].startswith("error: s3://bucket/runs/none: access denied (403); check AWS_")
+        assert len([line for line in said.splitlines() if not line.startswith(("E1", "E0"))]) == 1
+
+
+def make_run(folder, identity, steps, mark=""):
+    """Write what staging reads of a run directory."""
+    for name in ("config.json", "eval/result.json"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(f"{name} {mark}")
+    files.write_json(folder / "run.json", {"identity": identity})
+    for step in steps:
+        record = folder / "checkpoints" / str(step) / "format" / "metadata"
+        record.parent.mkdir(parents=True, exist_ok=True)
+        record.write_text(f"step {step} of {identity} {mark}")
+        (record.parents[1] / "arrays").write_text(f"arrays of {step} {mark}")
+
+
+def staged_on(machine, tmp_path, purpose="train"):
+    return Staged(Place(f"file://{tmp_path}/bucket/run"), purpose, str(tmp_path / machine))
+
+
+def test_the_newest_of_copy_and_bucket_is_trained_on(tmp_path):
+    first = staged_on("a", tmp_path)
+    make_run(first.local, "one", [1, 2])
+    first.copy()
+    second = staged_on("b", tmp_path)
+    second.fetch_to_train()
+    assert list(second.local_steps()) == [1, 2] and second.local_steps() == first.local_steps()
+    make_run(second.local, "one", [3], "second")
+    (second.local / "checkpoints/1/format/metadata").unlink()  # as if training had deleted it
+    second.copy()
+    assert list(second.read_markers()) == [2, 3]
+    assert not any(name.startswith("checkpoints/1/") for name in second.place.files())
+    again = staged_on("a", tmp_path)
+    again.fetch_to_train()
+    assert list(again.local_steps()) == [2, 3] and (again.local / "config.json").read_text() == "config.json second"
+    make_run(again.local, "one", [4])  # copied by nobody
+    (again.place.system, again.place.write("eval/result.json", b"newer, from elsewhere"))
+    os.utime(again.local / "eval/result.json", (0, 0))
+    third = staged_on("a", tmp_path)
+    third.fetch_to_train()
+    assert list(third.local_steps()) == [2, 3, 4]
+    third.copy()
+    assert third.place.read("eval/result.json") == b"newer, from elsewhere" and list(third.read_markers()) == [2, 3, 4]
+    other = staged_on("c", tmp_path)
+    make_run(other.local, "two", [9])
+    with pytest.raises(UserError, match="holds another run than its copy"):
+        other.fetch_to_train()
+
+
+def test_a_reader_has_the_checkpoint_that_it_asks_for_and_drops_old_ones(tmp_path):
+    trainer = staged_on("a", tmp_path)
+    make_run(trainer.local, "one", [1, 2])
+    trainer.copy()
+    reader = staged_on("b", tmp_path, "read")
+    for choice, steps in (("last", [2]), ("1", [1, 2]), ("best", [1, 2])):
+        reader.fetch_to_read(choice)
+        assert list(reader.local_steps()) == steps
+    make_run(trainer.local, "one", [2], "other")  # written again after a rewind
+    trainer.copy()
+    reader.fetch_to_read("last")
+    assert (reader.local / "checkpoints/2/arrays").read_text() == "arrays of 2 other"
+    with pytest.raises(UserError, match=r"--checkpoint: found '7'; must be last, best or one of 1, 2"):
+        reader.fetch_to_read("7")
+    trainer.place.delete("checkpoints/1/arrays")
+    with pytest.raises(staging.Vanished, match="step 1 lacks arrays"):
+        staged_on("c", tmp_path, "read").fetch_to_read("1")
+
+
+def test_a_checkpoint_that_is_not_whole_or_after_a_lost_lease_has_no_marker(tmp_path, monkeypatch):
+    trainer = staged_on("a", tmp_path)
+    make_run(trainer.local, "one", [1])
+    ended = threading.Thread()
+    ended.start()
+    monkeypatch.setattr(buckets, "ATTEMPTS", 1)
+    upload = Place.upload
+
+    def fail(self, path, name):
+        if name.endswith("metadata"):
+            raise BucketError("no network")
+        return upload(self, path, name)
+
+    monkeypatch.setattr(Place, "upload", fail)
+    with pytest.raises(UserError, match="no network; the last changes are not copied; nothing is lost"):
+        trainer.finish(ended)
+    monkeypatch.setattr(Place, "upload", upload)
+    trainer.lease.store, trainer.lease.lost = object(), True
+    monkeypatch.setattr(staging.os, "kill", lambda *sent: signals.append(sent[1]))
+    monkeypatch.setattr(staging, "EVERY", 0)
+    signals = []
+    trainer.stopped.clear()
+    trainer.keep_copying()
+    assert signals == [signal.SIGTERM] and trainer.read_markers() == {}
+
+
+@pytest.mark.parametrize("event", ["another run takes the lease", "training deletes the checkpoint", "nothing"])
+def test_a_marker_is_written_only_with_the_lease_and_for_a_whole_checkpoint(tmp_path, monkeypatch, event):
+    trainer = staged_on("a", tmp_path)
+    make_run(trainer.local, "one", [1])
+    trainer.lease.acquire()
+    upload = Place.upload
+
+    def meanwhile(self, path, name):
+        if name.endswith("metadata") and event == "another run takes the lease":
+            self.write("lease", b"{}")
+        if name.endswith("metadata") and event == "training deletes the checkpoint":
+            (trainer.local / "checkpoints/1/arrays").unlink()
+        return upload(self, path, name)
+
+    monkeypatch.setattr(Place, "upload", meanwhile)
+    with pytest.raises(lease.Lost) if "lease" in event else contextlib.nullcontext():
+        trainer.copy()
+    trainer.lease.release()
+    assert list(trainer.read_markers()) == ([1] if event == "nothing" else [])
