@@ -4,10 +4,10 @@
     python -m mini_gpt.study freeze FILE    record the plan before the first run
     python -m mini_gpt.study run FILE       train and measure the missing runs, several at a time, then report
     python -m mini_gpt.study report FILE    write the report from the runs that are complete
-    python -m mini_gpt.study slurm FILE     print a script that runs the study as an array of Slurm jobs
 
 FILE is a study such as configs/studies/positions.py. In place of it, --config, --vary, --seeds, --suite and --contrast
-define a study for a quick look. The command `run` resumes a stopped study, and tries failed runs again.
+define a study for a quick look. The command `run` resumes a stopped study, and tries failed runs again. With
+--engine=ray it trains on a Ray cluster; with --engine=slurm it prints a script for an array of Slurm jobs.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from pathlib import Path
 from mini_gpt.commands import command_line, quick_look
 from mini_gpt.runtime import files
 from mini_gpt.runtime.errors import UserError, require
-from mini_gpt.study import definition, estimate, ledger, machine, new_runs, runner, slurm, statistics
+from mini_gpt.study import definition, estimate, ledger, local, machine, new_runs, ray, runner, slurm, statistics
 from mini_gpt.study.definition import Plan
 from mini_gpt.study.progress import Display, Job
 from mini_gpt.study.report import Report
@@ -65,10 +65,11 @@ def _add_flags(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     where = "directory of the study; default: runs/studies/NAME, or runs/sweeps/NAME with --config"
     add("--workdir", type=command_line.directory, help=where)
-    add("--jobs", type=int, help="runs at a time; default: one for each core or GPU")
+    add("--engine", choices=("local", "slurm", "ray"), default="local", help="where `run` trains")
+    add("--jobs", type=int, help="runs at a time, on each machine; default: one for each core or GPU (Slurm: one)")
     part = "train part I of N parts (from 0), and write no report; all share --workdir"
     add("--shard", metavar="I/N", help=part)
-    add("--shards", type=int, help="for slurm: number of tasks; default: one for each run")
+    add("--shards", type=int, help="with --engine=slurm: number of tasks; default: one for each run")
     add("--changed", action="store_true", help="go on with a plan that was changed after results were seen")
     quick_look.add_flags(parser)
 
@@ -101,7 +102,11 @@ def _freeze(plan: Plan, workdir: Path, flags: argparse.Namespace) -> None:
 
 
 def _run(plan: Plan, workdir: Path, flags: argparse.Namespace) -> None:
-    shard, slots = _shard(flags.shard, len(plan.runs)), machine.slots(flags.jobs)
+    if flags.engine == "slurm":
+        _print_script(plan, flags)
+        return
+    is_local, shard = flags.engine == "local", _shard(flags.shard, len(plan.runs))
+    slots = machine.slots(flags.jobs if is_local else None)
     ledger.check_same_study(workdir, plan)
     found = Results(plan, workdir)
     changed = ledger.changes(workdir, plan)
@@ -114,19 +119,20 @@ def _run(plan: Plan, workdir: Path, flags: argparse.Namespace) -> None:
     ledger.check_corpora(workdir, plan, new_runs.fingerprints(plan))
     machine.call_in(slots[0], new_runs.check, plan, workdir)
     files.make_directory(workdir)
+    engine = local.Local(found, slots) if is_local else ray.Ray(found, flags.jobs)
     command = f"python -m mini_gpt.{'study' if flags.action else 'sweep'} {shlex.join(sys.argv[1:])}"
     done = len(found.complete_runs)
     ledger.append(workdir, "changed" if changed else "run", plan, done, command=command, fields=changed)
     ledger.save(workdir, plan)
     mine = plan.runs[shard]
-    jobs = [Job(run, found.missing(run), workdir / run.name) for run in mine if found.missing(run)]
+    jobs = [Job(run, workdir / run.name) for run in mine if found.missing(run)]
     if jobs and plan.comparisons:
         too_few = statistics.too_few(plan.study.seeds, plan.comparisons, plan.study.level)
         level = logging.WARNING if too_few else logging.INFO
         log.log(level, "\n".join(estimate.can_show(plan)))
-    log.info(f"{len(mine) - len(jobs)} of {len(mine)} runs are complete; {len(slots)} at a time")
+    log.info(f"{len(mine) - len(jobs)} of {len(mine)} runs are complete; {engine.count} at a time")
     try:
-        runner.Runner(found, jobs, slots).run(Display(len(mine), len(slots)))
+        runner.Runner(found, jobs, engine).run(Display(len(mine), engine.count))
     finally:
         runner.log_failures(jobs)
         if flags.shard is None:
@@ -145,17 +151,18 @@ def _report(plan: Plan, workdir: Path, flags: argparse.Namespace, jobs: Sequence
     print(found.summary())
 
 
-def _slurm(plan: Plan, workdir: Path, flags: argparse.Namespace) -> None:
-    """Print the script. Its command has the arguments of this one, except those that Slurm sets."""
+def _print_script(plan: Plan, flags: argparse.Namespace) -> None:
+    """Print the script for Slurm. Its command has the arguments of this one, except those that the script sets."""
     shards = len(plan.runs) if flags.shards is None else flags.shards
     require(1 <= shards <= len(plan.runs), "--shards", shards, f"must be in 1..{len(plan.runs)}, the number of runs")
     jobs = 1 if flags.jobs is None else flags.jobs
     require(jobs >= 1, "--jobs", jobs, "must be at least 1")
     parser = argparse.ArgumentParser(allow_abbrev=False)
-    for name in ("--shards", "--jobs"):
+    for name in ("--engine", "--shards", "--jobs"):
         parser.add_argument(name)
     _, arguments = parser.parse_known_args()
-    arguments.remove(flags.action)
+    if flags.action:
+        arguments.remove(flags.action)
     print(slurm.script(plan, arguments, shards, jobs), end="")
 
 
@@ -171,4 +178,4 @@ def _shard(text: str | None, runs: int) -> slice:
     return slice(index, None, count)
 
 
-ACTIONS = {"plan": _plan, "freeze": _freeze, "run": _run, "report": _report, "slurm": _slurm}
+ACTIONS = {"plan": _plan, "freeze": _freeze, "run": _run, "report": _report}

@@ -1,13 +1,16 @@
 """The parts of this machine that each of several runs gets: cores or devices, and memory."""
 
+import contextlib
+import fcntl
 import importlib.util
 import math
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context, parent_process
 from pathlib import Path
@@ -15,7 +18,7 @@ from typing import Any, NamedTuple
 
 import psutil
 
-from mini_gpt.runtime import devices
+from mini_gpt.runtime import devices, files
 from mini_gpt.runtime.errors import UserError, require
 
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
@@ -60,6 +63,23 @@ def slots(jobs: int | None = None) -> list[Slot]:
         own = cores[number * share : (number + 1) * share] if is_pinned else None
         found.append(Slot(own, environment, max(1, count // jobs) if platform != "cpu" else 0))
     return found
+
+
+@contextlib.contextmanager
+def own_cores(count: int) -> Iterator[Slot]:
+    """Yield a slot with `count` cores that no other process has from this function, as long as there are free ones."""
+    cores, own = devices.cores(), list[int]()
+    with contextlib.ExitStack() as stack:
+        for core in cores:
+            path = Path(tempfile.gettempdir(), f"mini_gpt-{os.getuid()}-core-{core}")
+            file = stack.enter_context(files.open_to_append(path))
+            with contextlib.suppress(BlockingIOError):
+                if len(own) < count:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    own.append(core)
+        is_pinned = hasattr(os, "sched_setaffinity") and (_cpu_limit() or len(cores)) >= len(cores)  # as in `slots`
+        others = [core for core in cores if core not in own]
+        yield Slot((own + others)[:count] if is_pinned else None, dict.fromkeys(THREADS, str(count)))
 
 
 def call_in(slot: Slot, function: Callable[..., None], *arguments: Any) -> None:

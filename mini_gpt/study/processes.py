@@ -1,7 +1,9 @@
 """Start a process of a study in a slot, with a connection to it: see mini_gpt/study/child.py."""
 
 import contextlib
+import fcntl
 import json
+import logging
 import os
 import signal
 import socket
@@ -9,14 +11,18 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import psutil
 
+from mini_gpt.runtime import files
 from mini_gpt.study.child import MOST_BYTES
 from mini_gpt.study.machine import Slot
 
 ROOT = Path(__file__).parents[2]
+WORKER = "mini_gpt.study.worker"
+STOP = signal.SIGHUP  # not SIGTERM: a second SIGTERM ends a run unsaved, and a scheduler may have sent the first
+log = logging.getLogger("mini_gpt.study")
 
 
 class Process(subprocess.Popen):
@@ -30,12 +36,33 @@ class Process(subprocess.Popen):
             return self.connection.recv(MOST_BYTES, socket.MSG_DONTWAIT).decode(errors="replace")
         return ""
 
+    def send_to_group(self, number: int) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # it has ended; macOS then denies the permission
+            os.killpg(self.pid, number)
+
+
+def locked_log(path: Path) -> TextIO | None:
+    """Return the log of a run, locked, or None if another process has it.
+
+    The run's process inherits the lock, so the lock lasts until that process ends, even if this one is killed.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    file = files.open_to_append(path)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        return None
+    except OSError as error:
+        log.warning(f"{path}: this file system has no locks ({error.strerror}); do not start a second process here")
+    return file
+
 
 def start(module: str, content: Mapping[str, Any], slot: Slot, **streams: Any) -> Process:
     """Start `python -m module` in a process group of its own, on the cores and with the environment of a slot.
 
     content: the job, which `child.receive` returns in the new process.
-    streams: stdout and stderr, as of Popen.
+    streams: stdout, stderr and cwd, as of Popen.
     """
     paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     environment = {**os.environ, **slot.environment, "PYTHONPATH": paths}

@@ -21,7 +21,6 @@ from rich.table import Table
 
 from mini_gpt.study.definition import PlannedRun
 from mini_gpt.study.machine import Slot
-from mini_gpt.study.processes import Process
 from mini_gpt.training import workdir as workdirs
 
 LOGS = "logs"  # the folder of the runs' logs, each locked by the process that writes it
@@ -36,7 +35,6 @@ class Job:
     """A run that is not complete. state: waiting, running, complete, failed, elsewhere (another process has it)."""
 
     run: PlannedRun
-    suites: list[str]
     workdir: Path
     state: str = "waiting"
     reason: str = ""  # of a failure
@@ -44,10 +42,13 @@ class Job:
     seconds: float = 0.0  # of a complete job
     first_step: int = 0  # that this process trains, to estimate the time left
     log_start: int = 0  # bytes of the log that earlier processes have written
-    process: Process | None = None
+    handle: Any = None  # of the engine that has the job: its process, or its task
     slot: Slot | None = None
     resident: int = 0  # bytes of memory
     is_paused: bool = False  # stopped because memory is short
+
+    def begin(self) -> None:
+        self.state, self.began, self.first_step = "running", time.monotonic(), self.last_row().get("step", 0)
 
     @property
     def log(self) -> Path:

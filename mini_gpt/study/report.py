@@ -134,7 +134,7 @@ class Report:
         return "\n\n".join(parts)
 
     def _missing(self, run: PlannedRun) -> Row:
-        job = Job(run, self.results.missing(run), self.workdir / run.name)
+        job = Job(run, self.workdir / run.name)
         step, steps = job.last_row().get("step", 0), run.config.train.steps
         state = f"at step {step} of {steps}"
         if step in (0, steps):

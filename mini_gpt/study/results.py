@@ -7,10 +7,12 @@ import json
 import logging
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from mini_gpt import suites
+from mini_gpt.config import loading
 from mini_gpt.data import corpora
 from mini_gpt.evaluation import items
 from mini_gpt.runtime import files
@@ -57,6 +59,12 @@ class Results:
         """Read the results of the run again, and return the suites that have none."""
         self.by_run[run.name] = self.of_run(run)
         return self.missing(run)
+
+    def worker_job(self, run: PlannedRun) -> dict[str, Any]:
+        """Return the job of mini_gpt.study.worker that trains the run and measures what is missing."""
+        suites = {name: dataclasses.asdict(self.plan.study.suites[name]) for name in self.missing(run)}
+        workdir = str((self.workdir / run.name).absolute())
+        return {"workdir": workdir, "config": loading.to_dict(run.config), "suites": suites}
 
     @property
     def complete_runs(self) -> list[PlannedRun]:

@@ -47,7 +47,7 @@ def fake(monkeypatch, small, started, caplog):
     caplog.set_level("INFO", "mini_gpt")
     fingerprint = corpora.open_corpus(small().data).fingerprint
     monkeypatch.setenv("FINGERPRINT", fingerprint)
-    monkeypatch.setattr(runner, "WORKER", "tests.study.fake_worker")
+    monkeypatch.setattr(processes, "WORKER", "tests.study.fake_worker")
     monkeypatch.setattr(runner, "POLL_SECONDS", 0.02)
     monkeypatch.setattr(machine, "memory_left", lambda: 2**40)
     return started

@@ -110,7 +110,7 @@ def test_runs_that_have_just_started_are_expected_to_grow(monkeypatch, flags, fa
     before, finish = [], runner.Runner._finish
 
     def count(self):
-        if not self.is_measured:
+        if not self.engine.is_measured:
             before.append(len(self.running))
         finish(self)
 

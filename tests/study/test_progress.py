@@ -10,7 +10,7 @@ from mini_gpt.study.progress import Job
 
 
 def test_the_progress_of_a_run_is_read_from_its_metrics(tmp_path, small):
-    job = Job(PlannedRun("a", 0, small(train__steps=100)), ["perplexity"], tmp_path, began=time.monotonic() - 20)
+    job = Job(PlannedRun("a", 0, small(train__steps=100)), tmp_path, began=time.monotonic() - 20)
     assert progress.cells(job) == ["a,seed=0", "waiting", "0 of 100", "–", "–"] and job.last_row() == {}
     job.state, job.first_step = "running", 10
     (tmp_path / "metrics.jsonl").write_text('{"step": 30, "train/loss": 2.5}\n{"step": 50, "train/lo')
@@ -23,7 +23,7 @@ def test_the_progress_of_a_run_is_read_from_its_metrics(tmp_path, small):
 
 
 def test_a_message_with_brackets_is_shown_as_it_is(tmp_path, small):
-    job = Job(PlannedRun("a", 0, small()), [], tmp_path, state="failed", reason="can't open [/usr/x] [a,b]")
+    job = Job(PlannedRun("a", 0, small()), tmp_path, state="failed", reason="can't open [/usr/x] [a,b]")
     display = progress.Display(1, 1)
     display.console = progress.Console(record=True, width=200)
     display.console.print(display._table([job]))
@@ -34,7 +34,7 @@ def test_a_pipe_gets_plain_lines_even_if_colours_are_forced(tmp_path, small, mon
     """Notebooks set FORCE_COLOR for the commands that they start."""
     caplog.set_level("INFO", "mini_gpt")
     monkeypatch.setenv("FORCE_COLOR", "1")
-    job = Job(PlannedRun("a", 0, small()), [], tmp_path, state="failed", reason="no space")
+    job = Job(PlannedRun("a", 0, small()), tmp_path, state="failed", reason="no space")
     with progress.Display(1, 1) as display:
         display.show([job])
     assert capsys.readouterr().out == "" and caplog.messages == ["[0 of 1 complete] a,seed=0: failed, no space"]
@@ -43,7 +43,7 @@ def test_a_pipe_gets_plain_lines_even_if_colours_are_forced(tmp_path, small, mon
 def test_the_time_left_follows_from_complete_runs(tmp_path, small):
     def job(state, seconds=0.0, age=0.0):
         run = PlannedRun("a", 0, small())
-        return Job(run, [], tmp_path, state=state, seconds=seconds, began=time.monotonic() - age)
+        return Job(run, tmp_path, state=state, seconds=seconds, began=time.monotonic() - age)
 
     assert progress.total_left([job("waiting")], 2) is None
     jobs = [job("complete", 10), job("complete", 30), job("running", age=5), job("waiting"), job("waiting")]

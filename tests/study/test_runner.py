@@ -18,7 +18,7 @@ import pytest
 
 from mini_gpt.commands import study
 from mini_gpt.runtime import errors
-from mini_gpt.study import progress, runner
+from mini_gpt.study import processes, progress
 from mini_gpt.study.report import Report
 from tests.commands.test_command_line import type_in
 from tests.conftest import REPOSITORY
@@ -111,12 +111,12 @@ def test_reasons_are_kept_if_the_disk_is_full(monkeypatch, flags, fake, tmp_path
     if not Path("/dev/full").exists():
         pytest.skip("this system has no /dev/full")
 
-    def locked(job):
-        if job.run.condition == "d_ff=64":
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(job.log))
+    def locked(path):
+        if path.name == "d_ff=64,seed=3.log":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
         return open("/dev/full", "a")
 
-    monkeypatch.setattr(runner, "_locked_log", locked)
+    monkeypatch.setattr(processes, "locked_log", locked)
     failed = {f"d_ff={FAILS},seed=3": "model.d_ff: found 48; use another", "d_ff=64,seed=3": "No space left on device"}
     assert sweep(monkeypatch, flags, f"{FAILS},64,96").startswith("error: 2 of 3 runs failed")
     text = (tmp_path / "sweep" / "report.md").read_text().replace("\\", "")
@@ -254,7 +254,7 @@ def test_a_killed_study_goes_on_with_the_same_bits(tmp_path, corpus_files):
 
 def test_a_result_that_cannot_be_read_is_a_failure(monkeypatch, flags, fake, tmp_path):
     """Otherwise each command would measure the run again and call it complete."""
-    written = runner.processes.start
+    written = processes.start
 
     def start(module, content, slot, **streams):
         process = written(module, content, slot, **streams)
@@ -262,7 +262,7 @@ def test_a_result_that_cannot_be_read_is_a_failure(monkeypatch, flags, fake, tmp
         (tmp_path / "sweep" / "d_ff=64,seed=3" / "eval" / "perplexity.json").write_text("{")
         return process
 
-    monkeypatch.setattr(runner.processes, "start", start)
+    monkeypatch.setattr(processes, "start", start)
     assert sweep(monkeypatch, flags, "64") == "error: 1 of 1 runs failed; the same command tries them again"
 
 

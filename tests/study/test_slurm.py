@@ -56,7 +56,7 @@ def script(monkeypatch, write_study, study_flags, tmp_path, capsys):
         study = write_study("a 'quoted' folder/tiny.py", **SMALL)
         with monkeypatch.context() as patch:
             patch.setattr(sys, "executable", str(program))
-            typed = ["slurm", str(study), *study_flags, *arguments]
+            typed = ["run", str(study), *study_flags, "--engine=slurm", *arguments]
             assert type_in(patch, "mini_gpt.commands.study", *typed) is None
         path = tmp_path / "job.sh"
         path.write_text(capsys.readouterr().out)
@@ -98,7 +98,7 @@ def test_by_default_each_run_has_a_task_and_a_core(script):
 def test_the_action_may_follow_flags(monkeypatch, write_study, study_flags, tmp_path, capsys, first):
     flags = [first, str(tmp_path / "runs") if first == "--workdir" else "1"]
     study = str(write_study("tiny.py", **SMALL))
-    assert type_in(monkeypatch, "mini_gpt.commands.study", *flags, "slurm", study, *study_flags) is None
+    assert type_in(monkeypatch, "mini_gpt.commands.study", *flags, "run", study, *study_flags, "--engine=slurm") is None
     (line,) = [line for line in capsys.readouterr().out.splitlines() if "-m mini_gpt.study" in line]
     kept = flags if first == "--workdir" else []
     assert shlex.split(line)[4:-3] == [*kept, study, *study_flags]
@@ -107,7 +107,7 @@ def test_the_action_may_follow_flags(monkeypatch, write_study, study_flags, tmp_
 @pytest.mark.parametrize("flag", ["--shards=0", "--shards=5", "--shards=-1", "--jobs=0"])
 def test_numbers_out_of_range_are_refused(monkeypatch, write_study, study_flags, flag):
     study = str(write_study("tiny.py", **SMALL))
-    said = type_in(monkeypatch, "mini_gpt.commands.study", "slurm", study, *study_flags, flag)
+    said = type_in(monkeypatch, "mini_gpt.commands.study", "run", study, *study_flags, "--engine", "slurm", flag)
     name, number = flag.split("=")
     assert said.startswith(f"error: {name}: found {number}; must be ")
 
@@ -154,7 +154,7 @@ def test_a_preempted_study_ends_with_the_same_bits(write_study, study_flags, tmp
 
     names = [f"{position},seed={seed}" for seed in (0, 1) for position in ("rope", "alibi")]
     type_study("run", "whole")
-    (tmp_path / "job.sh").write_text(type_study("slurm", "shared", "--shards=2"))
+    (tmp_path / "job.sh").write_text(type_study("run", "shared", "--engine=slurm", "--shards=2"))
     (tmp_path / "cluster").mkdir()
     with slurm_cluster.cluster(tmp_path / "cluster") as environment:
         environment |= {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}

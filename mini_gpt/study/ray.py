@@ -1,0 +1,187 @@
+"""Runs on a Ray cluster (https://docs.ray.io): each is a task, and is resumed on another node if its node dies.
+
+A task trains its run like mini_gpt/study/local.py: in a process with cores of its own, in the directory of the study,
+which all nodes share. Ray only says when a task has ended, so its log says when and where it was started.
+"""
+
+import importlib
+import logging
+import os
+import re
+import secrets
+import socket
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from mini_gpt.runtime import files
+from mini_gpt.runtime.errors import UserError, require
+from mini_gpt.study import machine, processes
+from mini_gpt.study.progress import LONGEST_REASON, Job
+from mini_gpt.study.results import Results
+from mini_gpt.study.runner import POLL_SECONDS, End
+
+RETRIES = 3  # of a run whose node or Ray process dies
+LOCK_SECONDS = 100.0  # a file server keeps the locks of a dead node for a while (NFS 4: 90 seconds)
+ANSWER_SECONDS = 60.0
+STARTED = "started on node "
+log = logging.getLogger("mini_gpt.study")
+
+
+class Ray:
+    """An engine (see runner.Engine) that gives each run to Ray as a task. Connects to a cluster, or starts one here.
+
+    jobs: runs at a time on each node; None: one for each GPU, or for each core if there are no GPUs.
+    """
+
+    def __init__(self, results: Results, jobs: int | None):
+        self.results, self.ray = results, _connect()
+        nodes = [node for node in self.ray.nodes() if node["Alive"]]
+        cores, gpus, self.count = share([node["Resources"] for node in nodes], jobs)
+        options = {"num_cpus": cores, "num_gpus": gpus, "max_calls": 1, "max_retries": RETRIES}
+        self.task = self.ray.remote(**options)(_by_value())
+        self.place: dict[str, Any] = {"cwd": os.getcwd(), "cores": cores, "environment": _environment()}
+        self.starts: dict[str, int] = {}  # {name of a run: how often it was started}
+        self._check(nodes)
+
+    def _check(self, nodes: Sequence[Mapping[str, Any]]) -> None:
+        """Raise UserError if a node can't import mini_gpt, or does not see the directory of the study."""
+        place = importlib.import_module("ray.util.scheduling_strategies").NodeAffinitySchedulingStrategy
+        probe = self.results.workdir.absolute() / f".probe-{secrets.token_hex(8)}"
+        files.make_directory(probe.parent)
+        probe.touch()
+        try:
+            for node in nodes:
+                here = {"num_cpus": 0, "num_gpus": 0, "scheduling_strategy": place(node["NodeID"], soft=False)}
+                asked, name = self.task.options(**here).remote(processes.ROOT, "sees", probe), node["NodeName"]
+                try:
+                    sees = self.ray.get(asked, timeout=ANSWER_SECONDS)
+                except self.ray.exceptions.RayError as error:
+                    raise UserError(f"--engine=ray: node {name} can't run mini_gpt ({_said(error)})") from None
+                if not sees:
+                    remedy = "name a directory that all nodes share"
+                    raise UserError(f"--workdir: node {name} does not see {probe.parent}; {remedy}")
+        finally:
+            probe.unlink()
+
+    def start(self, job: Job, running: Sequence[Job]) -> bool:
+        """Submit a job. It waits until Ray starts it."""
+        job.log_start = job.log.stat().st_size if job.log.exists() else 0
+        content = self.results.worker_job(job.run)
+        arguments = (processes.WORKER, content, job.log.absolute(), self.place)
+        job.handle, self.starts[job.run.name] = self.task.remote(processes.ROOT, "train", *arguments), 0
+        return True
+
+    def poll(self, running: Sequence[Job]) -> list[End]:
+        for job in running:
+            self._look_for_start(job)
+        tasks = [job.handle for job in running]
+        done = self.ray.wait(tasks, num_returns=len(tasks), timeout=0)[0] if tasks else []
+        return [End(job, *self._result(job)) for job in running if job.handle in done]
+
+    def _look_for_start(self, job: Job) -> None:
+        """Read in the log whether a job was started, or was started again."""
+        text = job.log.read_bytes()[job.log_start :].decode(errors="replace") if job.log.exists() else ""
+        nodes = re.findall(rf"^{STARTED}(.+)$", text, re.MULTILINE)
+        if len(nodes) > self.starts[job.run.name]:
+            if len(nodes) > 1:
+                log.warning(f"{job.run.name}: its node or its process died; resumed on node {nodes[-1]}")
+            self.starts[job.run.name] = len(nodes)
+            job.begin()
+
+    def _result(self, job: Job) -> tuple[int | None, str]:
+        """Return the status of a task that has ended, and why it failed."""
+        try:
+            return self.ray.get(job.handle)
+        except self.ray.exceptions.RayError as error:
+            return 1, _said(error)
+
+    def stop(self, running: Sequence[Job], *, at_once: bool) -> None:
+        for job in running:
+            self.ray.cancel(job.handle, force=at_once)
+
+
+def share(nodes: Sequence[Mapping[str, float]], jobs: int | None) -> tuple[int, int, int]:
+    """Return the cores and GPUs of a run, from the smallest node that can train, and the runs at a time on all nodes.
+
+    nodes: their resources, as Ray names them. Raises UserError if a node has not enough for `jobs` runs.
+    """
+    kind = "GPU" if any(node.get("GPU") for node in nodes) else "CPU"
+    able = [node for node in nodes if node.get(kind, 0) >= 1 and node.get("CPU", 0) >= 1]
+    cores, most = (int(min((node[name] for node in able), default=1)) for name in ("CPU", kind))
+    jobs = most if jobs is None else jobs
+    require(1 <= jobs <= most, "--jobs", jobs, f"must be in 1..{most}, the {kind}s of the smallest node")
+    each = {"CPU": max(1, cores // jobs), "GPU": most // jobs if kind == "GPU" else 0}
+    count = sum(int(min(node[name] // number for name, number in each.items() if number)) for node in able)
+    return each["CPU"], each["GPU"], count
+
+
+def _connect() -> Any:
+    """Return the module ray, connected to the cluster of RAY_ADDRESS, or of this machine, or to a new one."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    try:
+        ray = importlib.import_module("ray")
+    except ImportError:
+        raise UserError("--engine=ray: found no package ray; pip install -r requirements-ray.txt") from None
+    ray._private.worker._worker_logs_enabled = False  # long messages about dead nodes
+    try:
+        ray.init(ignore_reinit_error=True, log_to_driver=False, logging_level=logging.ERROR)
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        remedy = "set RAY_ADDRESS to a running cluster, or to local"
+        raise UserError(f"--engine=ray: can't connect ({_said(error)}); {remedy}") from None
+    return ray
+
+
+def _environment() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name.startswith(("JAX_", "XLA_"))}
+
+
+def _said(error: Exception) -> str:
+    """Return the last line of an error: before it, Ray quotes tracebacks."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[-1][:LONGEST_REASON]
+
+
+def _by_value() -> Callable[..., Any]:
+    """Return a function that calls one of this module on a node. Ray copies its code, as mini_gpt is not found yet."""
+
+    def call(root, name, *arguments):
+        import sys
+
+        sys.path.insert(0, str(root))
+        from mini_gpt.study import ray
+
+        return getattr(ray, name)(*arguments)
+
+    return call
+
+
+def sees(path: Path) -> bool:
+    """Return whether a file exists on this node."""
+    return path.exists()
+
+
+def train(worker: str, content: Mapping[str, Any], log: Path, place: Mapping[str, Any]) -> tuple[int | None, str]:
+    """Train and measure a run on this node; return the status of its process, None if another has the run, and why.
+
+    If the task is cancelled, the run is saved.
+    """
+    deadline = time.monotonic() + LOCK_SECONDS
+    try:
+        while (file := processes.locked_log(log)) is None:
+            if time.monotonic() > deadline:
+                return None, ""
+            time.sleep(POLL_SECONDS)
+        with file, machine.own_cores(place["cores"]) as slot:
+            print(f"{STARTED}{socket.gethostname()}, process {os.getpid()}", file=file, flush=True)
+            slot.environment.update(place["environment"])
+            process = processes.start(worker, content, slot, stdout=file, stderr=file, cwd=place["cwd"])
+            try:
+                while process.poll() is None:
+                    time.sleep(POLL_SECONDS)
+            except KeyboardInterrupt:
+                process.send_to_group(processes.STOP)
+                process.wait()
+            return process.returncode, process.close()
+    except OSError as error:  # such as a full disk
+        return 1, f"{error.filename}: {error.strerror}"
