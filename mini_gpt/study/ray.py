@@ -11,11 +11,10 @@ import re
 import secrets
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mini_gpt.runtime import files
 from mini_gpt.runtime.errors import UserError, require
 from mini_gpt.study import machine, processes
 from mini_gpt.study.progress import LONGEST_REASON, Job
@@ -38,39 +37,38 @@ class Ray:
     def __init__(self, results: Results, jobs: int | None):
         self.results, self.ray = results, _connect()
         nodes = [node for node in self.ray.nodes() if node["Alive"]]
-        cores, gpus, self.count = share([node["Resources"] for node in nodes], jobs)
-        options = {"num_cpus": cores, "num_gpus": gpus, "max_calls": 1, "max_retries": RETRIES}
-        self.task = self.ray.remote(**options)(_by_value())
-        self.place: dict[str, Any] = {"cwd": os.getcwd(), "cores": cores, "environment": _environment()}
-        self.starts: dict[str, int] = {}  # {name of a run: how often it was started}
         self._check(nodes)
+        cores, gpus, self.count = share([node["Resources"] for node in nodes], jobs)
+        self.task = self.ray.remote(num_cpus=cores, num_gpus=gpus, max_calls=1, max_retries=RETRIES)(train)
+        environment = {name: value for name, value in os.environ.items() if name.startswith(("JAX_", "XLA_"))}
+        self.place = {"cwd": os.getcwd(), "cores": cores, "environment": environment}
+        self.starts: dict[str, int] = {}  # {name of a run: how often it was started}
 
     def _check(self, nodes: Sequence[Mapping[str, Any]]) -> None:
         """Raise UserError if a node can't import mini_gpt, or does not see the directory of the study."""
-        place = importlib.import_module("ray.util.scheduling_strategies").NodeAffinitySchedulingStrategy
-        probe = self.results.workdir.absolute() / f".probe-{secrets.token_hex(8)}"
-        files.make_directory(probe.parent)
+        on = importlib.import_module("ray.util.scheduling_strategies").NodeAffinitySchedulingStrategy
+        folder = self.results.workdir.absolute()
+        probe = folder / f".probe-{secrets.token_hex(8)}"
         probe.touch()
         try:
             for node in nodes:
-                here = {"num_cpus": 0, "num_gpus": 0, "scheduling_strategy": place(node["NodeID"], soft=False)}
-                asked, name = self.task.options(**here).remote(processes.ROOT, "sees", probe), node["NodeName"]
+                name = node["NodeName"]
+                ask = self.ray.remote(num_cpus=0, scheduling_strategy=on(node["NodeID"], soft=False))(sees)
                 try:
-                    sees = self.ray.get(asked, timeout=ANSWER_SECONDS)
+                    is_shared = self.ray.get(ask.remote(probe), timeout=ANSWER_SECONDS)
                 except self.ray.exceptions.RayError as error:
-                    raise UserError(f"--engine=ray: node {name} can't run mini_gpt ({_said(error)})") from None
-                if not sees:
-                    remedy = "name a directory that all nodes share"
-                    raise UserError(f"--workdir: node {name} does not see {probe.parent}; {remedy}")
+                    raise UserError(f"--engine=ray: node {name} can't run mini_gpt: {_said(error)}") from None
+                remedy = f"node {name} does not see it; name a directory that all nodes share"
+                require(is_shared, "--workdir", str(folder), remedy)
         finally:
             probe.unlink()
 
     def start(self, job: Job, running: Sequence[Job]) -> bool:
         """Submit a job. It waits until Ray starts it."""
         job.log_start = job.log.stat().st_size if job.log.exists() else 0
+        self.starts[job.run.name] = 0
         content = self.results.worker_job(job.run)
-        arguments = (processes.WORKER, content, job.log.absolute(), self.place)
-        job.handle, self.starts[job.run.name] = self.task.remote(processes.ROOT, "train", *arguments), 0
+        job.handle = self.task.remote(processes.WORKER, content, job.log.absolute(), self.place)
         return True
 
     def poll(self, running: Sequence[Job]) -> list[End]:
@@ -119,41 +117,21 @@ def share(nodes: Sequence[Mapping[str, float]], jobs: int | None) -> tuple[int, 
 
 def _connect() -> Any:
     """Return the module ray, connected to the cluster of RAY_ADDRESS, or of this machine, or to a new one."""
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
         ray = importlib.import_module("ray")
-    except ImportError:
-        raise UserError("--engine=ray: found no package ray; pip install -r requirements-ray.txt") from None
-    ray._private.worker._worker_logs_enabled = False  # long messages about dead nodes
-    try:
+        ray._private.worker._worker_logs_enabled = False  # long messages about dead nodes
         ray.init(ignore_reinit_error=True, log_to_driver=False, logging_level=logging.ERROR)
+    except ImportError:
+        raise UserError("--engine=ray: the package ray is missing; pip install -r requirements-ray.txt") from None
     except (ConnectionError, RuntimeError, ValueError) as error:
         remedy = "set RAY_ADDRESS to a running cluster, or to local"
         raise UserError(f"--engine=ray: can't connect ({_said(error)}); {remedy}") from None
     return ray
 
 
-def _environment() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if name.startswith(("JAX_", "XLA_"))}
-
-
 def _said(error: Exception) -> str:
     """Return the last line of an error: before it, Ray quotes tracebacks."""
     return (str(error).strip().splitlines() or [type(error).__name__])[-1][:LONGEST_REASON]
-
-
-def _by_value() -> Callable[..., Any]:
-    """Return a function that calls one of this module on a node. Ray copies its code, as mini_gpt is not found yet."""
-
-    def call(root, name, *arguments):
-        import sys
-
-        sys.path.insert(0, str(root))
-        from mini_gpt.study import ray
-
-        return getattr(ray, name)(*arguments)
-
-    return call
 
 
 def sees(path: Path) -> bool:
@@ -162,9 +140,9 @@ def sees(path: Path) -> bool:
 
 
 def train(worker: str, content: Mapping[str, Any], log: Path, place: Mapping[str, Any]) -> tuple[int | None, str]:
-    """Train and measure a run on this node; return the status of its process, None if another has the run, and why.
+    """Train and measure a run on this node; return the status of its process, and why it failed.
 
-    If the task is cancelled, the run is saved.
+    The status is None if another process has the run. If the task is cancelled, the run is saved.
     """
     deadline = time.monotonic() + LOCK_SECONDS
     try:

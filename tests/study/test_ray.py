@@ -1,0 +1,144 @@
+"""Studies on a real Ray cluster of two nodes: a node that dies, failures, a stop, and how a run gets its share."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+
+import psutil
+import pytest
+
+from mini_gpt.commands import study
+from mini_gpt.runtime import errors
+from mini_gpt.study import ray as engine
+from tests.conftest import REPOSITORY, SMALL
+from tests.study.conftest import sweep
+from tests.study.fake_worker import DIES, FAILS, WAITS
+
+NODE = {"num_cpus": 1, "object_store_memory": 80 * 2**20}
+LONG = {"train.steps": 240, "train.log_every": 10, "eval.every": 120, "checkpoint.every": 20, "model.num_layers": 2}
+
+
+@pytest.fixture
+def cluster(monkeypatch):
+    """Start a cluster of two nodes with one core each, on this machine; yield it and its second node."""
+    ray = pytest.importorskip("ray", reason="ray is not installed: see requirements-ray.txt")
+    from ray.cluster_utils import Cluster
+
+    for name in ("RAY_USAGE_STATS_ENABLED", "RAY_memory_monitor_refresh_ms"):
+        monkeypatch.setenv(name, "0")
+    folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")  # a short path: it has sockets
+    head = NODE | {"include_dashboard": False, "temp_dir": folder}
+    found = Cluster(initialize_head=True, head_node_args=head)
+    second = found.add_node(**NODE)
+    monkeypatch.setenv("RAY_ADDRESS", found.address)
+    yield found, second
+    ray.shutdown()
+    found.shutdown()
+    shutil.rmtree(folder)
+
+
+@pytest.mark.slow
+def test_a_dead_node_changes_no_bit_of_a_study(cluster, corpus_files, tmp_path):
+    """The processes of a node are killed while it trains. Its run is resumed on the other one."""
+    fields = SMALL | LONG | {"data.path": corpus_files, "data.cache_dir": tmp_path / "cache"}
+    alone = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
+
+    def start(kind):
+        line = [sys.executable, "-m", "mini_gpt.sweep", "--config=configs/default.py", f"--engine={kind}", "--seeds=2"]
+        line += [f"--config.{name}={value}" for name, value in fields.items()]
+        line += ["--vary=model.position=rope,alibi", f"--workdir={tmp_path / kind}", f"--jobs={jobs[kind]}"]
+        return subprocess.Popen(line, cwd=REPOSITORY, env=alone, stderr=subprocess.PIPE, text=True)
+
+    jobs = {"local": len(os.sched_getaffinity(0)), "ray": 1}  # a core for each run
+    (nodes, second), on_ray = cluster, start("ray")
+    (raylet,) = (info.process.pid for info in second.all_processes["raylet"])
+    deadline, lost = time.monotonic() + 300, []
+    while not lost:
+        assert time.monotonic() < deadline and on_ray.poll() is None
+        for process in psutil.Process(raylet).children(recursive=True):
+            if "mini_gpt.study.worker" in process.cmdline():
+                (name,) = {os.path.basename(file.path)[:-4] for file in process.open_files() if "/logs/" in file.path}
+                metrics = tmp_path / "ray" / name / "metrics.jsonl"
+                lost = [name] if metrics.exists() and '"step": 60' in metrics.read_text() else []
+        time.sleep(0.1)
+    trains = psutil.Process(raylet).children(recursive=True)
+    nodes.remove_node(second, allow_graceful=False)
+    for process in trains:
+        if process.is_running():
+            process.kill()
+    said = on_ray.communicate(timeout=600)[1]
+    assert on_ray.returncode == 0, said
+    assert re.findall(r"(\S+): its node or its process died; resumed on node", said) == lost
+    text = (tmp_path / "ray" / "logs" / f"{lost[0]}.log").read_text()
+    (step,) = map(int, re.findall(r"is at step (\d+): resuming", text))
+    assert text.count(engine.STARTED) == 2 and 0 < step < LONG["train.steps"]
+    on_this_machine = start("local")
+    assert on_this_machine.wait(600) == 0, on_this_machine.stderr.read()
+    names = [f"{position},seed={seed}/eval/perplexity.json" for position in ("rope", "alibi") for seed in (0, 1)]
+    for name in (*names, "perplexity.csv", "perplexity.md", "runs.csv"):
+        assert (tmp_path / "ray" / name).read_bytes() == (tmp_path / "local" / name).read_bytes(), name
+
+
+@pytest.mark.slow
+def test_failures_and_a_stop_are_those_of_the_local_engine(monkeypatch, fake, cluster, flags, tmp_path, caplog):
+    """The nodes are started with the variables of `fake`."""
+    assert sweep(monkeypatch, flags, f"{FAILS},64,{DIES}", "--engine=ray").startswith("error: 2 of 3 runs failed")
+    assert re.search(r"\bd_ff=48,seed=3: model\.d_ff: found 48; use another \(see \S+seed=3\.log\)", caplog.text)
+    assert "d_ff=50,seed=3: killed by signal 9 (Killed); was the memory full?" in caplog.text
+    assert "[1 of 3 complete] d_ff=64,seed=3: complete, 0:00:0" in caplog.text
+    result = json.loads((tmp_path / "sweep" / "d_ff=64,seed=3" / "eval" / "perplexity.json").read_text())
+    assert len(result["cores"]) == 1
+    waiting = tmp_path / "sweep" / f"d_ff={WAITS},seed=3"
+
+    def stop():
+        while not (waiting / "metrics.jsonl").exists():
+            time.sleep(0.02)
+        time.sleep(0.5)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=stop)
+    thread.start()
+    monkeypatch.setattr(sys, "argv", ["mini_gpt.sweep", *flags, f"--vary=model.d_ff={WAITS},64", "--engine=ray"])
+    with pytest.raises(SystemExit) as left:
+        errors.run(study.sweep)
+    thread.join()
+    assert left.value.code == 130 and "stopped; the same command resumes the study" in caplog.text
+    assert (waiting / "stopped").read_text() == "saved" and not (waiting / "eval" / "perplexity.json").exists()
+    assert sweep(monkeypatch, flags, f"{WAITS},64", "--engine=ray") is None
+    # A node that has another directory at this path.
+    monkeypatch.setattr(engine, "sees", lambda path: (tmp_path / "other" / path.name).exists())
+    said = sweep(monkeypatch, flags, "64,96", "--engine=ray")
+    assert re.match(rf"error: --workdir: found '{tmp_path}/sweep'; node \S+ does not see it; name a directory", said)
+    assert list((tmp_path / "sweep").glob(".probe*")) == []
+
+
+def test_without_ray_one_line_says_what_to_install(monkeypatch, flags, fake, tmp_path):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    said = "error: --engine=ray: the package ray is missing; pip install -r requirements-ray.txt"
+    assert sweep(monkeypatch, flags, "64", "--engine=ray") == said and not (tmp_path / "sweep" / "study.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("nodes", "jobs", "expected"),
+    [
+        ([{"CPU": 8.0}, {"CPU": 4.0}, {}], None, (1, 0, 12)),
+        ([{"CPU": 8.0}, {"CPU": 4.0}], 2, (2, 0, 6)),
+        ([{"CPU": 32.0, "GPU": 8.0}, {"CPU": 16.0, "GPU": 4.0}, {"CPU": 64.0}], None, (4, 1, 12)),
+        ([{"CPU": 32.0, "GPU": 8.0}], 4, (8, 2, 4)),
+        ([{}], None, (1, 0, 0)),
+    ],
+)
+def test_a_run_gets_its_share_of_the_smallest_node(nodes, jobs, expected):
+    assert engine.share(nodes, jobs) == expected
+
+
+def test_too_many_runs_for_a_node_are_refused():
+    with pytest.raises(errors.UserError, match=r"^--jobs: found 5; must be in 1..4, the GPUs of the smallest node"):
+        engine.share([{"CPU": 16.0, "GPU": 4.0}], 5)
