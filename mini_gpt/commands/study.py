@@ -109,6 +109,7 @@ def _run(plan: Plan, workdir: Path, flags: argparse.Namespace) -> None:
     slots = machine.slots(flags.jobs if is_local else None)
     ledger.check_same_study(workdir, plan)
     found = Results(plan, workdir)
+    engine = local.Local(found, slots) if is_local else ray.Ray(found, flags.jobs)  # before JAX: Ray forks
     changed = ledger.changes(workdir, plan)
     measured = len({path.parents[1] for path in workdir.glob("*/eval/*.json")})  # also with other options
     if changed and measured and plan.comparisons and not flags.changed:
@@ -119,7 +120,6 @@ def _run(plan: Plan, workdir: Path, flags: argparse.Namespace) -> None:
     ledger.check_corpora(workdir, plan, new_runs.fingerprints(plan))
     machine.call_in(slots[0], new_runs.check, plan, workdir)
     files.make_directory(workdir)
-    engine = local.Local(found, slots) if is_local else ray.Ray(found, flags.jobs)
     command = f"python -m mini_gpt.{'study' if flags.action else 'sweep'} {shlex.join(sys.argv[1:])}"
     done = len(found.complete_runs)
     ledger.append(workdir, "changed" if changed else "run", plan, done, command=command, fields=changed)

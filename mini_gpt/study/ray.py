@@ -9,6 +9,7 @@ import logging
 import os
 import re
 import secrets
+import signal
 import socket
 import time
 from collections.abc import Mapping, Sequence
@@ -48,7 +49,8 @@ class Ray:
         """Raise UserError if a node can't import mini_gpt, or does not see the directory of the study."""
         on = importlib.import_module("ray.util.scheduling_strategies").NodeAffinitySchedulingStrategy
         folder = self.results.workdir.absolute()
-        probe = folder / f".probe-{secrets.token_hex(8)}"
+        existing = next(path for path in (folder, *folder.parents) if path.exists())
+        probe = existing / f".probe-{secrets.token_hex(8)}"
         probe.touch()
         try:
             for node in nodes:
@@ -144,6 +146,7 @@ def train(worker: str, content: Mapping[str, Any], log: Path, place: Mapping[str
 
     The status is None if another process has the run. If the task is cancelled, the run is saved.
     """
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # Ray's cancel; a cluster may have been started with nohup
     deadline = time.monotonic() + LOCK_SECONDS
     try:
         while (file := processes.locked_log(log)) is None:

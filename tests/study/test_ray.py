@@ -35,8 +35,10 @@ def cluster(monkeypatch):
         monkeypatch.setenv(name, "0")
     folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")  # a short path: it has sockets
     head = NODE | {"include_dashboard": False, "temp_dir": folder}
+    previous = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as under nohup
     found = Cluster(initialize_head=True, head_node_args=head)
     second = found.add_node(**NODE)
+    signal.signal(signal.SIGINT, previous)
     monkeypatch.setenv("RAY_ADDRESS", found.address)
     yield found, second
     ray.shutdown()
