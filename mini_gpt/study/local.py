@@ -59,7 +59,7 @@ class Local:
         self._watch_memory(running)
         ended = [job for job in running if job.handle.poll() is not None]
         self.is_measured |= any(job.handle.returncode == 0 for job in ended)
-        return [End(job, job.handle.returncode, job.handle.close()) for job in ended]
+        return [(job, job.handle.returncode, job.handle.close()) for job in ended]
 
     def _watch_memory(self, running: Sequence[Job]) -> None:
         """Record the memory of the runs. If memory is short, stop the newest run, which is saved and waits.

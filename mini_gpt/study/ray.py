@@ -8,7 +8,6 @@ import importlib
 import logging
 import os
 import re
-import secrets
 import signal
 import socket
 import time
@@ -43,59 +42,50 @@ class Ray:
         self.task = self.ray.remote(num_cpus=cores, num_gpus=gpus, max_calls=1, max_retries=RETRIES)(train)
         environment = {name: value for name, value in os.environ.items() if name.startswith(("JAX_", "XLA_"))}
         self.place = {"cwd": os.getcwd(), "cores": cores, "environment": environment}
-        self.starts: dict[str, int] = {}  # {name of a run: how often it was started}
 
     def _check(self, nodes: Sequence[Mapping[str, Any]]) -> None:
         """Raise UserError if a node can't import mini_gpt, or does not see the directory of the study."""
-        on = importlib.import_module("ray.util.scheduling_strategies").NodeAffinitySchedulingStrategy
+        only = importlib.import_module("ray.util.scheduling_strategies").NodeAffinitySchedulingStrategy
         folder = self.results.workdir.absolute()
-        existing = next(path for path in (folder, *folder.parents) if path.exists())
-        probe = existing / f".probe-{secrets.token_hex(8)}"
+        probe = next(path for path in (folder, *folder.parents) if path.exists()) / f".probe-{os.getpid()}"
         probe.touch()
         try:
             for node in nodes:
-                name = node["NodeName"]
-                ask = self.ray.remote(num_cpus=0, scheduling_strategy=on(node["NodeID"], soft=False))(sees)
-                try:
-                    is_shared = self.ray.get(ask.remote(probe), timeout=ANSWER_SECONDS)
-                except self.ray.exceptions.RayError as error:
-                    raise UserError(f"--engine=ray: node {name} can't run mini_gpt: {_said(error)}") from None
-                remedy = f"node {name} does not see it; name a directory that all nodes share"
-                require(is_shared, "--workdir", str(folder), remedy)
+                ask = self.ray.remote(num_cpus=0, scheduling_strategy=only(node["NodeID"], soft=False))(sees)
+                remedy = f"node {node['NodeName']} does not see it; name a directory that all nodes share"
+                require(self.ray.get(ask.remote(probe), timeout=ANSWER_SECONDS), "--workdir", str(folder), remedy)
+        except self.ray.exceptions.RayError as error:
+            raise UserError(f"--engine=ray: node {node['NodeName']} can't run mini_gpt: {_said(error)}") from None
         finally:
             probe.unlink()
 
     def start(self, job: Job, running: Sequence[Job]) -> bool:
         """Submit a job. It waits until Ray starts it."""
         job.log_start = job.log.stat().st_size if job.log.exists() else 0
-        self.starts[job.run.name] = 0
         content = self.results.worker_job(job.run)
         job.handle = self.task.remote(processes.WORKER, content, job.log.absolute(), self.place)
         return True
 
     def poll(self, running: Sequence[Job]) -> list[End]:
+        ended = []
         for job in running:
             self._look_for_start(job)
-        tasks = [job.handle for job in running]
-        done = self.ray.wait(tasks, num_returns=len(tasks), timeout=0)[0] if tasks else []
-        return [End(job, *self._result(job)) for job in running if job.handle in done]
+            if self.ray.wait([job.handle], timeout=0)[0]:
+                try:
+                    ended.append((job, *self.ray.get(job.handle)))
+                except self.ray.exceptions.RayError as error:
+                    ended.append((job, 1, _said(error)))
+        return ended
 
     def _look_for_start(self, job: Job) -> None:
         """Read in the log whether a job was started, or was started again."""
-        text = job.log.read_bytes()[job.log_start :].decode(errors="replace") if job.log.exists() else ""
-        nodes = re.findall(rf"^{STARTED}(.+)$", text, re.MULTILINE)
-        if len(nodes) > self.starts[job.run.name]:
-            if len(nodes) > 1:
-                log.warning(f"{job.run.name}: its node or its process died; resumed on node {nodes[-1]}")
-            self.starts[job.run.name] = len(nodes)
+        read = job.log_start
+        text = job.log.read_bytes()[read:] if job.log.exists() else b""
+        for found in re.finditer(rf"^{STARTED}(.+)\n".encode(), text, re.MULTILINE):
+            if job.state == "running":
+                log.warning(f"{job.run.name}: its node or its process died; resumed on node {found[1].decode()}")
+            job.log_start = read + found.end()
             job.begin()
-
-    def _result(self, job: Job) -> tuple[int | None, str]:
-        """Return the status of a task that has ended, and why it failed."""
-        try:
-            return self.ray.get(job.handle)
-        except self.ray.exceptions.RayError as error:
-            return 1, _said(error)
 
     def stop(self, running: Sequence[Job], *, at_once: bool) -> None:
         for job in running:

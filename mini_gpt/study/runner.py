@@ -5,7 +5,7 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from mini_gpt.runtime.errors import UserError
 from mini_gpt.study.progress import LONGEST_REASON, Display, Job, last_error
@@ -13,19 +13,10 @@ from mini_gpt.study.results import Results
 from mini_gpt.training import stopping
 
 POLL_SECONDS = 0.25
+End = tuple[
+    Job, int | None, str
+]  # the status of its process, None if another has the run; why it failed, if not in its log
 log = logging.getLogger("mini_gpt.study")
-
-
-class End(NamedTuple):
-    """The end of a job.
-
-    status: of its process; None if another process has the run.
-    said: why it failed, or "" if that is in its log.
-    """
-
-    job: Job
-    status: int | None
-    said: str
 
 
 class Engine(Protocol):
@@ -106,8 +97,8 @@ class Runner:
         self.engine.stop(self.running, at_once=False)
         self.signal = None
         while self.running:
-            for end in self.engine.poll(self.running):
-                end.job.handle = None
+            for job, _, _ in self.engine.poll(self.running):
+                job.handle = None
             if self.signal is not None:
                 self.engine.stop(self.running, at_once=True)
             time.sleep(POLL_SECONDS)
