@@ -8,10 +8,10 @@ from collections.abc import Sequence
 import psutil
 
 from mini_gpt.study import machine, processes
+from mini_gpt.study.engine import End
 from mini_gpt.study.machine import Slot
 from mini_gpt.study.progress import Job
 from mini_gpt.study.results import Results
-from mini_gpt.study.runner import End
 
 FIRST_GUESS_BYTES = 2**30  # of one run, until a run was measured
 LEAST_FREE_SHARE = 0.04  # of the memory; below it, the newest run is stopped and tried again later
@@ -19,7 +19,7 @@ log = logging.getLogger("mini_gpt.study")
 
 
 class Local:
-    """An engine (see runner.Engine) that starts a process in each slot and watches the memory."""
+    """An engine (see engine.py) that starts a process in each slot and watches the memory."""
 
     def __init__(self, results: Results, slots: Sequence[Slot]):
         self.results, self.slots, self.count = results, list(slots), len(slots)

@@ -78,8 +78,8 @@ def own_cores(count: int) -> Iterator[Slot]:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     own.append(core)
         is_pinned = hasattr(os, "sched_setaffinity") and (_cpu_limit() or len(cores)) >= len(cores)  # as in `slots`
-        others = [core for core in cores if core not in own]
-        yield Slot((own + others)[:count] if is_pinned else None, dict.fromkeys(THREADS, str(count)))
+        own = sorted(cores, key=lambda core: core not in own)[:count]
+        yield Slot(own if is_pinned else None, dict.fromkeys(THREADS, str(count)))
 
 
 def call_in(slot: Slot, function: Callable[..., None], *arguments: Any) -> None:

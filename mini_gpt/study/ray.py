@@ -17,19 +17,19 @@ from typing import Any
 
 from mini_gpt.runtime.errors import UserError, require
 from mini_gpt.study import machine, processes
+from mini_gpt.study.engine import End
 from mini_gpt.study.progress import LONGEST_REASON, Job
 from mini_gpt.study.results import Results
-from mini_gpt.study.runner import POLL_SECONDS, End
 
 RETRIES = 3  # of a run whose node or Ray process dies
 LOCK_SECONDS = 100.0  # a file server keeps the locks of a dead node for a while (NFS 4: 90 seconds)
-ANSWER_SECONDS = 60.0
+ANSWER_SECONDS, POLL_SECONDS = 60.0, 0.25
 STARTED = "started on node "
 log = logging.getLogger("mini_gpt.study")
 
 
 class Ray:
-    """An engine (see runner.Engine) that gives each run to Ray as a task. Connects to a cluster, or starts one here.
+    """An engine (see engine.py) that gives each run to Ray as a task. Connects to a cluster, or starts one here.
 
     jobs: runs at a time on each node; None: one for each GPU, or for each core if there are no GPUs.
     """
@@ -61,7 +61,7 @@ class Ray:
 
     def start(self, job: Job, running: Sequence[Job]) -> bool:
         """Submit a job. It waits until Ray starts it."""
-        job.log_start = job.log.stat().st_size if job.log.exists() else 0
+        job.began, job.log_start = time.monotonic(), job.log.stat().st_size if job.log.exists() else 0
         content = self.results.worker_job(job.run)
         job.handle = self.task.remote(processes.WORKER, content, job.log.absolute(), self.place)
         return True

@@ -5,33 +5,15 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
-from typing import Protocol
 
 from mini_gpt.runtime.errors import UserError
+from mini_gpt.study.engine import Engine
 from mini_gpt.study.progress import LONGEST_REASON, Display, Job, last_error
 from mini_gpt.study.results import Results
 from mini_gpt.training import stopping
 
 POLL_SECONDS = 0.25
-End = tuple[
-    Job, int | None, str
-]  # the status of its process, None if another has the run; why it failed, if not in its log
 log = logging.getLogger("mini_gpt.study")
-
-
-class Engine(Protocol):
-    """Where runs are trained. A job that it has been given has a handle. count: runs at a time."""
-
-    count: int
-
-    def start(self, job: Job, running: Sequence[Job]) -> bool:
-        """Give a waiting job a handle, or set its state. Return False if there is no room for it now."""
-
-    def poll(self, running: Sequence[Job]) -> list[End]:
-        """Return the jobs that have ended."""
-
-    def stop(self, running: Sequence[Job], *, at_once: bool) -> None:
-        """Tell jobs to end: saved, or at once."""
 
 
 class Runner:

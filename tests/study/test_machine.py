@@ -33,6 +33,18 @@ def test_each_process_has_its_own_cores(monkeypatch, flags, fake, tmp_path):
     assert [slot.cores for slot in machine.slots(2)] == [None, None]  # other containers may use the same cores
 
 
+def test_runs_of_other_processes_have_other_cores(monkeypatch, tmp_path):
+    monkeypatch.setattr(machine.devices, "cores", lambda: [2, 3, 5])
+    monkeypatch.setattr(machine.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(machine, "CGROUP", tmp_path)
+    with machine.own_cores(1) as one, machine.own_cores(2) as two, machine.own_cores(2) as more:
+        assert [one.cores, two.cores, more.cores] == [[2], [3, 5], [2, 3]]  # too many runs share cores
+        assert two.environment["OMP_NUM_THREADS"] == "2"
+    (tmp_path / "cpu.max").write_text("200000 100000")
+    with machine.own_cores(1) as slot:
+        assert slot.cores is None  # other containers may use the same cores
+
+
 def test_a_machine_without_affinity_runs_several_at_a_time(monkeypatch, flags, fake):
     """Such as macOS, where all slots are equal."""
     monkeypatch.setattr(machine, "slots", lambda _: [machine.Slot(None, {"N": "1"}), machine.Slot(None, {"N": "1"})])
