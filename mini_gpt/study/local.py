@@ -8,9 +8,8 @@ from collections.abc import Sequence
 import psutil
 
 from mini_gpt.study import machine, processes
-from mini_gpt.study.engine import End
 from mini_gpt.study.machine import Slot
-from mini_gpt.study.progress import Job
+from mini_gpt.study.progress import End, Job
 from mini_gpt.study.results import Results
 
 FIRST_GUESS_BYTES = 2**30  # of one run, until a run was measured
@@ -19,7 +18,7 @@ log = logging.getLogger("mini_gpt.study")
 
 
 class Local:
-    """An engine (see engine.py) that starts a process in each slot and watches the memory."""
+    """An engine (see progress.py) that starts a process in each slot and watches the memory."""
 
     def __init__(self, results: Results, slots: Sequence[Slot]):
         self.results, self.slots, self.count = results, list(slots), len(slots)

@@ -1,4 +1,4 @@
-"""The jobs of a study and their progress: a live table on a terminal, plain lines elsewhere."""
+"""The jobs of a study, their engine, and their progress: a live table on a terminal, plain lines elsewhere."""
 
 import contextlib
 import dataclasses
@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -62,6 +62,27 @@ class Job:
             row = json.loads(lines[-1]) if lines else {}
             return row if isinstance(row, dict) else {}
         return {}
+
+
+End = tuple[Job, int | None, str]  # the status of its process, None if another has the run; why it failed, or ""
+
+
+class Engine(Protocol):
+    """What trains the runs of a study: local.py or ray.py. A job that it has been given has a handle.
+
+    count: runs at a time.
+    """
+
+    count: int
+
+    def start(self, job: Job, running: Sequence[Job]) -> bool:
+        """Give a waiting job a handle, or set its state. Return False if there is no room for it now."""
+
+    def poll(self, running: Sequence[Job]) -> list[End]:
+        """Return the jobs that have ended."""
+
+    def stop(self, running: Sequence[Job], *, at_once: bool) -> None:
+        """Tell jobs to end: saved, or at once."""
 
 
 def last_error(path: Path, start: int = 0) -> str | None:

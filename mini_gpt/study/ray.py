@@ -17,8 +17,7 @@ from typing import Any
 
 from mini_gpt.runtime.errors import UserError, require
 from mini_gpt.study import machine, processes
-from mini_gpt.study.engine import End
-from mini_gpt.study.progress import LONGEST_REASON, Job
+from mini_gpt.study.progress import LONGEST_REASON, End, Job
 from mini_gpt.study.results import Results
 
 RETRIES = 3  # of a run whose node or Ray process dies
@@ -29,7 +28,7 @@ log = logging.getLogger("mini_gpt.study")
 
 
 class Ray:
-    """An engine (see engine.py) that gives each run to Ray as a task. Connects to a cluster, or starts one here.
+    """An engine (see progress.py) that gives each run to Ray as a task. Connects to a cluster, or starts one here.
 
     jobs: runs at a time on each node; None: one for each GPU, or for each core if there are no GPUs.
     """

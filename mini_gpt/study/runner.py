@@ -7,8 +7,7 @@ import time
 from collections.abc import Sequence
 
 from mini_gpt.runtime.errors import UserError
-from mini_gpt.study.engine import Engine
-from mini_gpt.study.progress import LONGEST_REASON, Display, Job, last_error
+from mini_gpt.study.progress import LONGEST_REASON, Display, Engine, Job, last_error
 from mini_gpt.study.results import Results
 from mini_gpt.training import stopping
 
