@@ -121,8 +121,8 @@ def _connect() -> Any:
 
 
 def _said(error: Exception) -> str:
-    """Return the last line of an error: before it, Ray quotes tracebacks."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[-1][:LONGEST_REASON]
+    """Return the first sentence of the last line of an error: before that line, Ray quotes tracebacks."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[-1].partition(". ")[0][:LONGEST_REASON]
 
 
 def sees(path: Path) -> bool:
