@@ -45,9 +45,9 @@ def main() -> None:
     console.print(f"{corpus.name}: tokenizer {config.data.tokenizer} with {tokenizers.vocab_size(tokenizer):,} tokens")
     console.print(_splits(store))
     for line in _of_training(config, store, tokenizer):
-        console.print(line, markup=False)
+        console.print(line, markup=False, soft_wrap=True)
     for line in () if corpus.token_files else _first(corpus, flags.documents):
-        console.print(line, markup=False)
+        console.print(line, markup=False, soft_wrap=True)
 
 
 def _splits(store: TokenStore) -> Table:
