@@ -41,7 +41,7 @@ def main() -> None:
         return
     options = exporting.Options(flags.architecture, flags.dtype, flags.length)
     with staging.reading(flags.workdir, flags, choice=flags.checkpoint) as workdir:
-        run = UnreadRun(workdir, flags.checkpoint)
+        run = UnreadRun(workdir, checkpoint=flags.checkpoint)
         with staging.writing(flags.output) as output:
             title = exporting.export(run, output, options)
     log.info(f"{flags.output}: written as {title}; load it with from_pretrained({str(flags.output)!r})")

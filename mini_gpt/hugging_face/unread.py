@@ -1,11 +1,9 @@
 """A run whose arrays are read from its checkpoint one at a time, when an export writes them, and not kept."""
 
-import dataclasses
 import functools
 import logging
 import re
 from collections.abc import Callable
-from pathlib import Path
 
 import jax
 import numpy as np
@@ -25,15 +23,14 @@ log = logging.getLogger(__name__)
 class UnreadRun(Run):
     """A run to export: `model.parameters` are UnreadArrays of separate layers, with which no pass can be computed.
 
-    Raises the errors of `Run`; when an array is read, UserError if it is damaged.
+    With adapters, it is a `Run`: to merge them needs their arrays. Raises the errors of `Run`; when an array is read,
+    UserError if it is damaged.
     """
 
-    def __init__(self, workdir: str | Path, checkpoint: str = "last"):
-        super().__init__(workdir, checkpoint=checkpoint)
-        self.model = dataclasses.replace(self.model, parameters=self.arrays)
-
     def read_parameters(self, choice: str, config: Config, abstract: Parameters, source: str) -> tuple[int, Parameters]:
-        """Return the step of a checkpoint, after a check of its files, and no parameters, which `Run` would read."""
+        """Return the step of a checkpoint, after a check of its files, and its UnreadArrays."""
+        if self.trained.train.lora_rank:
+            return super().read_parameters(choice, config, abstract, source)
         written = self.check_shapes(abstract, source)
         with self.open_checkpoints() as checkpoints:
             step = checkpoints.resolve(choice)
@@ -45,8 +42,7 @@ class UnreadRun(Run):
                     raise Damaged("it has other arrays than config.json implies")
             except Damaged as reason:
                 raise self._refusal(reason) from None
-        self.arrays = _unread(written, self._read)
-        return step, {}
+        return step, _unread(written, self._read)
 
     def _read(self, name: str, layer: int | None) -> np.ndarray:
         """Return an array, or a layer of a stacked one. Its checksum is compared when it is first read."""
