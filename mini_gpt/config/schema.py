@@ -77,11 +77,13 @@ class TrainConfig(Section, prefix="train."):
     def check(self) -> None:
         if self.batch_size % self.accumulation_steps:
             self.refuse("batch_size", f"must be divisible by train.accumulation_steps ({self.accumulation_steps})")
+        if self.trainable and self.lora_rank:
+            self.refuse("trainable", "must be empty with train.lora_rank; train.lora_layers chooses the adapters")
 
     @property
     def trained_pattern(self) -> str:
         """The regular expression in the names of the parameters that training changes; empty: all."""
-        return self.trainable or ("lora/" if self.lora_rank else "")
+        return "lora/" if self.lora_rank else self.trainable
 
 
 class MuonConfig(Section, prefix="optimizer.muon."):
@@ -174,6 +176,8 @@ class Config(Section):
             self.refuse("data.isolate_documents", remedy)
         if masked and self.data.is_task and not self.data.isolate_documents:
             self.refuse("data.isolate_documents", "must be True for a task with masked answers, to mask the padding")
+        if self.optimizer.name == "muon" and self.train.lora_rank:
+            self.refuse("optimizer.name", "must be adamw with train.lora_rank")
         if self.optimizer.name == "muon" and len(model.position_pattern) > 1 and model.own_encodings:
             reason = f"model.position is a pattern with {model.own_encodings[0]}, and Muon needs equal layers"
             self.refuse("optimizer.name", f"must be adamw: {reason}")

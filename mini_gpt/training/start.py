@@ -71,7 +71,8 @@ def describe(run: Assembly, *, new: bool, parameters: bool) -> None:
         log.info("%s\n", model_parameters.report(run.abstract_state.parameters))
         if config.train.trained_pattern:
             count = model_parameters.count(trainable.checked(config, run.abstract_state.parameters))
-            log.info(f"train.trainable={config.train.trained_pattern!r}: training changes {count:,} of these\n")
+            named = f"those whose names match train.trainable={config.train.trainable!r}"
+            log.info(f"training changes {count:,} of these: {'the adapters' if config.train.lora_rank else named}\n")
         if config.model.has_encoder:
             said = "padding in the first batch: {:.0%} of the tokens of the sources, {:.0%} of those of the targets\n"
             log.info(said.format(*pairs.padding_shares(run.train_batches[0])))

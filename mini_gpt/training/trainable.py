@@ -44,14 +44,9 @@ def _check(config: Config, trained: set[str], parameters: Parameters) -> None:
         names = sorted({re.sub(r"\bblocks/\d+", "blocks/0", name) for name in parameters})
         listed = ", ".join(names[:: max(1, len(names) // SHOWN)][:SHOWN])
         raise UserError(f"{found}, which is in no name of a parameter; there are {listed} and others")
-    in_layers: dict[str, set[str]] = {}  # {kernel without its layer: layers in which it is trained}
-    layers: dict[str, set[str]] = {}
+    kinds: dict[str, set[bool]] = {}  # {matrix without its layer: whether it is trained, in any of the layers}
     for name in parameters:
-        if block := re.fullmatch(r"(.*\bblocks)/(\d+)/(.*kernel)", name):
-            kernel, layer = f"{block[1]}/{block[3]}", block[2]
-            layers.setdefault(kernel, set()).add(layer)
-            if name in trained:
-                in_layers.setdefault(kernel, set()).add(layer)
-    kernels = [name for name in trained if re.search(r"\bblocks/.*kernel$", name)]
-    if config.optimizer.name == "muon" and (not kernels or any(found != layers[at] for at, found in in_layers.items())):
+        if block := re.fullmatch(r"(.*\bblocks/)(?:\d+/)?(.*kernel)", name):
+            kinds.setdefault(block[1] + block[2], set()).add(name in trained)
+    if config.optimizer.name == "muon" and ({True} not in kinds.values() or {True, False} in kinds.values()):
         raise UserError(f"{found}; optimizer.name=muon needs the same matrices in every layer; use adamw")

@@ -102,7 +102,7 @@ def test_training_changes_adapters_alone_and_resumes_with_the_same_bits(small, t
     with caplog.at_level("INFO", "mini_gpt"):
         whole = loop.train(config, tmp_path / "whole", init_from=source)
     count = 2 * 2 * (32 * 3 + 3 * 32)  # layers, projections, and A and B of each
-    assert f"train.trainable='lora/': training changes {count:,} of these" in caplog.text
+    assert f"training changes {count:,} of these: the adapters\n" in caplog.text
     assert "blocks/*/attention/query/lora  2 of 32 × 3 + 3 × 32" in caplog.text
     assert sum(leaf.size for leaf in jax.tree.leaves(whole.optimizer_state) if leaf.ndim) == 2 * count
     kill_after(5, config, tmp_path / "cut", init_from=source)
@@ -153,7 +153,8 @@ def test_a_step_on_a_mesh_of_four_devices_equals_one_on_a_single_device(small):
     [
         ({"train__lora_layers": "atention"}, r"lora_layers: found 'atention'; is in no name .*; there are blocks/0/"),
         ({"model__scan_layers": True}, r"model.scan_layers: found True; must be False with train.lora_rank"),
-        ({"optimizer__name": "muon"}, r"train.trainable: found 'lora/'; optimizer.name=muon needs .*; use adamw"),
+        ({"optimizer__name": "muon"}, r"optimizer.name: found 'muon'; must be adamw with train.lora_rank"),
+        ({"train__trainable": "query"}, r"train.trainable: found 'query'; must be empty with train.lora_rank; train.l"),
         ({"model__variants__clip_qkv": 8.0}, r"train.lora_layers: found 'attention/\(query\|value\)\$'; is in no name"),
     ],
 )
