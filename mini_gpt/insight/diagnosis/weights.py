@@ -66,10 +66,8 @@ def structure(matrix: np.ndarray) -> float:
 
     It is about 1 for an untrained matrix (Bai and Yin 1993), and larger for a trained one.
     """
-    narrow = matrix if matrix.shape[0] >= matrix.shape[1] else matrix.T
-    start = np.random.default_rng(0).normal(size=narrow.shape[1])  # of Lanczos: all eigenvalues take 100 times as long
-    (squared,) = linalg.eigsh(narrow.T @ narrow, k=1, v0=start, return_eigenvectors=False)
-    largest = np.sqrt(max(squared, 0))
+    start = np.random.default_rng(0).normal(size=min(matrix.shape))  # the same for each call, so that results repeat
+    (largest,) = linalg.svds(matrix, k=1, v0=start, return_singular_vectors=False)
     return float(largest / max(matrix.std() * sum(np.sqrt(matrix.shape)), 1e-30))
 
 
