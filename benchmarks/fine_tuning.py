@@ -122,6 +122,7 @@ def measure(flags: argparse.Namespace) -> dict[str, Any]:
         "rows": flags.rows,
         "fields": TRAINED,
         "rates": flags.rates,
+        "across": flags.across,
     }
     described |= {"pieces": len(texts_DM), "targets": texts_DM[:, 1:].size, "part": flags.windows[0]}
     summaries = {scaling: summary(found, before["none"]) for scaling, found in before.items()}

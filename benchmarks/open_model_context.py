@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from mini_gpt.data import batches
 from mini_gpt.evaluation import extrapolation, perplexity, scoring
 from mini_gpt.evaluation.extrapolation import Windowing
 from mini_gpt.hugging_face import origin
@@ -44,8 +45,9 @@ def beyond(run: Run) -> dict[str, Any]:
     sliding_XL = np.stack([slide(row_L) for row_L in rows_XL])
     scaled = {}
     for scaling in SCALINGS:
-        factor = {} if scaling == "none" else {"model.rope.factor": "2"}
-        nll_fn = perplexity.make_nll_fn(Run(run.workdir, overrides={"model.rope.scaling": scaling} | factor).model)
+        fields = {"model.rope.scaling": scaling, "model.rope.factor": "2"}
+        model = run.model if scaling == "none" else Run(run.workdir, overrides=fields).model
+        nll_fn = perplexity.make_nll_fn(model)
         nll_XL = np.concatenate([nll_fn(row_L[None, :-1], row_L[None, 1:]) for row_L in rows_XL])
         scaled[scaling] = _by_position(nll_XL - sliding_XL)
     found = {"corpus": run.corpus.name, "documents": len(rows_XL), "trained_context": context}
@@ -74,4 +76,4 @@ def _documents(run: Run, count: int) -> np.ndarray:
     if len(found) < count:
         long = f"{len(found)} documents of at least {size:,} tokens"
         raise UserError(f"data.corpus: {run.corpus.name} has {long}; must have {count}; import with another corpus")
-    return np.stack([found[index] for index in np.linspace(0, len(found) - 1, count).astype(int)])
+    return np.stack([found[index] for index in batches.evenly_spaced(len(found), 1, count)])
