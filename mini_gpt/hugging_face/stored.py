@@ -22,6 +22,7 @@ from mini_gpt.runtime.errors import UserError, shown
 INDEX = f"{WEIGHTS}.index.json"
 FLOATS = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": jnp.bfloat16}
 OTHER_FORMATS = (".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".onnx")  # of weights, for a message
+NOT_WEIGHTS = ("training_args", "optimizer", "scheduler")  # names of other files of these formats begin so
 BLOCK = 2**18  # entries read at a time
 MOST_SPARSE = 100  # most bytes of a file per byte on the disk; file systems compress weights by much less
 
@@ -102,7 +103,8 @@ def weight_files(source: Path) -> list[str]:
     if (source / WEIGHTS).exists():
         return [WEIGHTS]
     if not (source / INDEX).exists():
-        others = sorted(path.name for path in source.iterdir() if path.suffix in OTHER_FORMATS)[:3]
+        others = sorted(path.name for path in source.iterdir() if path.suffix in OTHER_FORMATS)
+        others = [name for name in others if not name.startswith(NOT_WEIGHTS)][:3]
         found = f"not found, but {', '.join(map(shown, others))}" if others else "not found"
         convert = "never from pickle: open the model in Transformers, and save_pretrained(DIR) writes them"
         raise UserError(f"{source / WEIGHTS}: {found}; weights are read from safetensors only, {convert}")

@@ -173,6 +173,8 @@ def test_a_truncated_weight_file_is_refused(kept, tmp_path):
 def test_missing_weight_files_are_refused(index, message, tmp_path):
     written("learned", tmp_path / "out")
     (tmp_path / "out" / "model.safetensors").rename(tmp_path / "out" / "pytorch_model.bin")
+    for other in ("optimizer.pt", "scheduler.pt", "training_args.bin"):  # of a Trainer, beside the weights
+        (tmp_path / "out" / other).touch()
     if index is not None:
         (tmp_path / "out" / "model.safetensors.index.json").write_text(index)
     with pytest.raises(UserError, match=message):
