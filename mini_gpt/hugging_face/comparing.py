@@ -71,8 +71,8 @@ def _tokens(ours: Reader, theirs: Reader, text: str) -> tuple[np.ndarray, bool, 
     most, encoded = min(MOST, ours.context, theirs.context), [_encoded(reader, text) for reader in (ours, theirs)]
     pairs = [(reader, ids[:most].tolist()) for reader, ids in zip((ours, theirs), encoded, strict=True)]
     for reader, ids in pairs:
-        size, lacks = len(reader.names), "the model has no row for this id of its tokenizer; give another text"
-        require(max(ids, default=0) < size, f"{reader.title}: token id", max(ids, default=0), lacks)
+        largest, lacks = max(ids, default=0), "the model has no row for this id of its tokenizer; give another text"
+        require(largest < len(reader.names), f"{reader.title}: token id", largest, lacks)
     left, right = ([reader.names[token] for token in ids] for reader, ids in pairs)
     require(len(left) > 1, "--prompt", text, "must have at least two tokens")
     count = f"the first {most:,} of {len(encoded[0]):,}" if len(encoded[0]) > most else f"{len(left):,}"

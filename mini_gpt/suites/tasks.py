@@ -9,6 +9,7 @@ from mini_gpt.config.schema import Config
 from mini_gpt.data import task_batches, tasks
 from mini_gpt.data.tasks import published
 from mini_gpt.evaluation import task_lengths
+from mini_gpt.evaluation.task_accuracy import METRICS
 from mini_gpt.insight import curves
 from mini_gpt.insight.curves import Curve
 from mini_gpt.runtime.errors import UserError
@@ -23,7 +24,7 @@ class Tasks(Suite):
     name = "tasks"
     supports_encoder = True
     flags = ("lengths",)
-    values = (*task_lengths.METRICS, "nll")
+    values = (*METRICS, "nll")
     x_label = "length of the problem"
     y_label = "share of problems solved"
 
