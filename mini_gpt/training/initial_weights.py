@@ -33,6 +33,7 @@ class SavedRun:
         files.check_contents(workdir)
         self.trained: Config = loading.read(workdir / workdirs.CONFIG)
         self.tokenizer: Tokenizer = tokenizers.load(workdir / workdirs.TOKENIZER)
+        self._shapes = functools.cache(lambda mesh: states.abstract_parameters(self.trained, self._vocab_size, mesh)[1])
         if (workdir / workdirs.CHECKPOINTS).is_dir():  # before a model of a stranger's sizes is made
             with self.open_checkpoints() as checkpoints:
                 checkpoints.check_size(model_parameters.least_count(self.trained.model))
@@ -49,7 +50,7 @@ class SavedRun:
 
         Raises UserError, with a message that starts with `source`, if one differs from `expected` in name or shape.
         """
-        _, written = states.abstract_parameters(self.trained, self._vocab_size, sharding.mesh_of(expected))
+        written = self._shapes(sharding.mesh_of(expected))
         one_by_one = functools.partial(jax.eval_shape, functools.partial(model_parameters.with_layers, stacked=False))
         left, right = (model_parameters.by_name(one_by_one(parameters)) for parameters in (written, expected))
         for name in sorted(left.keys() | right.keys()):
@@ -87,6 +88,7 @@ class InitialWeights:
 
     def __init__(self, workdir: Path, config: Config, checkpoint: str):
         self.workdir, self.config, self.checkpoint = workdir, config, checkpoint
+        self._shapes = functools.cache(self._traced)  # seconds for a deep model
 
     @functools.cached_property
     def run(self) -> SavedRun:
@@ -112,7 +114,7 @@ class InitialWeights:
         with self.run.open_checkpoints() as checkpoints:
             checkpoints.resolve(self.checkpoint)
 
-    def _shapes(self, mesh: Mesh) -> Parameters:
+    def _traced(self, mesh: Mesh) -> Parameters:
         """Return the shapes and shardings of the new run's parameters, without adapters."""
         vocab_size = layouts.vocab_size(self.config, self.run.tokenizer)
         return states.abstract_parameters(self.config, vocab_size, mesh)[1]

@@ -4,13 +4,14 @@ import contextlib
 import json
 import shutil
 from pathlib import Path
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mini_gpt.model import parameters
+from mini_gpt.model import build, parameters
 from mini_gpt.runtime import sharding
 from mini_gpt.runtime.errors import UserError
 from mini_gpt.training import assembly, loop
@@ -156,12 +157,15 @@ def test_runs_moved_together_keep_their_initial_weights(small, tmp_path, monkeyp
 
 
 @pytest.mark.slow
-def test_a_second_read_takes_the_same_checkpoint(small, tmp_path):
+def test_a_second_read_takes_the_same_checkpoint_and_traces_no_model_again(small, tmp_path, monkeypatch):
     source, config = tmp_path / "source", small(train__steps=1, checkpoint__keep=5)
     loop.train(config, source, conclude=False)
     weights = find_initial_weights(tmp_path / "tuned", source, config)
-    mesh = assembly.make_mesh(config)
+    mesh, traced = assembly.make_mesh(config), mock.Mock(wraps=build.abstract)
+    monkeypatch.setattr(build, "abstract", traced)
+    weights.check(mesh)
     first = weights.parameters(mesh)
+    assert traced.call_count == 2, "the models of both runs, once each"
     loop.train(small(train__steps=2, checkpoint__keep=5), source, conclude=False)
     assert_same_bits(first, weights.parameters(mesh))
     assert weights.record(tmp_path / "tuned")["checkpoint_step"] == 1
