@@ -129,12 +129,11 @@ def _length(model: LoadedModel, architecture: Architecture, asked: int | None) -
 
 def _positions(config: ModelConfig, length: int) -> np.ndarray:
     """Return positions_PD, which the model adds to the embeddings of tokens; zeros if it adds none."""
-    zeros_1PD = jnp.zeros((1, length, config.d_model))
     name = positions.input_encoding(config)
     if name is None:
-        return np.asarray(zeros_1PD[0])
+        return np.zeros((length, config.d_model), np.float32)
     encoding: Any = positions.ENCODINGS[name](config, rngs=nnx.Rngs(0))
-    return np.asarray(encoding.embed(zeros_1PD, jnp.arange(length)[None])[0])
+    return np.asarray(encoding.vectors(jnp.arange(length), config.d_model))
 
 
 def _equivalent(model: LoadedModel, architecture: Architecture, length: int) -> tuple[ModelConfig, Arrays]:

@@ -64,11 +64,6 @@ def of_layers(model: LoadedModel) -> list[list[Any]]:
     return sharding.replicate(layers, model.mesh)
 
 
-def vectors(encoding: InputEncoding, width: int, positions_L: Any) -> np.ndarray:
-    """Return p_LD, the vectors that an encoding adds to embeddings of this width."""
-    return np.asarray(encoding.embed(jnp.zeros((1, len(positions_L), width)), jnp.asarray(positions_L)[None])[0])
-
-
 def curves(layers: list[list[Any]], config: ModelConfig, distances_S: np.ndarray) -> list[Curves]:
     """Return the curves of all encodings that have no figure of their own. Layers with equal curves share them.
 
@@ -112,7 +107,7 @@ def _scores(encoding: Rotation, config: ModelConfig, distances_S: np.ndarray) ->
 def _similarities(encoding: InputEncoding, config: ModelConfig, distances_S: np.ndarray) -> np.ndarray:
     """Return the mean cosines of the vectors of two positions, up to half of the trained ones."""
     size = config.max_positions
-    p_PD = vectors(encoding, config.d_model, np.arange(size)).astype(np.float64)
+    p_PD = np.asarray(encoding.vectors(jnp.arange(size), config.d_model), np.float64)
     p_PD /= np.maximum(np.linalg.norm(p_PD, axis=1, keepdims=True), 1e-12)
     mean = lambda distance: np.vdot(p_PD[distance:], p_PD[: size - distance]) / (size - distance)
     return np.array([[mean(abs(n)) if 2 * abs(n) < size else np.nan for n in distances_S]])

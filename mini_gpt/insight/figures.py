@@ -50,8 +50,8 @@ def model_figures(name: str, model: LoadedModel, tokens: np.ndarray) -> dict[str
         x_LD = factor * sharding.to_host(model.parameters["embedding"], model.mesh)[tokens]
         title = f"{name}: embeddings x, positions p, and the terms of (x+p)ᵀ(y+p′)"
         positions_1L = model.layout.positions_and_segments(config, jnp.asarray(tokens)[None])[0]
-        places = range(len(tokens)) if positions_1L is None else np.asarray(positions_1L[0])
-        p_LD = encodings.vectors(encoding, config.d_model, np.asarray(places))
+        places_L = jnp.arange(len(tokens)) if positions_1L is None else positions_1L[0]
+        p_LD = np.asarray(encoding.vectors(places_L, config.d_model))
         by_name["sums"] = sums(x_LD, p_LD, [""] * len(tokens), title=title)
     return by_name
 
@@ -94,7 +94,7 @@ def _curves_figure(found: list[Curves], distances_S: np.ndarray) -> Figure:
 def initial_table(encoding: str, config: ModelConfig, length: int) -> np.ndarray:
     """Return table_LD, the vectors that an encoding adds to the embeddings before training."""
     position: Any = positions.ENCODINGS[encoding](config, rngs=nnx.Rngs(0))
-    return np.asarray(position.embed(jnp.zeros((1, length, config.d_model)), jnp.arange(length)[None])[0])
+    return np.asarray(position.vectors(jnp.arange(length), config.d_model))
 
 
 def sinusoids(config: ModelConfig, length: int = 128) -> Figure:

@@ -38,5 +38,4 @@ def _trained_vectors(model: LoadedModel) -> jax.Array | None:
     encoding = module.positions[module.input_encoding]
     if not jax.tree.leaves(encoding):
         return None
-    p_1PD = encoding.embed(jnp.zeros((1, count, width)), jnp.arange(count)[None])
-    return sharding.replicate(p_1PD[0], model.mesh)
+    return sharding.replicate(encoding.vectors(jnp.arange(count), width), model.mesh)

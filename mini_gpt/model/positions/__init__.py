@@ -4,6 +4,7 @@ They accept any positions, so that packing, offsets and the KV cache share code.
 """
 
 import dataclasses
+import functools
 from typing import Any
 
 from flax import nnx
@@ -24,14 +25,9 @@ ENCODINGS = {encoding.name: encoding for encoding in CLASSES}
 
 def make(config: ModelConfig, *, rngs: nnx.Rngs) -> tuple[Encoding, ...]:
     """Return the encoding of each layer. Layers share one object, unless each has parameters of its own."""
-    made: dict[tuple, Encoding] = {}
-    encodings = []
-    for layer, (position, _, *rope) in enumerate(config.layer_kinds):
-        key = position, *rope, layer if position in PER_LAYER else None
-        if key not in made:
-            made[key] = make_one(config, config.layer_kinds[layer], rngs=rngs)
-        encodings.append(made[key])
-    return tuple(encodings)
+    made = functools.cache(lambda kind, layer: make_one(config, kind, rngs=rngs))
+    kinds = [kind._replace(window=None) for kind in config.layer_kinds]
+    return tuple(made(kind, layer if kind.position in PER_LAYER else None) for layer, kind in enumerate(kinds))
 
 
 def shared(config: ModelConfig, *, rngs: nnx.Rngs) -> dict[str, Encoding]:

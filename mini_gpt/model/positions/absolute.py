@@ -19,6 +19,10 @@ class InputEncoding(Encoding):
         """Return the embeddings x_BLD with positions added."""
         raise NotImplementedError
 
+    def vectors(self, positions_L: jax.Array, width: int) -> jax.Array:
+        """Return p_LD, the vectors that are added to embeddings of this width, float32."""
+        return self.embed(jnp.zeros((1, len(positions_L), width)), positions_L[None])[0]
+
 
 class Learned(InputEncoding):
     """A trained vector for each position (Gehring et al. 2017), initialized like token embeddings."""

@@ -73,7 +73,7 @@ def _config(width: int, heads: int, causal: bool, length: int) -> ModelConfig:
 
 def _table(encoding: InputEncoding, config: ModelConfig, places_BL: jax.Array) -> dict[str, jax.Array]:
     """Return the table_LD that is added to the embeddings."""
-    return {"table": encoding.embed(jnp.zeros((*places_BL.shape, config.d_model)), places_BL)[0]}
+    return {"table": encoding.vectors(places_BL[0], config.d_model)}
 
 
 def _rotations(encoding: Rotation, config: ModelConfig, places_BL: jax.Array) -> dict[str, jax.Array]:
