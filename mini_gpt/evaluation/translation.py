@@ -33,7 +33,7 @@ def written_scores(written: Sequence[str], references: Sequence[str]) -> dict[st
 
 
 def prediction_scores(model: LoadedModel, pairs: Sequence[Pair], separator: int) -> dict[str, float]:
-    """Return the scores of predictions after the true tokens of the target. Ends of targets count like other tokens.
+    """Return scores of the predictions of each target token, given the true ones before it. Its end is a token too.
 
     nll: mean loss in nats per token.
     token_accuracy: share of tokens that are the most likely ones.
