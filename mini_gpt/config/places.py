@@ -11,11 +11,12 @@ import os
 from collections.abc import Collection
 from pathlib import Path
 
-from mini_gpt.config.data import PAIRS, DataConfig
+from mini_gpt.config.data import DataConfig
 from mini_gpt.runtime import buckets, files
 from mini_gpt.runtime.errors import UserError, shown
 
 CACHE = "data.cache_dir"
+WITHOUT_FILES = ("python_stdlib", "english")  # corpora that do not read data.path
 
 
 def directory() -> Path:
@@ -55,7 +56,7 @@ def _corpus_places(data: DataConfig) -> dict[str, str]:
     """Return {field: value} of the fields that locate the corpus. A built-in corpus has none."""
     is_in_tfds = data.corpus.startswith("tfds:")
     places = {"data.corpus": data.corpus} if is_in_tfds else {}
-    if data.path is not None and (is_in_tfds or data.corpus in ("text", "tiny_shakespeare", PAIRS)):
+    if data.path is not None and not (data.is_task or data.corpus in WITHOUT_FILES):
         places["data.path"] = data.path
     if data.target_path is not None:
         places["data.target_path"] = data.target_path

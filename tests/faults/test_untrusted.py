@@ -1,6 +1,7 @@
 """Untrusted run directories can do no harm: the tests for the rows of docs/reference/threat_model.md."""
 
 import contextlib
+import dataclasses
 import json
 import os
 import shutil
@@ -101,6 +102,13 @@ def test_both_files_of_pairs_must_have_been_typed(small, tmp_path):
     places.check_corpus(data("de"), (), tmp_path / "c.json")
     with pytest.raises(UserError, match=r"^data\.path: found"):
         places.check_corpus(data("fr"), (), tmp_path / "c.json")
+
+
+@pytest.mark.parametrize("corpus", ["text", "tokens", "tiny_shakespeare", "pairs", "tfds:x", "a later corpus"])
+def test_a_corpus_of_files_must_have_been_typed(small, tmp_path, corpus):
+    data = dataclasses.replace(small().data, corpus=corpus, path=str(tmp_path))
+    with pytest.raises(UserError, match=r"only .*c\.json names it"):
+        places.check_corpus(data, (), tmp_path / "c.json")
 
 
 def test_a_run_of_the_same_user_needs_no_override(run, config):
