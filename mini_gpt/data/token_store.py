@@ -18,12 +18,14 @@ from mini_gpt.config.data import TOKENS, DataConfig
 from mini_gpt.data import simple_tokenizers, splits, tasks, token_files, tokenizers, tokenizing
 from mini_gpt.data.corpus import Corpus
 from mini_gpt.data.tokenizers import Tokenizer
-from mini_gpt.runtime import files, processes, progress
+from mini_gpt.runtime import devices, files, processes, progress
 from mini_gpt.runtime.errors import UserError, require
 
 FORMAT = 3
 META, PROGRESS = "meta.json", "progress.json"
 SECONDS_BETWEEN_SAVES = 20.0  # of a build, which a killed process can continue
+LEAST_FOR_PROCESSES = 2**25  # bytes of text that are worth the start of processes
+FAST = ("bytes", "characters")  # tokenizers that are faster than the way to another process
 DTYPES = ("uint16", "uint32")
 log = logging.getLogger(__name__)
 
@@ -142,6 +144,10 @@ def _encoded(
 ) -> Iterator[tuple[str, bool, int, np.ndarray]]:
     """Yield (split, whether it is a new document, bytes, tokens) of all pieces but the first `skipped`."""
     if data.corpus == TOKENS:
+        own = _vocabulary_of_files(corpus, data)
+        if list(own.texts) != list(tokenizer.texts)[: len(own.texts)]:
+            remedy = "its ids mean other tokens there; give ids of the same vocabulary"
+            raise UserError(f"data.path: the vocabulary of these files is not that of the run; {remedy}")
         known = tokenizers.vocab_size(tokenizer), tokenizers.separator(tokenizer)
         of_splits = corpus.token_files.items()
         read = ((split, piece) for split, paths in of_splits for piece in token_files.read(paths, *known))
@@ -149,9 +155,15 @@ def _encoded(
             yield split, is_new, int(tokenizer.token_bytes[tokens].sum()), tokens
         return
     pieces, of_texts = itertools.tee(itertools.islice(splits.split_pieces(corpus, data), skipped, None))
-    encoded = tokenizing.encoded((piece.text for _, piece in of_texts), tokenizer, directory, corpus.size)
+    cores = len(devices.cores()) if corpus.size >= LEAST_FOR_PROCESSES and tokenizer.kind not in FAST else 1
+    encoded = tokenizing.encoded((piece.text for _, piece in of_texts), tokenizer, directory, cores)
     for (split, piece), (size, tokens) in zip(pieces, encoded, strict=True):
         yield split, piece.is_new, size, tokens
+
+
+def _vocabulary_of_files(corpus: Corpus, data: DataConfig) -> Tokenizer:
+    folder = next(iter(corpus.token_files.values()))[0].parent  # data.path may be an address
+    return token_files.vocabulary(folder, data.document_separator or "<|endoftext|>")
 
 
 def _progress(directory: Path) -> dict:
@@ -173,7 +185,7 @@ def fit_tokenizer(corpus: Corpus, data: DataConfig) -> Tokenizer:
     if data.is_task:
         return tokenizers.CharacterTokenizer(tasks.find(data.corpus).alphabet)
     if data.corpus == TOKENS:
-        return token_files.vocabulary(files.expanded(data.path or ""), data.document_separator or "<|endoftext|>")
+        return _vocabulary_of_files(corpus, data)
     if data.tokenizer == "bytes":
         return tokenizers.ByteTokenizer()
     kind = splits.split_kind(corpus, data)

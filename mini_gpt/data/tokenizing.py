@@ -14,37 +14,34 @@ import numpy as np
 
 from mini_gpt.data import tokenizers
 from mini_gpt.data.tokenizers import Tokenizer
-from mini_gpt.runtime.errors import UserError
+from mini_gpt.runtime import files
 
 BATCH = 2**22  # characters that a process gets at a time
-LEAST_FOR_PROCESSES = 2**25  # bytes of text that are worth the start of processes
-FAST = ("bytes", "characters")  # tokenizers that are faster than the way to another process
 Encoded = list[tuple[int, np.ndarray]]  # bytes and token ids of each text
 
 
-def in_batches(texts: Iterable[str], characters: int = BATCH) -> Iterator[list[str]]:
-    """Yield lists of texts with at least `characters` each; the last may have fewer."""
+def in_batches(texts: Iterable[str]) -> Iterator[list[str]]:
+    """Yield lists of texts with at least `BATCH` characters each; the last may have fewer."""
     batch, count = [], 0
     for text in texts:
         batch.append(text)
         count += len(text)
-        if count >= characters:
+        if count >= BATCH:
             yield batch
             batch, count = [], 0
     if batch:
         yield batch
 
 
-def encoded(texts: Iterable[str], tokenizer: Tokenizer, saved: Path, size: int) -> Iterator[tuple[int, np.ndarray]]:
+def encoded(texts: Iterable[str], tokenizer: Tokenizer, saved: Path, cores: int) -> Iterator[tuple[int, np.ndarray]]:
     """Yield the number of bytes and the token ids of each text.
 
     saved: the directory of the tokenizer.
-    size: about the bytes of all texts.
+    cores: the number of processes; 1: this one.
 
-    Raises UserError if the operating system kills a process.
+    Raises Interrupted if the operating system kills a process.
     """
-    cores = len(os.sched_getaffinity(0))
-    if cores == 1 or size < LEAST_FOR_PROCESSES or tokenizer.kind in FAST:
+    if cores == 1:
         yield from ((len(text.encode()), tokenizer.encode(text)) for text in texts)
         return
     spawn = multiprocessing.get_context("spawn")  # a fork would copy the threads of JAX
@@ -57,8 +54,9 @@ def encoded(texts: Iterable[str], tokenizer: Tokenizer, saved: Path, size: int) 
                 if waiting and (batch is None or len(waiting) > 2 * cores):
                     yield from waiting.popleft().result()
         except BrokenProcessPool:
-            remedy = "was the memory full? To use fewer cores: taskset -c 0 COMMAND"
-            raise UserError(f"data.corpus: a process that tokenizes was killed; {remedy}") from None
+            causes = 'the memory was full, or this script lacks `if __name__ == "__main__":`'
+            remedy = "the same command goes on, with one core: taskset -c 0 COMMAND"
+            raise files.Interrupted(f"data.corpus: a process that tokenizes ended: {causes}; {remedy}") from None
         finally:
             pool.shutdown(cancel_futures=True)
 

@@ -143,16 +143,42 @@ def test_a_build_that_was_killed_is_continued(small, tmp_path, monkeypatch, capl
     assert {path.name: path.read_bytes() for path in open_store(config).directory.iterdir()} == content
 
 
+def test_what_an_interrupted_build_has_written_stays_and_that_of_a_failed_one_does_not(tmp_path):
+    for error, stays in ((files.Interrupted("no memory"), True), (UserError("bad text"), False)):
+        with pytest.raises(type(error)), files.directory_continued(tmp_path / "store") as draft:
+            (draft / "half").touch()
+            raise error
+        assert draft.exists() == stays
+        with files.directory_continued(tmp_path / f"{stays}") as other:
+            assert list(other.iterdir()) == []
+    with files.directory_continued(tmp_path / "store") as draft:
+        (draft / "half").touch()
+    assert (tmp_path / "store" / "half").exists()
+
+
+def test_without_locks_each_process_has_a_draft_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.setattr(fcntl, "flock", lambda *_: (_ for _ in ()).throw(OSError("no locks")))
+    with files.directory_continued(tmp_path / "store") as one:
+        with pytest.raises(files.Exists), files.directory_continued(tmp_path / "store") as two:
+            assert one != two
+            (one / "file").touch()
+            one.rename(tmp_path / "store")
+        (tmp_path / "store").rename(one)
+
+
 @pytest.mark.parametrize("kind", ["words", "bpe"])
 def test_several_processes_write_the_same_store_as_one(small, monkeypatch, kind):
     config = small(data__tokenizer=kind, data__vocab_size=300)
     one = open_store(config)
     content = {path.name: path.read_bytes() for path in one.directory.iterdir()}
     shutil.rmtree(one.directory)
-    monkeypatch.setattr(tokenizing, "LEAST_FOR_PROCESSES", 0)
+    monkeypatch.setattr(token_store, "LEAST_FOR_PROCESSES", 0)
     monkeypatch.setattr(tokenizing, "BATCH", 3000)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+    monkeypatch.setattr(token_store.devices, "cores", lambda: [0, 1])
+    start, started = tokenizing.ProcessPoolExecutor, []
+    monkeypatch.setattr(tokenizing, "ProcessPoolExecutor", lambda *a, **k: started.append(a) or start(*a, **k))
     assert {path.name: path.read_bytes() for path in open_store(config).directory.iterdir()} == content
+    assert started == [(2,)]
 
 
 def test_the_tokenizer_of_a_faster_process_is_kept(small, tmp_path, monkeypatch):
