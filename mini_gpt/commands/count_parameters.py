@@ -10,7 +10,7 @@ from pathlib import Path
 
 from mini_gpt.commands import command_line
 from mini_gpt.config import loading
-from mini_gpt.config.data import DataConfig
+from mini_gpt.config.data import TOKENS, DataConfig
 from mini_gpt.config.fields import LARGEST
 from mini_gpt.data import tasks, tokenizers
 from mini_gpt.model import build, parameters
@@ -46,9 +46,10 @@ def _vocab_size(data: DataConfig) -> int:
     """Return the tokenizer's size. Raise UserError if it depends on the corpus, which is not opened."""
     if data.is_task:
         return len(tasks.find(data.corpus).alphabet) + 1
-    if data.tokenizer == "bytes":
+    if data.tokenizer == "bytes" and data.corpus != TOKENS:
         return tokenizers.vocab_size(tokenizers.ByteTokenizer())
     remedy = "its size depends on the corpus; give --vocab_size, or the --workdir of a run"
+    require(data.corpus != TOKENS, "data.corpus", data.corpus, remedy)
     require(data.tokenizer in ("bpe", "imported"), "data.tokenizer", data.tokenizer, remedy)
     return data.vocab_size
 

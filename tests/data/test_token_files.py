@@ -1,8 +1,7 @@
-"""Tokens that other programs have written: nanoGPT, llm.c, Megatron-LM and ArrayRecord."""
+"""Tokens that other programs have written: nanoGPT, and ArrayRecord."""
 
 import json
 import pickle
-import struct
 
 import numpy as np
 import pytest
@@ -55,25 +54,6 @@ def bpe(tmp_path):
     return [model.encode(text).ids for text in TEXTS], model.token_to_id("<|endoftext|>")
 
 
-def llm_c(folder, documents, end):
-    ids = [token for document in documents for token in (end, *document)]
-    header = np.zeros(256, np.int32)
-    header[:3] = 20240520, 1, len(ids)
-    (folder / "train_000001.bin").write_bytes(header.tobytes() + np.array(ids, np.uint16).tobytes())
-    return ids
-
-
-def megatron(folder, documents, end):
-    lengths = np.array([len(document) + 1 for document in documents], np.int32)
-    ids = np.array([token for document in documents for token in (*document, end)], np.int32)
-    (folder / "train_text.bin").write_bytes(ids.tobytes())
-    pointers = np.cumsum([0, *lengths[:-1]]).astype(np.int64) * 4
-    head = b"MMIDIDX\0\0" + struct.pack("<QBQQ", 1, 4, len(lengths), len(lengths) + 1)
-    ends = np.arange(len(lengths) + 1, dtype=np.int64)
-    (folder / "train_text.idx").write_bytes(head + lengths.tobytes() + pointers.tobytes() + ends.tobytes())
-    return joined(documents, end)
-
-
 def array_records(folder, documents, end):
     for shard, part in enumerate((documents[:2], documents[2:])):
         writer = ArrayRecordWriter(str(folder / f"train-{shard:05}-of-00002.array_record"), "group_size:1")
@@ -87,10 +67,9 @@ def joined(documents, end):
     return [token for number, document in enumerate(documents) for token in ([end] * (number > 0) + document)]
 
 
-@pytest.mark.parametrize("write", [llm_c, megatron, array_records])
-def test_documents_of_other_programs_are_joined_by_the_separator(small, tmp_path, bpe, write):
+def test_documents_of_array_records_are_joined_by_the_separator(small, tmp_path, bpe):
     documents, end = bpe
-    expected = write(tmp_path, documents, end)
+    expected = array_records(tmp_path, documents, end)
     tokenizer, store = open_all(small, tmp_path)
     assert store.tokens("train").tolist() == expected and tokenizers.separator(tokenizer) == end
     assert store.meta["splits"]["train"]["bytes"] == sum(len(text.encode()) for text in TEXTS)
@@ -105,18 +84,12 @@ class Code:
     ("name", "content", "message"),
     [
         ("meta.pkl", pickle.dumps({"itos": Code()}), r"meta\.pkl: found STACK_GLOBAL, which is not a vocabulary"),
+        ("meta.pkl", b".", r"meta\.pkl: found .*, which is not a vocabulary"),
         ("meta.pkl", b"no pickle", r"meta\.pkl: found .*, which is not a vocabulary"),
         ("meta.pkl", pickle.dumps({"itos": {0: "a", 2: "b"}}), r"meta\.pkl: has no itos from ids to characters"),
         ("meta.pkl", pickle.dumps({"itos": {0: "b", 1: "a"}}), r"meta\.pkl: characters: must be unique and ordered"),
-        ("meta.pkl", pickle.dumps({"itos": {0: "a"}}), r"train\.bin: found the id \d+; the vocabulary has 2 tokens"),
+        ("meta.pkl", pickle.dumps({"itos": {0: "a"}}), r"train\.bin: found the id 16; the vocabulary has 2 tokens"),
         ("train.bin", b"abc", r"train\.bin: 3 bytes are not ids of 2 bytes"),
-        ("train.idx", b"no index", r"train\.idx: not an index of Megatron-LM"),
-        ("train.idx", b"MMIDIDX\0\0" + struct.pack("<QBQQ", 1, 8, 2**60, 1), r"train\.idx: not an index of Megatron"),
-        (
-            "train.idx",
-            b"MMIDIDX\0\0" + struct.pack("<QBQQi", 1, 8, 1, 1, 7),
-            r"train\.bin: has [\d,]+ ids, and train\.idx",
-        ),
         ("train-1.array_record", b"no records" * 99, r"train-1\.array_record: can't be read \("),
     ],
 )
@@ -126,6 +99,28 @@ def test_hostile_and_damaged_files_are_refused_in_one_line(small, tmp_path, caps
     with pytest.raises(UserError, match=message) as refused:
         open_all(small, tmp_path)
     assert "\n" not in str(refused.value) and "executed" not in capsys.readouterr().out
+
+
+def test_ids_of_another_vocabulary_are_refused(small, tmp_path):
+    for name in ("ours", "theirs"):
+        (tmp_path / name).mkdir()
+    nanogpt(tmp_path / "ours")
+    np.zeros(99, np.uint16).tofile(tmp_path / "theirs" / "train.bin")
+    (tmp_path / "theirs" / "meta.pkl").write_bytes(pickle.dumps({"itos": {0: "!", 1: "?"}}))
+    tokenizer, _ = open_all(small, tmp_path / "ours")
+    data = small(data__corpus="tokens", data__path=str(tmp_path / "theirs")).data
+    with pytest.raises(UserError, match=r"^data\.path: the vocabulary of these files is not that of the run"):
+        token_store.open_store(corpora.open_corpus(data), data, tokenizer)
+
+
+def test_the_fingerprint_of_tokens_covers_the_splits(small, tmp_path):
+    def fingerprint():
+        return corpora.open_corpus(small(data__corpus="tokens", data__path=str(tmp_path)).data).fingerprint
+
+    nanogpt(tmp_path)
+    before = fingerprint()
+    (tmp_path / "val.bin").rename(tmp_path / "train_z.bin")
+    assert fingerprint() != before
 
 
 def test_a_vocabulary_is_needed(small, tmp_path):
