@@ -90,7 +90,7 @@ def measurements(directory: Path, size: int, vocab_size: int) -> Iterator[dict]:
     write_corpus(small, size // 10)
     write_corpus(large, size)
     cores = sorted(os.sched_getaffinity(0))
-    for count in (1, min(2, len(cores))):
+    for count in sorted({1, min(2, len(cores))}):
         cache = directory / f"cache{count}"
         yield {"what": "store", "cores": count} | store(small, cache, set(cores[:count]), vocab_size)
         (tokenizer,) = cache.glob("tokenizers/*/tokenizer.json")

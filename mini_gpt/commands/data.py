@@ -20,6 +20,7 @@ from mini_gpt.config import loading
 from mini_gpt.config.schema import Config
 from mini_gpt.data import corpora, text_batches, token_store, tokenizers
 from mini_gpt.data.corpus import Corpus
+from mini_gpt.data.formats.plain import LONGEST_PIECE
 from mini_gpt.data.token_store import TokenStore
 from mini_gpt.runtime.errors import UserError, printable
 from mini_gpt.training import settings
@@ -42,7 +43,7 @@ def main() -> None:
     tokenizer = token_store.fit_tokenizer(corpus, config.data)
     store = token_store.open_store(corpus, config.data, tokenizer)
     console = Console(width=min(shutil.get_terminal_size().columns, 100), highlight=False)
-    console.print(f"{corpus.name}: tokenizer {config.data.tokenizer} with {tokenizers.vocab_size(tokenizer):,} tokens")
+    console.print(f"{corpus.name}: tokenizer {tokenizer.kind} with {tokenizers.vocab_size(tokenizer):,} tokens")
     console.print(_splits(store))
     for line in _of_training(config, store, tokenizer):
         console.print(line, markup=False, soft_wrap=True)
@@ -74,7 +75,9 @@ def _of_training(config: Config, store: TokenStore, tokenizer: tokenizers.Tokeni
 
 
 def _first(corpus: Corpus, count: int) -> Iterator[str]:
-    for number, (_, text) in enumerate(itertools.islice(corpus.documents(), max(0, count)), start=1):
+    starts = (piece.text for _, piece in corpus.pieces() if piece.is_new)
+    for number, text in enumerate(itertools.islice(starts, max(0, count)), start=1):
         shown = printable(" ".join(text[: 2 * CHARACTERS].split()))
-        yield f"\ndocument {number}, {len(text):,} characters:"
+        size = f"{len(text):,} characters" if len(text) < LONGEST_PIECE else f"at least {LONGEST_PIECE:,} characters"
+        yield f"\ndocument {number}, {size}:"
         yield textwrap.indent("\n".join(textwrap.wrap(textwrap.shorten(shown, CHARACTERS), 96)), "  ")

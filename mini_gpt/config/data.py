@@ -19,7 +19,7 @@ class DataConfig(Section, prefix="data."):
         None, "text: a glob; pairs: a TSV file or the sources; tokens, tfds: a directory; tiny_shakespeare: the file"
     )
     text_field: str = field("text", "text: the field or column of records, in JSON, CSV, Parquet and Arrow")
-    document_separator: str | None = field(None, "text: between the documents of a file; None: a file is one")
+    document_separator: str | None = field(None, "text, tokens: between the documents of a file")
     on_error: Literal["stop", "skip"] = field("stop", "text: skip leaves out what can't be read, and counts it")
     target_path: str | None = field(None, "pairs: the file of the targets; None: data.path is a TSV file")
     pair: tuple[str, str] | None = field(
@@ -31,7 +31,7 @@ class DataConfig(Section, prefix="data."):
         "bytes", "unit of a token; imported: the Unigram, WordPiece or words of an imported model"
     )
     vocab_size: Count = field(8192, "for bpe, above 257: 256 bytes, a document separator, and merges")
-    tokenizer_sample: Count = field(100_000_000, "for bpe: bytes of text to train on, from all of a larger corpus")
+    tokenizer_sample: Count = field(100_000_000, "for bpe: bytes of files to train on, from all of a larger corpus")
     task_length: Count = field(20, "task:NAME: length of the longest training problems, in the task's own unit")
     seed: Annotated[int, at_least(0)] = field(None, "for the order of the training data, and their masks", "seed")
     position_ids: Literal["sequence", "coupled", "abacus"] = field(

@@ -209,7 +209,8 @@ def _read(
         return read
 
     parts, paired = {split: texts(split) for split in sources}, len(features) == 2
-    return Corpus(name, fingerprint, sum(map(len, sources.values())), parts, paired)
+    size = sum(info.num_bytes or 0 for info in builder.info.splits.values())
+    return Corpus(name, fingerprint, sum(map(len, sources.values())), parts, paired, size)
 
 
 def _require_network(builder: tfds.core.DatasetBuilder, name: str) -> None:

@@ -31,7 +31,7 @@ class Corpus:
     name: str
     fingerprint: str
     num_documents: int
-    parts: Mapping[str, Callable[[], Iterator[str | Piece] | Iterator[str] | Iterator[Piece]]]
+    parts: Mapping[str, Callable[[], Iterator[str] | Iterator[Piece]]]
     paired: bool = False
     size: int = 0
     token_files: Mapping[str, list[Path]] = field(default_factory=dict)
@@ -50,9 +50,11 @@ class Corpus:
 
     def documents(self) -> Iterator[tuple[str, str]]:
         """Yield (part, text) of the whole texts, in the order of `pieces`."""
-        part, parts = "", [""]
+        part, parts = "", list[str]()
         for name, piece in self.pieces():
-            if piece.is_new and parts[0]:
+            if piece.is_new and parts:
                 yield part, "".join(parts)
-            part, parts = name, [piece.text] if piece.is_new else [*parts, piece.text]
+                parts = []
+            part = name
+            parts.append(piece.text)
         yield part, "".join(parts)

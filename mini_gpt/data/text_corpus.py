@@ -5,22 +5,22 @@ import functools
 import glob
 import hashlib
 import itertools
-import logging
 import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from mini_gpt.config.data import TOKENS, DataConfig
 from mini_gpt.data import formats, text_files, token_files
 from mini_gpt.data.corpus import Corpus, Piece
 from mini_gpt.data.formats.records import Fault
-from mini_gpt.data.splits import FEWEST_DOCUMENTS
+from mini_gpt.data.splits import FEWEST_DOCUMENTS, SPLITS
 from mini_gpt.runtime import files
 from mini_gpt.runtime.errors import UserError, shown
 
 SAVED_SPLITS, SAVED = "dataset_dict.json", "state.json"  # of the datasets library's save_to_disk
+VALIDATION = ("val", "valid", "dev")  # other names of the validation split
 SAMPLED_FILES = 64  # read in part at each start, to find changed files
-log = logging.getLogger(__name__)
 Versions = Mapping[Path, tuple[int, int]]  # in the order of the text
 Read = Callable[[Path], Iterator[Piece | Fault]]
 
@@ -30,30 +30,37 @@ def open_text(data: DataConfig) -> Corpus:
 
     The first start reads all files for their fingerprint; later starts read samples of them.
     """
-    root = files.expanded(data.path or "")
+    root, cache = files.expanded(data.path or ""), files.cache_directory(data.cache_dir)
     saved = _saved_dataset(root) if root.is_dir() else None
     paths = {"all": _matching(data.path or "")} if saved is None else saved
     versions = {path: _version(path) for of_part in paths.values() for path in of_part}
-    fingerprint = _fingerprint(versions, files.cache_directory(data.cache_dir))
-    if data.document_separator is not None or any(map(formats.has_records, versions)):
-        fingerprint = _digest((fingerprint, data.text_field, data.document_separator, data.on_error))
+    seen = _seen(versions, cache, are_texts=True)
+    for warning in seen["warnings"]:
+        text_files.warn_once(warning)
+    arrow = {list(versions)[number] for number in seen["arrow"]}
+    kinds = [(part, "arrow" if path in arrow else formats.kind(path)) for part in paths for path in paths[part]]
+    fingerprint, how = seen["sha256_of_files"], (data.text_field, data.document_separator, data.on_error)
+    if how != ("text", None, "stop") or any(kind != ("all", formats.TEXT) for kind in kinds):
+        fingerprint = _digest((fingerprint, how, kinds))
     read: Read = functools.partial(formats.read, field=data.text_field, separator=data.document_separator)
     parts = {
         part: functools.partial(_texts, {path: versions[path] for path in of_part}, read, data.on_error)
         for part, of_part in paths.items()
     }
     new = (piece.text and piece.is_new for texts in parts.values() for piece in texts())
-    count = sum(1 for _ in itertools.islice(filter(None, new), FEWEST_DOCUMENTS))
-    return Corpus("text", fingerprint, count, parts, size=sum(size for size, _ in versions.values()))
+    count = lambda: {"documents": sum(1 for _ in itertools.islice(filter(None, new), FEWEST_DOCUMENTS))}
+    documents = _remembered(cache, fingerprint, count)["documents"]
+    return Corpus("text", fingerprint, documents, parts, size=_size(versions))
 
 
 def open_tokens(data: DataConfig) -> Corpus:
     """Open the directory of tokens `data.path`. Raises UserError if there are no training tokens."""
     by_split = token_files.splits_of(files.expanded(data.path or ""))
-    versions = {path: _version(path) for paths in by_split.values() for path in paths}
-    fingerprint = _fingerprint(versions, files.cache_directory(data.cache_dir))
-    size = sum(size for size, _ in versions.values())
-    return Corpus(TOKENS, fingerprint, FEWEST_DOCUMENTS, {}, size=size, token_files=by_split)
+    names = [(split, path.name) for split, of_split in by_split.items() for path in of_split]
+    versions = {path: _version(path) for of_split in by_split.values() for path in of_split}
+    seen = _seen(versions, files.cache_directory(data.cache_dir), are_texts=False)
+    fingerprint = _digest((seen["sha256_of_files"], names))
+    return Corpus(TOKENS, fingerprint, FEWEST_DOCUMENTS, {}, size=_size(versions), token_files=by_split)
 
 
 def _matching(pattern: str) -> list[Path]:
@@ -76,15 +83,28 @@ def _matching(pattern: str) -> list[Path]:
 
 def _saved_dataset(root: Path) -> dict[str, list[Path]] | None:
     """Return {split: files} of a directory that the datasets library has saved; None for other directories."""
-    if (root / SAVED_SPLITS).is_file():
-        names = map(str, _read(root / SAVED_SPLITS, "splits"))
-        return {name: _data_files(root / name) for name in filter(files.is_file_name, names)}
-    return {"all": _data_files(root)} if (root / SAVED).is_file() else None
+    if not (root / SAVED_SPLITS).is_file():
+        return {"all": _data_files(root)} if (root / SAVED).is_file() else None
+    found: dict[str, list[Path]] = {}
+    for name in _names(root / SAVED_SPLITS, lambda saved: saved["splits"]):
+        split = "validation" if name in VALIDATION else name
+        if split not in SPLITS:
+            text_files.warn_once(f"{root}: the split {shown(name)} is divided into train, validation and test")
+        found.setdefault(split, []).extend(_data_files(files.file_inside(root, name)))
+    return found
 
 
 def _data_files(folder: Path) -> list[Path]:
-    entries = _read(folder / SAVED, "_data_files")
-    return [files.file_inside(folder, str(entry["filename"])) for entry in entries]
+    names = _names(folder / SAVED, lambda saved: [entry["filename"] for entry in saved["_data_files"]])
+    return [files.file_inside(folder, name) for name in names]
+
+
+def _names(path: Path, listed: Callable[[Any], Any]) -> list[str]:
+    """Return the names that `listed` finds in a JSON file. Raises UserError if they are not there."""
+    try:
+        return [str(name) for name in listed(files.read_json(path))]
+    except (OSError, ValueError, RecursionError, KeyError, TypeError) as error:
+        raise UserError(f"data.path: {path}: not saved by the datasets library ({type(error).__name__})") from None
 
 
 def _texts(versions: Versions, read: Read, on_error: str) -> Iterator[Piece]:
@@ -113,37 +133,52 @@ def _version(path: Path) -> tuple[int, int]:
     return status.st_size, status.st_mtime_ns
 
 
-def _fingerprint(versions: Versions, cache: Path) -> str:
-    """Return a hash of the bytes of files.
+def _size(versions: Versions) -> int:
+    return sum(max(0, size) for size, _ in versions.values())
+
+
+def _seen(versions: Versions, cache: Path, *, are_texts: bool) -> dict[str, Any]:
+    """Return what the bytes of files tell: their hash, the numbers of Arrow files, and warnings of texts.
 
     It is kept in the cache under the names, sizes, times and samples of the files, so that the next start is fast.
     """
     paths = list(versions)
-    samples = [*map(files.sample_digest, paths[:: max(1, len(paths) // SAMPLED_FILES)])]
-    key = _digest(([(str(path.resolve()), *version) for path, version in versions.items()], samples))
-    kept = cache / "fingerprints" / f"{key[:32]}.json"
-    with contextlib.suppress(OSError, ValueError, KeyError):
-        return files.read_with_checksum(kept, must=True)["sha256_of_files"]
-    text_files.warn_of_documents(path for path in paths if formats.is_text(path))
-    digest = hashlib.sha256()
-    for path in paths:
-        digest.update(f"{path.stat().st_size}\n".encode())
-        with files.open_regular(path) as file:
+    samples = [*map(_sample, paths[:: -(-len(paths) // SAMPLED_FILES)])]
+    named = [(str(path.resolve()), *version) for path, version in versions.items()]
+    return _remembered(cache, _digest((named, samples, are_texts)), lambda: _look(versions, are_texts))
+
+
+def _look(versions: Versions, are_texts: bool) -> dict[str, Any]:
+    digest, arrow = hashlib.sha256(), []
+    for number, (path, (size, _)) in enumerate(versions.items()):
+        digest.update(f"{size}\n".encode())
+        with contextlib.suppress(OSError), files.open_regular(path) as file:  # told when it is read
             while chunk := file.read(2**22):
                 digest.update(chunk)
-    files.make_directory(kept.parent)
-    files.write_json(kept, {"sha256_of_files": digest.hexdigest()})
-    return digest.hexdigest()
+            if are_texts and formats.holds_arrow(path):
+                arrow.append(number)
+    plain = [path for number, path in enumerate(versions) if number not in arrow and formats.kind(path) == formats.TEXT]
+    warnings = text_files.warnings_of_documents(plain) if are_texts else []
+    return {"sha256_of_files": digest.hexdigest(), "arrow": arrow, "warnings": warnings}
+
+
+def _remembered(cache: Path, key: str, find: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """Return what `find` returns, from the cache if it is there. A cache that can't be written is only slower."""
+    path = cache / "fingerprints" / f"{key[:32]}.json"
+    with contextlib.suppress(OSError, ValueError):
+        return files.read_with_checksum(path, must=True)
+    found = find()
+    with contextlib.suppress(OSError, UserError):
+        files.make_directory(path.parent)
+        files.write_json(path, found)
+    return found
+
+
+def _sample(path: Path) -> str | None:
+    with contextlib.suppress(OSError):
+        return files.sample_digest(path)
+    return None
 
 
 def _digest(values: tuple) -> str:
     return hashlib.sha256(repr(values).encode()).hexdigest()
-
-
-def _read(path: Path, field: str) -> list:
-    """Return a list in a JSON file. Raises UserError if it is not there."""
-    try:
-        values = files.read_json(path)[field]
-        return values if isinstance(values, list) else []
-    except (OSError, ValueError, RecursionError, KeyError, TypeError) as error:
-        raise UserError(f"data.path: {path}: not saved by the datasets library ({type(error).__name__})") from None

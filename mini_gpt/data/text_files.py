@@ -23,13 +23,12 @@ WIDE_MARKS = {
 }
 WIDE_ENCODINGS = ("utf-32le", "utf-32be", "utf-16le", "utf-16be")
 NO_TEXT = "give files of text"
+ARROW = {rb"PAR1\x15": "Parquet", rb"ARROW1\0\0": "an Arrow file", rb"\xff{4}[^\xff].\0\0": "an Arrow stream"}
 FORMATS = [  # first bytes, name, remedy
     (rb"PK(?:\x03\x04|\x05\x06)", "a zip archive", "unzip it; for .docx and .epub: pandoc -t plain FILE > NEW"),
     (rb"7z\xbc\xaf\x27\x1c", "a 7z archive", "extract it: 7z x FILE"),
     (rb".{257}ustar[\0 ]", "a tar archive", "extract it: tar -xf FILE"),
-    (rb"PAR1\x15", "Parquet", NO_TEXT),
-    (rb"ARROW1\0\0", "an Arrow file", NO_TEXT),
-    (rb"\xff{4}[^\xff].\0\0", "an Arrow stream", NO_TEXT),
+    *((start, name, NO_TEXT) for start, name in ARROW.items()),
     (rb"%PDF-", "PDF", "extract its text: pdftotext FILE NEW"),
     (
         rb"SQLite format 3\0",
@@ -83,16 +82,15 @@ def to_utf8(raw: bytes, offset: int) -> str:
     return "the text before it is, so leave it out: iconv -c -f utf-8 -t utf-8 FILE > NEW"
 
 
-def warn_of_documents(paths: Iterable[Path]) -> None:
-    """Warn of files that are not plain text, in one line for each kind."""
+def warnings_of_documents(paths: Iterable[Path]) -> list[str]:
+    """Return a line for each kind of files that are not plain text."""
     found = collections.defaultdict(list)
     for path in paths:
         with contextlib.suppress(UserError, OSError), compression.open_stream(path) as stream:  # told when it is read
-            for kind in _kinds(_sample(stream).decode(errors="replace")):
+            for kind in _kinds(_sample(stream)):
                 found[kind].append(path)
-    for kind, paths_of_kind in found.items():
-        more = f" and {len(paths_of_kind) - 1:,} more" if len(paths_of_kind) > 1 else ""
-        warn_once(f"{paths_of_kind[0]}{more}: found {kind.found}; {kind.documents}")
+    more = {kind: f" and {len(of_kind) - 1:,} more" if len(of_kind) > 1 else "" for kind, of_kind in found.items()}
+    return [f"{of_kind[0]}{more[kind]}: found {kind.found}; {kind.documents}" for kind, of_kind in found.items()]
 
 
 def check_lines(path: Path, *, is_tsv: bool) -> None:
@@ -103,7 +101,7 @@ def check_lines(path: Path, *, is_tsv: bool) -> None:
     with compression.open_stream(path) as stream:
         raw = _sample(stream)
     refuse_binary(raw, str(path))
-    for kind in _kinds(raw.decode(errors="replace").removeprefix(BYTE_ORDER_MARK)):
+    for kind in _kinds(raw):
         if not (is_tsv and kind.found.startswith("TSV")):
             warn_once(f"{path}: found {kind.found}; {kind.lines}")
 
@@ -117,7 +115,8 @@ def _sample(stream: io.BufferedReader) -> bytes:
     return raw
 
 
-def _kinds(text: str) -> list[Structure]:
+def _kinds(sample: bytes) -> list[Structure]:
+    text = sample.decode(errors="replace").removeprefix(BYTE_ORDER_MARK)
     found = [structure(text)]
     if _has_many_controls(text[:SAMPLE]):
         remedy = "check that it is text in UTF-8"

@@ -23,7 +23,10 @@ log = logging.getLogger(__name__)
 
 # Fields that an override can't change: the tokenizer, and the split of the text that the run was trained on.
 FIXED = ("data.tokenizer", "data.vocab_size")
-SOURCES = ("data.corpus", "data.path", "data.target_path", "data.pair")
+SOURCES = (
+    *("data.corpus", "data.path", "data.target_path", "data.pair"),
+    *("data.text_field", "data.document_separator", "data.on_error"),
+)
 FIXED_FOR_THE_SAME_TEXT = ("data.split", "data.split_fractions")
 
 

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 
-from mini_gpt.data import compression, corpora, simple_tokenizers, token_store
+from mini_gpt.data import compression, corpora, simple_tokenizers, text_corpus, token_store
 from mini_gpt.data.formats import plain
 from mini_gpt.runtime.errors import UserError
 
@@ -146,7 +146,7 @@ FAULTS = {  # the number of texts that are left, and the message
     "columns.csv": (b"text,n\ngood,1\na,2,3\ngood,3\n", 2, r", record 2: has 3 columns, the header 2"),
     "no header.csv": (b"a,1\nb,2\n", 0, r": has no field 'text'; its fields are 'a', '1'"),
     "quote.csv": (b'text\ngood\n"a\n', 1, r": line 3: not a table \(unexpected end of data\)"),
-    "latin.csv": (b"text\ncaf\xe9\n", 0, r": after line 0: found byte 0xe9, which is not UTF-8"),
+    "latin.csv": (b"text\ngood\ncaf\xe9\ngood\n", 2, r", record 2: found byte 0xe9, which is not UTF-8"),
     "numbers.parquet": (parquet([1, 2]), 0, r": the column 'text' has the type int64; must be string"),
     "nulls.parquet": (parquet(["good", None]), 1, r", record 2: text is null; must be a text"),
     "other.parquet": (b"text", 0, r": found neither Parquet nor Arrow data"),
@@ -167,6 +167,21 @@ FAULTS = {  # the number of texts that are left, and the message
     "damaged.txt.bz2": (bz2.compress(b"a b" * 99)[:20] + b"?" * 30, 0, r": the bzip2 data is damaged or cut off \("),
     "damaged.txt.xz": (lzma.compress(b"a b" * 999)[:30] + b"?" * 30, 0, r": the xz data is damaged or cut off \("),
 }
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.jsonl", "a.json", "a.csv", "a.parquet", "a.txt.gz"])
+def test_an_empty_file_has_no_documents(small, tmp_path, name):
+    (tmp_path / name).write_bytes(gzip.compress(b"") if name.endswith("gz") else b"")
+    (tmp_path / "last.txt").write_text("last")
+    assert texts_of(small, tmp_path / "*") == ["last"]
+
+
+def test_a_file_that_disappears_is_refused_or_counted(small, tmp_path, caplog):
+    saved_dataset(tmp_path / "data", TEXTS)
+    (tmp_path / "data" / "data-00000-of-00002.arrow").unlink()
+    with pytest.raises(UserError, match=r"data-00000-of-00002\.arrow: can't be read \(No such file or directory\)"):
+        texts_of(small, tmp_path / "data")
+    assert texts_of(small, tmp_path / "data", data__on_error="skip") == TEXTS[1:]
 
 
 @pytest.mark.parametrize("name", FAULTS)
@@ -248,6 +263,56 @@ def test_a_saved_dataset_names_only_its_own_files(small, tmp_path, name):
         texts_of(small, tmp_path / "data")
 
 
+def test_texts_that_differ_have_different_fingerprints(small, tmp_path):
+    """The bytes are the same; another field, name, split or treatment of faults makes another text."""
+
+    def fingerprint(path, **fields):
+        return corpora.open_corpus(small(data__path=str(path), **fields).data).fingerprint
+
+    (tmp_path / "part-0000").write_bytes(parquet(TEXTS))
+    found = [fingerprint(tmp_path / "part-0000")]
+    pyarrow.parquet.write_table(pa.table({"text": TEXTS, "body": TEXTS[::-1]}), tmp_path / "part-0000")
+    found += [fingerprint(tmp_path / "part-0000", data__text_field=name) for name in ("text", "body")]
+    (tmp_path / "lines").mkdir()
+    (tmp_path / "lines" / "a.jsonl").write_bytes(json_lines(TEXTS))
+    for name in ("b.txt", "b.jsonl"):
+        (tmp_path / "lines" / name).write_bytes(json_lines(TEXTS))
+        found.append(fingerprint(tmp_path / "lines" / "*"))
+        (tmp_path / "lines" / name).unlink()
+    (tmp_path / "splits").mkdir()
+    for name in ("validation", "test"):
+        saved_dataset(tmp_path / "splits" / name, TEXTS)
+        (tmp_path / "splits" / "dataset_dict.json").write_text(json.dumps({"splits": [name]}))
+        found.append(fingerprint(tmp_path / "splits"))
+    (tmp_path / "late.txt").write_text("a")
+    for path in (tmp_path / "late.txt", tmp_path / "lines" / "a.jsonl"):
+        found += [fingerprint(path, data__on_error=value) for value in ("stop", "skip")]
+    assert len(set(found)) == len(found) == 11
+
+
+@pytest.mark.parametrize(("name", "split"), [("val", "validation"), ("dev", "validation"), ("extra", "extra")])
+def test_other_names_of_splits(small, tmp_path, caplog, name, split):
+    (tmp_path / "splits").mkdir()
+    saved_dataset(tmp_path / "splits" / name, TEXTS)
+    (tmp_path / "splits" / "dataset_dict.json").write_text(json.dumps({"splits": [name]}))
+    corpus = corpora.open_corpus(small(data__path=str(tmp_path / "splits")).data)
+    assert {part for part, _ in corpus.documents()} == {split}
+    assert ("the split 'extra' is divided into train" in caplog.text) == (split == "extra")
+
+
+def test_line_ends_before_a_long_first_document_are_left_out(small, tmp_path, monkeypatch):
+    monkeypatch.setattr(plain, "CHUNK", 8)
+    monkeypatch.setattr(plain, "LONGEST_PIECE", 8)
+    (tmp_path / "a.txt").write_text("\n" * 50 + "one two three four|" + "\n" * 50 + "five\n")
+    assert texts_of(small, tmp_path / "a.txt", data__document_separator="|") == ["one two three four", "five\n"]
+
+
+def test_a_cache_that_cannot_be_written_is_only_slower(small, tmp_path, monkeypatch):
+    (tmp_path / "a.txt").write_text("text")
+    monkeypatch.setattr(text_corpus.files, "write_json", lambda *_: (_ for _ in ()).throw(UserError("read-only")))
+    assert texts_of(small, tmp_path / "a.txt") == ["text"]
+
+
 def test_a_second_start_reads_samples_only(small, tmp_path, monkeypatch):
     raw = np.random.default_rng(0).integers(97, 123, 2**23, np.uint8).tobytes()
     (tmp_path / "large.txt").write_bytes(raw)
@@ -266,8 +331,11 @@ def test_a_second_start_reads_samples_only(small, tmp_path, monkeypatch):
             return self.hash.hexdigest()
 
     monkeypatch.setattr(hashlib, "sha256", Counted)
+    monkeypatch.setattr(plain, "read", lambda *_: pytest.fail("the text was read again"))
     again = corpora.open_corpus(small(data__path=f"{tmp_path}/large.txt").data)
     assert again.fingerprint == first.fingerprint and 0 < sum(hashed) <= len(raw) / 2 + 2**16
+    assert again.num_documents == 1
+    monkeypatch.undo()
     (tmp_path / "large.txt").write_bytes(raw[:-1] + b"!")
     assert corpora.open_corpus(small(data__path=f"{tmp_path}/large.txt").data).fingerprint != first.fingerprint
 

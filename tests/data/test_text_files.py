@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from mini_gpt.data import corpora, structured_text
+from mini_gpt.data import corpora, structured_text, text_files
 from mini_gpt.runtime.errors import UserError
 from tests.conftest import REPOSITORY, make_text
 
@@ -242,6 +242,14 @@ def test_structured_text_is_read_as_it_is_with_a_warning(documents, small, tmp_p
         assert [text for _, text in corpora.open_corpus(data).documents()] == texts
     elif texts is not None:
         assert apply_remedy(message, content.encode(), tmp_path / "remedy") == texts
+
+
+def test_a_warning_is_repeated_by_the_next_command_and_sees_through_a_byte_order_mark(small, tmp_path, caplog):
+    (tmp_path / "a.txt").write_text("\ufeff" + JSON_LINES)
+    for _ in range(2):
+        text_files.warn_once.cache_clear()
+        corpora.open_corpus(small(data__path=f"{tmp_path}/a.txt").data)
+    assert len([message for message in caplog.messages if "found JSON lines" in message]) == 2
 
 
 def test_files_of_a_kind_share_a_warning_which_is_not_repeated(documents, tmp_path, caplog):

@@ -4,6 +4,7 @@ The name of a file tells records: .jsonl, .json, .csv, .tsv. Its first bytes tel
 All other files are plain text.
 """
 
+import contextlib
 import functools
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,7 @@ from mini_gpt.data.formats import arrow, json_records, plain, tables
 from mini_gpt.data.formats.records import Fault, Parts
 from mini_gpt.runtime.errors import UserError
 
+TEXT = "text"
 BY_NAME: dict[str, Callable[..., Parts]] = {
     ".jsonl": json_records.read_lines,
     ".ndjson": json_records.read_lines,
@@ -24,14 +26,17 @@ BY_NAME: dict[str, Callable[..., Parts]] = {
 }
 
 
-def has_records(path: Path) -> bool:
-    """Return whether the name of a file tells that it has records."""
-    return _suffix(path) in BY_NAME
+def kind(path: Path) -> str:
+    """Return the format that the name of a file tells; TEXT for all others."""
+    suffix = _suffix(path)
+    return suffix if suffix in BY_NAME else TEXT
 
 
-def is_text(path: Path) -> bool:
-    """Return whether the name of a file tells neither records nor tokens."""
-    return not has_records(path) and _suffix(path) not in (".bin", ".array_record")
+def holds_arrow(path: Path) -> bool:
+    """Return whether the first bytes of a file tell Parquet or Arrow. Compressed data are decompressed for it."""
+    with contextlib.suppress(UserError, OSError), compression.open_stream(path) as stream:
+        return arrow.kind_of(stream) is not None
+    return False
 
 
 def read(path: Path, *, field: str, separator: str | None) -> Parts:
@@ -43,6 +48,8 @@ def read(path: Path, *, field: str, separator: str | None) -> Parts:
     try:
         with compression.open_stream(path) as stream:
             reader = arrow.read if arrow.kind_of(stream) else BY_NAME.get(_suffix(path))
+            if not stream.peek(1):
+                return
             if reader is None:
                 yield from plain.read(stream, str(path), separator)
             else:

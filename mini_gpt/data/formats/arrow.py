@@ -6,15 +6,15 @@ from collections.abc import Iterator
 from typing import Any
 
 from mini_gpt.data.formats.records import LONGEST, Parts, checked, missing
+from mini_gpt.data.text_files import ARROW
 from mini_gpt.runtime.errors import UserError
 
-MARKS = {rb"PAR1\x15": "Parquet", rb"ARROW1\0\0": "an Arrow file", rb"\xff{4}[^\xff].\0\0": "an Arrow stream"}
 ROWS = 1024  # read at a time
 
 
 def kind_of(stream: io.BufferedReader) -> str | None:
     """Return the format that the first bytes of a file tell."""
-    return next((kind for mark, kind in MARKS.items() if re.match(mark, stream.peek(8), re.DOTALL)), None)
+    return next((kind for mark, kind in ARROW.items() if re.match(mark, stream.peek(8), re.DOTALL)), None)
 
 
 def read(stream: io.BufferedReader, where: str, field: str) -> Parts:
@@ -26,9 +26,10 @@ def read(stream: io.BufferedReader, where: str, field: str) -> Parts:
         for column in _columns(stream, where, field):
             if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
                 raise UserError(f"{where}: the column {field!r} has the type {column.type}; must be string")
-            for text in column.to_pylist():
-                number += 1
-                yield checked(text, f"{where}, record {number:,}", field)
+            for first in range(0, len(column), ROWS):
+                for text in column.slice(first, ROWS).to_pylist():
+                    number += 1
+                    yield checked(text, f"{where}, record {number:,}", field)
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise UserError(f"{where}: can't be read after record {number:,} ({reason}); get the file again") from None

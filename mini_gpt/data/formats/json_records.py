@@ -1,5 +1,6 @@
 """JSON lines, with a record in each line, and JSON, with an object or a list of records."""
 
+import codecs
 import io
 import itertools
 import json
@@ -47,6 +48,8 @@ def read_lines(stream: io.BufferedReader, where: str, field: str, first: bytes |
 
 
 def _is_object(line: bytes) -> bool:
+    if not line.removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"{"):
+        return False  # such as a long list, which would be parsed twice
     try:
         return isinstance(json.loads(line.decode("utf-8-sig")), dict)
     except (ValueError, RecursionError):

@@ -9,6 +9,7 @@ from mini_gpt.data.formats.records import LEAVE_OUT, Parts
 from mini_gpt.data.simple_tokenizers import BEFORE_SPACE
 from mini_gpt.runtime.errors import UserError
 
+LINE_ENDS = "\r\n"
 CHUNK = 2**22  # bytes that are read at a time
 LONGEST_PIECE = 2**22  # characters; a longer document comes in pieces, each of which ends before a space
 
@@ -16,7 +17,7 @@ LONGEST_PIECE = 2**22  # characters; a longer document comes in pieces, each of 
 def read(stream: io.BufferedReader, where: str, separator: str | None) -> Parts:
     """Yield the documents of a file. Line ends next to a separator are left out.
 
-    Raises UserError if the file is not text, and UserError for a zero byte or bytes that are not UTF-8.
+    Raises UserError if the file is not text, or has a zero byte or bytes that are not UTF-8.
     """
     text, is_new, offset, decoder = "", True, 0, codecs.getincrementaldecoder("utf-8")()
     while True:
@@ -37,19 +38,14 @@ def read(stream: io.BufferedReader, where: str, separator: str | None) -> Parts:
         if separator is not None:
             *whole, text = text.split(separator)
             for document in whole:
-                yield Piece(_trimmed(document, is_new, is_last=True), is_new)
+                yield Piece((document.lstrip(LINE_ENDS) if is_new else document).rstrip(LINE_ENDS), is_new)
                 is_new = True
+            text = text.lstrip(LINE_ENDS) if is_new else text
         if not raw:
-            yield Piece(text if separator is None else _trimmed(text, is_new, is_last=False), is_new)
+            yield Piece(text, is_new)
             return
         while len(text) > 2 * LONGEST_PIECE:
             space = BEFORE_SPACE.search(text, LONGEST_PIECE, 2 * LONGEST_PIECE - len(separator or ""))
             end = space.end() if space else LONGEST_PIECE
-            yield Piece(text[:end] if separator is None else _trimmed(text[:end], is_new, is_last=False), is_new)
+            yield Piece(text[:end], is_new)
             text, is_new = text[end:], False
-
-
-def _trimmed(text: str, is_new: bool, is_last: bool) -> str:
-    """Leave out the line ends at the start of a document, and with is_last those at its end."""
-    text = text.lstrip("\r\n") if is_new else text
-    return text.rstrip("\r\n") if is_last else text
