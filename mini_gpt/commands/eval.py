@@ -41,7 +41,7 @@ def main() -> None:
     require(flags.minutes is None or flags.minutes > 0, "--minutes", flags.minutes, "must be above 0")
     names.sort(key=list(suites.SUITES).index)  # heads before explorer: explorer shows the labels of heads
     command_line.set_up(overrides.get("data.cache_dir"), flags)
-    with staging.reading(flags.workdir, flags, overrides.get("data.cache_dir"), choice=flags.checkpoint) as workdir:
+    with staging.reading(flags.workdir, flags.checkpoint, overrides.get("data.cache_dir")) as workdir:
         run = Run(workdir, checkpoint=flags.checkpoint, overrides=overrides)
         for name in names:  # check all suites before the first measurement
             suites.check_run(run, name, options)

@@ -40,7 +40,7 @@ def main() -> None:
         _compare(flags)
         return
     options = exporting.Options(flags.architecture, flags.dtype, flags.length)
-    with staging.reading(flags.workdir, flags, choice=flags.checkpoint) as workdir:
+    with staging.reading(flags.workdir, flags.checkpoint) as workdir:
         run = UnreadRun(workdir, checkpoint=flags.checkpoint)
         with staging.writing(flags.output) as output:
             title = exporting.export(run, output, options)

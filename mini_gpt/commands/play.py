@@ -29,7 +29,7 @@ def main() -> None:
     flags, rest = parser.parse_known_args()
     overrides = command_line.config_overrides(rest, flags.override)
     command_line.set_up(overrides.get("data.cache_dir"))
-    with staging.reading(flags.workdir, flags, overrides.get("data.cache_dir"), choice=flags.checkpoint) as workdir:
+    with staging.reading(flags.workdir, flags.checkpoint, overrides.get("data.cache_dir")) as workdir:
         run = Run(workdir, checkpoint=flags.checkpoint, overrides=overrides)
     options = SuiteOptions(text=flags.text, beside=flags.beside)
     Play().check(run.config, options)

@@ -87,7 +87,7 @@ def main() -> None:
     flags = _parse()
     sampling = Sampling(flags.temperature, flags.top_k, flags.top_p, flags.min_p, flags.repetition_penalty)
     command_line.set_up()
-    with staging.reading(flags.workdir, flags, choice=flags.checkpoint) as workdir:
+    with staging.reading(flags.workdir, flags.checkpoint) as workdir:
         run = Run(workdir, checkpoint=flags.checkpoint)
     if run.config.model.prediction_head is None:
         remedy = "so that it can't write text or fill in masks; use eval.py --suite=heads,figures,explorer"

@@ -24,7 +24,7 @@ from mini_gpt.runtime import files, lease, processes
 from mini_gpt.runtime.buckets import Entry, Place
 from mini_gpt.runtime.errors import UserError, require
 from mini_gpt.runtime.lease import Lease
-from mini_gpt.training import checkpoint, monitor
+from mini_gpt.training import checkpoint
 from mini_gpt.training import workdir as workdirs
 
 COMPLETE = "complete"  # the folder of the markers
@@ -45,7 +45,7 @@ def training(workdir: Local | Place, flags: argparse.Namespace, cache_dir: str |
     if not isinstance(workdir, Place):
         yield workdir
         return
-    _set_up(workdir, flags, cache_dir)
+    command_line.set_up(cache_dir, flags if "num_processes" in flags else None)
     staged = Staged(workdir, "train", cache_dir)
     staged.lease.acquire()
     try:
@@ -63,9 +63,7 @@ def training(workdir: Local | Place, flags: argparse.Namespace, cache_dir: str |
 
 
 @contextlib.contextmanager
-def reading(
-    workdir: Path | Place, flags: argparse.Namespace, cache_dir: str | None = None, *, choice: str = "last"
-) -> Iterator[Path]:
+def reading(workdir: Path | Place, choice: str = "last", cache_dir: str | None = None) -> Iterator[Path]:
     """Yield a local copy of the run in a bucket with one checkpoint. Copy what is written to eval/ at the end.
 
     choice: last, best or a step. A local directory is yielded as it is.
@@ -73,7 +71,6 @@ def reading(
     if not isinstance(workdir, Place):
         yield workdir
         return
-    _set_up(workdir, flags, cache_dir)
     staged = Staged(workdir, "read", cache_dir)
     for left in reversed(range(checkpoint.MOST_CHOICES)):
         try:
@@ -110,14 +107,6 @@ def writing(output: Path | Place) -> Iterator[Path]:
             output.upload(path, path.relative_to(local).as_posix())
 
 
-def _set_up(workdir: Place, flags: argparse.Namespace, cache_dir: str | None) -> None:
-    command_line.set_up(cache_dir, flags if "num_processes" in flags else None)
-    if processes.are_several():
-        remedy = "name a directory that all processes share"
-        raise UserError(f"--workdir: {workdir} with several processes is not supported; {remedy}")
-    workdir.check()
-
-
 class Vanished(UserError):
     """A checkpoint that training has deleted while it was copied."""
 
@@ -126,6 +115,10 @@ class Staged:
     """The local copy of a run in a bucket. purpose: train or read; each has its own copy."""
 
     def __init__(self, place: Place, purpose: str, cache_dir: str | None):
+        if processes.are_several():
+            remedy = "name a directory that all processes share"
+            raise UserError(f"--workdir: {place} with several processes is not supported; {remedy}")
+        place.check()
         self.place, self.lease = place, Lease(place)
         address = hashlib.sha256(place.address.encode()).hexdigest()[:16]
         self.home = files.cache_directory(cache_dir) / "buckets" / address / purpose
@@ -217,7 +210,7 @@ class Staged:
             require(possible, "--checkpoint", choice, f"must be last, best or one of {str(steps)[1:-1]}")
             wanted = [step for step in steps if choice in ("best", str(step))] or steps[-1:]
             for name, entry in there.items():
-                if not name.startswith(monitor.TENSORBOARD):
+                if not name.startswith(workdirs.TENSORBOARD):
                     self.place.download(name, draft := self.home / "draft", entry.size)
                     (self.local / name).parent.mkdir(parents=True, exist_ok=True)
                     draft.replace(self.local / name)

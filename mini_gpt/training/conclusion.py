@@ -47,7 +47,7 @@ def conclude(workdir: Path, evaluator: Evaluator, model: LoadedModel, step: int)
     conclusion, result = evaluator.conclusion(model)
     programs = program_prefix()
     directory = shlex.quote(str(workdir))
-    named = f"{workdir.name}:{workdir / monitor.TENSORBOARD}"  # otherwise TensorBoard calls the run "tensorboard"
+    named = f"{workdir.name}:{workdir / workdirs.TENSORBOARD}"  # otherwise TensorBoard calls the run "tensorboard"
     board = f"dir={directory}" if set(",:") & set(str(workdir)) else f"dir_spec={shlex.quote(named)}"
     commands = [f"tensorboard --log{board}", f"python eval.py --workdir={directory}{evaluator.suite_flag}"]
     if evaluator.config.model.causal:

@@ -32,7 +32,6 @@ from mini_gpt.runtime.errors import UserError
 from mini_gpt.training import loggers
 from mini_gpt.training import workdir as workdirs
 
-TENSORBOARD = "tensorboard"
 WHOLE_SPLIT = "whole_split"  # subdirectory that TensorBoard shows as a run: the loss of the whole validation split
 LONGEST_LINE = 2**20  # bytes; every row is shorter
 SECONDS_BETWEEN_LINES = 5.0
@@ -107,7 +106,7 @@ def _tag(name: str) -> str:
 
 def write_whole_split(workdir: Path, loss: float, step: int) -> None:
     """Write the loss of the whole validation split for TensorBoard, in nats per token; replace an earlier one."""
-    directory = workdir / TENSORBOARD / WHOLE_SPLIT
+    directory = workdir / workdirs.TENSORBOARD / WHOLE_SPLIT
     shutil.rmtree(directory, ignore_errors=True)
     with EventFile(directory) as events:
         events.scalar(_tag("validation/loss"), loss, step)
@@ -139,7 +138,7 @@ class Reporter:
             kept = [line for line, row in _lines(self.path) if row["step"] <= start]
             files.write_text(self.path, "".join(f"{line}\n" for line in kept))
         self.file = files.open_to_append(self.path)
-        self.events = EventFile(self.path.with_name(TENSORBOARD), first_step=start + 1)
+        self.events = EventFile(self.path.with_name(workdirs.TENSORBOARD), first_step=start + 1)
 
     def drop_after(self, step: int) -> None:
         """Delete the rows after a step to which the run is rewound."""

@@ -19,7 +19,7 @@ from mini_gpt.runtime.errors import UserError, shown
 from mini_gpt.training.optimizer import same_rates
 
 CONFIG, CORPUS, TOKENIZER, CHECKPOINTS = "config.json", "corpus.json", "tokenizer", "checkpoints"
-METRICS = "metrics.jsonl"
+METRICS, TENSORBOARD = "metrics.jsonl", "tensorboard"
 INIT_FROM, IMPORTED_FROM = "init_from.json", "imported_from.json"  # the source of the initial weights
 RUN = "run.json"  # the identity of the run, a random text that each of its checkpoints repeats
 LOCK = "lock"  # an empty file, locked by the process that trains
