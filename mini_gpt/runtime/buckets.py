@@ -4,7 +4,6 @@ S3 and GCS are read and written by Arrow. Credentials come only from the environ
 """
 
 import contextlib
-import logging
 import os
 import re
 import time
@@ -23,7 +22,6 @@ DENIED = (
     r"access.?denied|\b403\b|forbidden|permission.?denied|invalid.?access.?key|signature.?does.?not|unauthenticated"
 )
 MISSING = r"no.?such.?bucket|bucket.{0,80}(does not exist|not found)|\b404\b"
-log = logging.getLogger(__name__)
 
 
 class BucketError(UserError):

@@ -6,7 +6,6 @@ import logging
 import os
 import re
 import shutil
-import tempfile
 from pathlib import Path
 
 from mini_gpt.runtime import files
@@ -41,11 +40,11 @@ def fetch(address: str, cache: Path) -> Path:
         if missing:
             log.info(f"{address}: copying {len(missing):,} files, {count / 1e6:,.1f} MB, to {local}")
         for name, entry in missing.items():
-            with tempfile.TemporaryDirectory(dir=cache / "copies", suffix=files.DRAFT) as draft:
-                place.download(name, Path(draft, "file"), entry.size)
-                os.utime(Path(draft, "file"), ns=(entry.changed, entry.changed))
+            with files.locked_draft(local) as draft:
+                place.download(name, draft / "file", entry.size)
+                os.utime(draft / "file", ns=(entry.changed, entry.changed))
                 (local / name).parent.mkdir(parents=True, exist_ok=True)
-                Path(draft, "file").replace(local / name)
+                (draft / "file").replace(local / name)
     return local / relative
 
 

@@ -184,7 +184,7 @@ def test_the_newest_of_copy_and_bucket_is_trained_on(tmp_path):
     again.fetch_to_train()
     assert list(again.local_steps()) == [2, 3] and (again.local / "config.json").read_text() == "config.json second"
     make_run(again.local, "one", [4])  # copied by nobody
-    (again.place.system, again.place.write("eval/result.json", b"newer, from elsewhere"))
+    again.place.write("eval/result.json", b"newer, from elsewhere")
     os.utime(again.local / "eval/result.json", (0, 0))
     third = staged_on("a", tmp_path)
     third.fetch_to_train()
