@@ -164,17 +164,23 @@ class Staged:
         return dict(sorted(found.items(), key=lambda item: (item[0] == workdirs.CONFIG, item[0])))
 
     def fetch_to_train(self) -> None:
-        """Make the local copy the newest of both. Raises UserError if it is of another run than the bucket's."""
+        """Make the local copy the newest of both. Raises UserError if it is of another run than the bucket's.
+
+        Raises UserError too if another program has put the run into the bucket: only markers say what is whole.
+        """
         self.markers = self.read_markers()
         everything = self.place.files()
         there = {name: entry for name, entry in everything.items() if _is_small(name)}
         started = {Path(name).parts[1] for name in everything if name.startswith(f"{workdirs.CHECKPOINTS}/")}
-        for cut_off in started - set(map(str, self.markers)):
-            self.place.delete(f"{workdirs.CHECKPOINTS}/{cut_off}", folder=True)
         own, other = self._identity_here(), self._identity_there(there)
         if None not in (own, other) and own != other:
             remedy = "if you do not need it, delete the copy"
             raise UserError(f"{self.place}: holds another run than its copy in {self.local}; {remedy}")
+        if started and not self.markers and workdirs.METRICS in there:
+            remedy = "copy it to a local directory and train there, or name a new folder"
+            raise UserError(f"{self.place}: has checkpoints, but no {COMPLETE}/STEP.json; {remedy}")
+        for cut_off in started - set(map(str, self.markers)):
+            self.place.delete(f"{workdirs.CHECKPOINTS}/{cut_off}", folder=True)
         newest = lambda steps: max(steps, default=0)
         if own is not None and newest(self.local_steps()) >= newest(self.markers):
             if other is None:

@@ -261,3 +261,14 @@ def test_a_marker_is_written_only_with_the_lease_and_for_a_whole_checkpoint(tmp_
         trainer.copy()
     trainer.lease.release()
     assert list(trainer.read_markers()) == ([1] if event == "nothing" else [])
+
+
+def test_a_run_that_another_program_put_there_is_refused_and_kept(tmp_path):
+    trainer = staged_on("a", tmp_path)
+    there = tmp_path / "bucket" / "run"
+    make_run(there, "one", [1])
+    (there / "metrics.jsonl").touch()
+    before = trainer.place.files()
+    with pytest.raises(UserError, match=r"bucket/run: has checkpoints, but no complete/STEP\.json; copy it to a local"):
+        trainer.fetch_to_train()
+    assert trainer.place.files() == before
