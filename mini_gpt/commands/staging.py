@@ -248,15 +248,17 @@ class Staged:
                 failed = True
 
     def copy(self) -> None:
-        """Copy what has changed to the bucket: files, checkpoints, and the deletion of checkpoints."""
+        """Copy what has changed to the bucket: files, checkpoints, and the deletion of checkpoints, but not of all."""
         steps = self.local_steps()  # before the files: these then hold the rows of the steps
+        if self.markers:
+            workdirs.check_present(self.local)
         self.lease.check()
         self._send_files()
         for step, record in steps.items():
             if record != self._record(step):
                 self._send_step(step, record)
                 self._send_files()
-        for step in [step for step in self.markers if step not in self.local_steps()]:
+        for step in self.markers.keys() - steps.keys() if steps else ():
             self._delete_step(step)
 
     def _send_files(self) -> None:

@@ -4,6 +4,7 @@ import contextlib
 import gzip
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -272,3 +273,15 @@ def test_a_run_that_another_program_put_there_is_refused_and_kept(tmp_path):
     with pytest.raises(UserError, match=r"bucket/run: has checkpoints, but no complete/STEP\.json; copy it to a local"):
         trainer.fetch_to_train()
     assert trainer.place.files() == before
+
+
+@pytest.mark.parametrize("lost", ["", "checkpoints"])
+def test_a_copy_that_is_deleted_while_it_trains_deletes_nothing_in_the_bucket(tmp_path, lost):
+    trainer = staged_on("a", tmp_path)
+    make_run(trainer.local, "one", [1])
+    trainer.copy()
+    before = trainer.place.files()
+    shutil.rmtree(trainer.local / lost)
+    with contextlib.nullcontext() if lost else pytest.raises(UserError, match="was moved or removed while it trained"):
+        trainer.copy()
+    assert trainer.place.files() == before and list(trainer.markers) == [1]
