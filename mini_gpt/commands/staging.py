@@ -1,7 +1,8 @@
 """Runs in a bucket: a command works in a local copy of the run directory, and a thread copies it to the bucket.
 
-A checkpoint is copied file by file, and last its marker, complete/STEP.json, with the names and sizes of its files. A
-checkpoint without a marker does not exist for readers. Other files are copied whole when they change.
+A checkpoint is copied file by file into a folder that only its writer uses, checkpoints/STEP-OWNER-RECORD. Last comes
+its marker, complete/STEP.json, with this folder and the names and sizes of the files. A checkpoint without a marker
+does not exist for readers. Other files are copied whole when they change.
 """
 
 import argparse
@@ -132,7 +133,7 @@ class Staged:
         names = self.place.files(COMPLETE, recursive=False)
         found: Markers = {}
         for name in names:
-            with contextlib.suppress(FileNotFoundError):  # training deletes checkpoints
+            with contextlib.suppress(FileNotFoundError, ValueError):  # deleted by training, or cut off
                 marker = json.loads(self.place.read(name))
                 found[int(marker["step"])] = marker
         return dict(sorted(found.items()))
@@ -179,7 +180,7 @@ class Staged:
         if started and not self.markers and workdirs.METRICS in there:
             remedy = "copy it to a local directory and train there, or name a new folder"
             raise UserError(f"{self.place}: has checkpoints, but no {COMPLETE}/STEP.json; {remedy}")
-        for cut_off in started - set(map(str, self.markers)):
+        for cut_off in started - {marker["folder"] for marker in self.markers.values()}:
             self.place.delete(f"{workdirs.CHECKPOINTS}/{cut_off}", folder=True)
         newest = lambda steps: max(steps, default=0)
         if own is not None and newest(self.local_steps()) >= newest(self.markers):
@@ -265,6 +266,7 @@ class Staged:
         """Copy the small files that have changed. Rows of metrics need a checkpoint: without one, they are refused."""
         for name, entry in self.small_files().items():
             if self.sent.get(name) != entry and (self.markers or name != workdirs.METRICS):
+                self.lease.check()
                 with contextlib.suppress(FileNotFoundError):
                     self.place.upload(self.local / name, name)
                     self.sent[name] = entry
@@ -295,37 +297,39 @@ class Staged:
 
     def _send_step(self, step: int, record: str) -> None:
         """Copy a checkpoint, and last its marker. Do nothing if training deletes it meanwhile."""
-        if step in self.markers:
-            self._delete_step(step)
         folder = self.local / workdirs.CHECKPOINTS / str(step)
-        sizes = {}
+        there, sizes = f"{step}-{self.lease.owner}-{record[:16]}", {}
         try:
             for path in sorted(path for path in folder.rglob("*") if path.is_file()):
                 name = path.relative_to(folder).as_posix()
-                sizes[name] = self.place.upload(path, f"{workdirs.CHECKPOINTS}/{step}/{name}")
+                self.lease.check()
+                sizes[name] = self.place.upload(path, f"{workdirs.CHECKPOINTS}/{there}/{name}")
             is_whole = all((folder / name).exists() for name in sizes)
         except FileNotFoundError:
             is_whole = False
         if is_whole and self.local_steps().get(step) == record:
-            marker = {"step": step, "record": record, "files": sizes}
+            marker = {"step": step, "record": record, "folder": there, "files": sizes}
             self.lease.check(now=True)
             self.place.write(f"{COMPLETE}/{step}.json", json.dumps(marker).encode())
-            self.markers[step] = marker
-        else:
-            self._delete_step(step)
+            old, self.markers[step] = self.markers.get(step), marker
+            if old is None:
+                return
+            there = old["folder"]  # from before training went back
+        self.place.delete(f"{workdirs.CHECKPOINTS}/{there}", folder=True)
 
     def _delete_step(self, step: int) -> None:
         self.lease.check(now=True)
         self.place.delete(f"{COMPLETE}/{step}.json")
-        self.markers.pop(step, None)
-        self.place.delete(f"{workdirs.CHECKPOINTS}/{step}", folder=True)
+        self.place.delete(f"{workdirs.CHECKPOINTS}/{self.markers.pop(step)['folder']}", folder=True)
 
     def _fetch_step(self, step: int, folder: Path) -> None:
         """Copy a checkpoint from the bucket. Raises Vanished if a file of its marker is missing."""
         for name, size in self.markers[step]["files"].items():
             files.file_inside(folder, name)
             try:
-                self.place.download(f"{workdirs.CHECKPOINTS}/{step}/{name}", folder / name, size)
+                self.place.download(
+                    f"{workdirs.CHECKPOINTS}/{self.markers[step]['folder']}/{name}", folder / name, size
+                )
             except FileNotFoundError:
                 raise Vanished(f"{self.place}: step {step} lacks {name}; give another --checkpoint") from None
 

@@ -56,9 +56,14 @@ def finish(process, status=0):
     return out + err
 
 
+def folders_by_step(place, tmp_path):
+    """Return {step: folder} of the checkpoints in the bucket."""
+    return {step: marker["folder"] for step, marker in Staged(place, "read", str(tmp_path)).read_markers().items()}
+
+
 def last_checksums(read, steps):
     """Return the checksums of all arrays of the last checkpoint."""
-    return json.loads(read(f"checkpoints/{max(steps)}/format/metadata"))["checksums"]
+    return json.loads(read(f"checkpoints/{steps[max(steps)]}/format/metadata"))["checksums"]
 
 
 def metrics(content):
@@ -86,7 +91,7 @@ def test_a_run_that_is_killed_in_an_upload_resumes_to_the_same_bits_on_another_m
     def kill(method, path):
         is_second = any("/complete/" in path for method, path in server.log if method == "PUT")
         if method == "PUT" and "/training/" in path and (is_second or cut_off):  # the parameters are there already
-            cut_off.append(path.split("/")[5])
+            cut_off.append(path.split("/")[5])  # STEP-OWNER-RECORD
             killed.kill()
             return CLOSE
         return None
@@ -94,17 +99,17 @@ def test_a_run_that_is_killed_in_an_upload_resumes_to_the_same_bits_on_another_m
     server.fault = kill
     finish(killed, -signal.SIGKILL)
     server.fault = lambda method, path: None
-    steps, names = Staged(place, "read", str(tmp_path)).read_markers(), place.files(f"checkpoints/{cut_off[0]}")
-    assert 0 < max(steps) < 600 and int(cut_off[0]) not in steps and any("/parameters/" in name for name in names)
+    steps, names = folders_by_step(place, tmp_path), place.files(f"checkpoints/{cut_off[0]}")
+    assert 0 < max(steps) < 600 and cut_off[0] not in steps.values() and any("/parameters/" in name for name in names)
     said = finish(start(server, tmp_path / "c", *train, "--config.data.path", TEXTS))
     assert f"copied to {tmp_path}/c" in said and "process" not in said
     assert f"is at step {max(steps)}: resuming" in said
-    steps = Staged(place, "read", str(tmp_path)).read_markers()
-    expected = last_checksums(lambda name: (whole / name).read_bytes(), steps)
+    steps = folders_by_step(place, tmp_path)
+    expected = last_checksums(lambda name: (whole / name).read_bytes(), {step: step for step in steps})
     assert max(steps) == 600 and last_checksums(place.read, steps) == expected
     assert metrics(place.read("metrics.jsonl")) == metrics((whole / "metrics.jsonl").read_bytes())
     held = {name.split("/")[1] for name in place.files("checkpoints")}
-    assert held == set(map(str, steps))  # nothing is left of the cut off upload
+    assert held == set(steps.values())  # nothing is left of the cut off upload
     finish(start(server, tmp_path / "d", "eval.py", f"--workdir={place}", "--config.data.path", TEXTS))
     results = [json.loads(place.read(name)) for name in place.files("eval")]
     assert len(results) == 2 and len({result["nll"] for result in results}) == 1  # at the end of training, and here
@@ -212,7 +217,7 @@ def test_a_reader_has_the_checkpoint_that_it_asks_for_and_drops_old_ones(tmp_pat
     assert (reader.local / "checkpoints/2/arrays").read_text() == "arrays of 2 other"
     with pytest.raises(UserError, match=r"--checkpoint: found '7'; must be last, best or one of 1, 2"):
         reader.fetch_to_read("7")
-    trainer.place.delete("checkpoints/1/arrays")
+    trainer.place.delete(f"checkpoints/{trainer.markers[1]['folder']}/arrays")
     with pytest.raises(staging.Vanished, match="step 1 lacks arrays"):
         staged_on("c", tmp_path, "read").fetch_to_read("1")
 
@@ -285,3 +290,28 @@ def test_a_copy_that_is_deleted_while_it_trains_deletes_nothing_in_the_bucket(tm
     with contextlib.nullcontext() if lost else pytest.raises(UserError, match="was moved or removed while it trained"):
         trainer.copy()
     assert trainer.place.files() == before and list(trainer.markers) == [1]
+
+
+@pytest.mark.parametrize("noticed", [False, True])
+def test_a_run_that_lost_the_lease_changes_no_checkpoint_of_the_next_one(tmp_path, monkeypatch, noticed):
+    stale, later = staged_on("a", tmp_path), staged_on("b", tmp_path)
+    make_run(stale.local, "one", [1], "stale")
+    make_run(later.local, "one", [1], "later")
+    later.copy()
+    sent, upload = [], Place.upload
+    monkeypatch.setattr(Place, "upload", lambda self, path, name: sent.append(name) or upload(self, path, name))
+
+    def check(*, now=False):
+        if now or (noticed and sent[-1:] and "arrays" in sent[-1]):  # the first file of the checkpoint
+            raise lease.Lost("lost")
+
+    monkeypatch.setattr(stale.lease, "check", check)
+    with pytest.raises(lease.Lost):
+        stale.copy()
+    assert any("metadata" in name for name in sent) != noticed
+    reader = staged_on("c", tmp_path, "read")
+    reader.fetch_to_read("last")
+    assert (reader.local / "checkpoints/1/arrays").read_text() == "arrays of 1 later"
+    again = staged_on("b", tmp_path)
+    again.fetch_to_train()
+    assert {name.split("/")[1] for name in again.place.files("checkpoints")} == {again.markers[1]["folder"]}
