@@ -21,7 +21,7 @@ from mini_gpt.runtime.buckets import Place
 from mini_gpt.runtime.errors import UserError
 
 NAME = "lease"
-LIFETIME, RENEWED, LOOKED = 60.0, 20.0, 2.0  # seconds
+LIFETIME, RENEWED, LOOKED, ANSWERED = 60.0, 20.0, 2.0, 30.0  # seconds
 RETRIES: dict[str, Any] = {"max_retries": 6, "initial_delay": "0.2s", "max_delay": "5s"}
 log = logging.getLogger(__name__)
 
@@ -107,26 +107,24 @@ class Lease:
 
     def _read(self) -> Any:
         with buckets.clear_errors(self.place.address):
-            return self.store.read(NAME).result()
+            return self.store.read(NAME).result(ANSWERED)
 
     def _write(self, state: str, generation: bytes) -> bool:
-        """Write the lease if its object still has a generation; return whether that was so."""
-        body: dict[str, Any] = {
-            "state": state,
-            "owner": self.owner,
-            "renewal": uuid.uuid4().hex,
-        }  # equal content has an equal ETag
+        """Write the lease if its object still has a generation or is of this owner; return whether that was so."""
+        body: dict[str, Any] = {"state": state, "owner": self.owner}
+        body["renewal"] = uuid.uuid4().hex  # equal content has an equal ETag
         body |= {"host": socket.gethostname(), "pid": os.getpid(), "machine": _machine()}
-        content = json.dumps(body).encode()
-        with buckets.clear_errors(self.place.address):
-            written = self.store.write(NAME, content, if_equal=generation).result().generation
-        if not written:  # maybe the answer to a first try was lost, and the second try found the first one's object
-            found = self._read()
-            if found.value != content:
+        while True:
+            with buckets.clear_errors(self.place.address):
+                write = self.store.write(NAME, json.dumps(body).encode(), if_equal=generation)
+                written = write.result(ANSWERED).generation
+            if written:
+                self.generation, self.confirmed = written, time.monotonic()
+                return True
+            found = self._read()  # of this owner, if an earlier write was stored, but its answer was lost
+            if _body(found.value).get("owner") != self.owner:
                 return False
-            written = found.stamp.generation
-        self.generation, self.confirmed = written, time.monotonic()
-        return True
+            generation = found.stamp.generation
 
 
 def _store(place: Place) -> Any:

@@ -2,8 +2,10 @@
 
 import collections
 import os
+import types
 
 import pytest
+import tensorstore
 
 from mini_gpt.runtime import copies, lease
 from mini_gpt.runtime.buckets import BucketError, Place
@@ -151,3 +153,29 @@ def test_a_lease_whose_answer_was_lost_is_held(server, fast):
     held.check(now=True)
     held.release()
     assert counts["PUT", "/bucket/lost-answer/lease"] > 1
+
+
+def test_a_renewal_whose_answer_was_lost_does_not_lose_the_lease(place):
+    """All tries of it were stored, and no answer came. The next renewal has other content."""
+    held = Lease(place)
+    held._keep = lambda: None
+    held.thread = held.thread.__class__(target=held._keep)
+    held.acquire()
+    before = held.generation
+    held.check(now=True)
+    held.generation = before
+    held.check(now=True)
+    held.generation = before
+    held.release()
+    Lease(place).acquire()
+
+
+def test_a_server_that_does_not_answer_is_an_error(tmp_path, monkeypatch):
+    held = Lease(Place(f"file://{tmp_path}"))
+    held.acquire()
+    silent = tensorstore.Promise.new()[1]
+    monkeypatch.setattr(held, "store", types.SimpleNamespace(read=lambda *_: silent, write=lambda *_, **__: silent))
+    monkeypatch.setattr(lease, "ANSWERED", 0.1)
+    with pytest.raises(BucketError, match="can't be reached"):
+        held.check(now=True)
+    assert not held.lost
