@@ -90,11 +90,8 @@ class Lease:
         while body.get("state") == "held":
             where = f"process {body.get('pid')} on {body.get('host')}"
             refused = f"--workdir: another run trains in {self.place} ({where}); wait, or name a new directory"
-            if body.get("machine") == _machine():
-                if _is_alive(body.get("pid")):
-                    raise UserError(refused)
-                return
-            if time.monotonic() > until:
+            is_dead = body.get("machine") == _machine() and not _is_alive(body.get("pid"))
+            if is_dead or time.monotonic() > until:  # a living process may have only the number of the holder
                 return
             if not told:
                 log.info(f"{self.place}: {where} trained here; waiting up to {LIFETIME:.0f} s for a sign of it ...")

@@ -1,6 +1,7 @@
 """Files in places with a scheme: faults of the server, errors in one line, copies in the cache, and the lease."""
 
 import collections
+import json
 import os
 import types
 
@@ -179,3 +180,13 @@ def test_a_server_that_does_not_answer_is_an_error(tmp_path, monkeypatch):
     with pytest.raises(BucketError, match="can't be reached"):
         held.check(now=True)
     assert not held.lost
+
+
+def test_a_living_process_with_the_number_of_a_dead_one_does_not_keep_the_lease(tmp_path, monkeypatch, fast):
+    place = Place(f"file://{tmp_path}")
+    body = {"state": "held", "owner": "dead", "pid": os.getppid(), "machine": "this", "host": "here"}
+    place.write("lease", json.dumps(body).encode())
+    monkeypatch.setattr(lease, "_machine", lambda: "this")
+    own = Lease(place)
+    own.acquire()
+    own.release()
