@@ -48,10 +48,10 @@ def training(workdir: Local | Place, flags: argparse.Namespace, cache_dir: str |
         return
     command_line.set_up(cache_dir, flags if "num_processes" in flags else None)
     staged = Staged(workdir, "train", cache_dir)
+    copier = threading.Thread(target=staged.keep_copying)
     staged.lease.acquire()
     try:
         staged.fetch_to_train()
-        copier = threading.Thread(target=staged.keep_copying)
         copier.start()
         try:
             yield staged.local
@@ -60,7 +60,8 @@ def training(workdir: Local | Place, flags: argparse.Namespace, cache_dir: str |
             raise
         staged.finish(copier)
     finally:
-        staged.lease.release()
+        if not copier.is_alive():  # a second Ctrl-C does not wait for it; the lease ends with the process
+            staged.lease.release()
 
 
 @contextlib.contextmanager

@@ -1,5 +1,6 @@
 """Runs in a bucket: killed in an upload and resumed, evaluated elsewhere, one trainer at a time, exported, imported."""
 
+import argparse
 import contextlib
 import gzip
 import json
@@ -315,3 +316,23 @@ def test_a_run_that_lost_the_lease_changes_no_checkpoint_of_the_next_one(tmp_pat
     again = staged_on("b", tmp_path)
     again.fetch_to_train()
     assert {name.split("/")[1] for name in again.place.files("checkpoints")} == {again.markers[1]["folder"]}
+
+
+def test_ctrl_c_while_the_last_upload_runs_keeps_the_lease(tmp_path, monkeypatch):
+    """Otherwise another run could start while this one writes."""
+    place, uploads, goes_on = Place(f"file://{tmp_path}/bucket/run"), threading.Event(), threading.Event()
+    monkeypatch.setattr(staging, "EVERY", 0)
+    monkeypatch.setattr(staging.command_line, "set_up", lambda *_: None)
+    monkeypatch.setattr(Place, "upload", lambda *_: uploads.set() or goes_on.wait(60))
+    join = threading.Thread.join
+    with pytest.raises(KeyboardInterrupt), staging.training(place, argparse.Namespace(), str(tmp_path / "a")) as local:
+        make_run(local, "one", [1])
+        assert uploads.wait(60)
+
+        def interrupt(thread):
+            monkeypatch.setattr(threading.Thread, "join", join)
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(threading.Thread, "join", interrupt)
+    assert json.loads(place.read("lease"))["state"] == "held"
+    goes_on.set()
