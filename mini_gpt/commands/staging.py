@@ -196,8 +196,8 @@ class Staged:
         if other is None:
             return
         with files.directory_written_whole(self.local) as draft:
-            for name, entry in there.items():
-                self.place.download(name, draft / name, entry.size)
+            for name in there:
+                self.place.download(name, draft / name)
             (draft / workdirs.CHECKPOINTS).mkdir(exist_ok=True)
             for step in self.markers:
                 self._fetch_step(step, draft / workdirs.CHECKPOINTS / str(step))
@@ -217,9 +217,9 @@ class Staged:
             possible = choice in ("last", "best", *map(str, steps))
             require(possible, "--checkpoint", choice, f"must be last, best or one of {str(steps)[1:-1]}")
             wanted = [step for step in steps if choice in ("best", str(step))] or steps[-1:]
-            for name, entry in there.items():
-                if not name.startswith(workdirs.TENSORBOARD):
-                    self.place.download(name, draft := self.home / "draft", entry.size)
+            for name in [name for name in there if not name.startswith(workdirs.TENSORBOARD)]:
+                with contextlib.suppress(FileNotFoundError):
+                    self.place.download(name, draft := self.home / "draft")
                     (self.local / name).parent.mkdir(parents=True, exist_ok=True)
                     draft.replace(self.local / name)
             self.sent = self.small_files()

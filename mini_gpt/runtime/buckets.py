@@ -105,16 +105,17 @@ class Place:
 
         return self._retried(upload)
 
-    def download(self, name: str, path: Path, size: int) -> None:
-        """Copy a file of `size` bytes to a local path. Raises FileNotFoundError if it is missing."""
+    def download(self, name: str, path: Path, size: int | None = None) -> None:
+        """Copy a file of `size` bytes, or of its present size, to a local path. Raises FileNotFoundError without it."""
 
         def download() -> None:
+            expected = self.system.get_file_info(self._full(name)).size if size is None else size
             path.parent.mkdir(parents=True, exist_ok=True)
             with self.system.open_input_stream(self._full(name), compression=None) as source, path.open("wb") as target:
                 while block := source.read(BLOCK):
                     target.write(block)
-            if (found := path.stat().st_size) != size:
-                raise OSError(f"{name} was cut off after {found:,} of {size:,} bytes")
+            if (found := path.stat().st_size) != expected:
+                raise OSError(f"{name} was cut off after {found:,} of {expected:,} bytes")
 
         self._retried(download)
 

@@ -336,3 +336,24 @@ def test_ctrl_c_while_the_last_upload_runs_keeps_the_lease(tmp_path, monkeypatch
         monkeypatch.setattr(threading.Thread, "join", interrupt)
     assert json.loads(place.read("lease"))["state"] == "held"
     goes_on.set()
+
+
+def test_a_reader_copies_files_that_change_or_vanish_after_they_are_listed(tmp_path, monkeypatch):
+    trainer = staged_on("a", tmp_path)
+    make_run(trainer.local, "one", [1])
+    (trainer.local / "metrics.jsonl").write_text("1\n")
+    for _ in range(2):  # metrics need a checkpoint
+        trainer.copy()
+    listed = Place.files
+
+    def then_training_goes_on(self, *arguments, **options):
+        found = listed(self, *arguments, **options)
+        self.write("metrics.jsonl", b"1\n2\n")
+        self.delete("eval/result.json")
+        return found
+
+    monkeypatch.setattr(Place, "files", then_training_goes_on)
+    monkeypatch.setattr(buckets, "FIRST_WAIT", 0)
+    reader = staged_on("b", tmp_path, "read")
+    reader.fetch_to_read("last")
+    assert (reader.local / "metrics.jsonl").read_text() == "1\n2\n" and list(reader.local_steps()) == [1]
