@@ -86,7 +86,9 @@ def reading(workdir: Path | Place, choice: str = "last", cache_dir: str | None =
     finally:
         for name, entry in staged.small_files().items():
             if name.startswith(EVALUATIONS) and staged.sent.get(name) != entry:
-                workdir.upload(staged.local / name, name)
+                workdir.upload(path := staged.local / name, name)
+                if written := workdir.entry(name):
+                    os.utime(path, ns=(written.changed, written.changed))  # not newer than the bucket's
                 log.info(f"copied to {workdir}/{name}")
 
 
@@ -217,16 +219,23 @@ class Staged:
             possible = choice in ("last", "best", *map(str, steps))
             require(possible, "--checkpoint", choice, f"must be last, best or one of {str(steps)[1:-1]}")
             wanted = [step for step in steps if choice in ("best", str(step))] or steps[-1:]
+            if self._identity_here() != self._identity_there(there):
+                shutil.rmtree(self.local, ignore_errors=True)
+            old = self.small_files().items()
+            unsent = {name for name, (_, changed) in old if name in there and changed > there[name].changed}
             for name in [name for name in there if not name.startswith(workdirs.TENSORBOARD)]:
+                if name in unsent and name.startswith(EVALUATIONS):
+                    continue
                 with contextlib.suppress(FileNotFoundError):
                     self.place.download(name, draft := self.home / "draft")
+                    os.utime(draft, ns=(there[name].changed, there[name].changed))
                     (self.local / name).parent.mkdir(parents=True, exist_ok=True)
                     draft.replace(self.local / name)
-            self.sent = self.small_files()
+            self.sent = {name: entry for name, entry in self.small_files().items() if name in there.keys() - unsent}
             here = self.local_steps()
-            for old in [step for step, record in here.items() if record != self._record(step)]:
-                shutil.rmtree(self.local / workdirs.CHECKPOINTS / str(old))
-                del here[old]
+            for gone in [step for step, record in here.items() if record != self._record(step)]:
+                shutil.rmtree(self.local / workdirs.CHECKPOINTS / str(gone))
+                del here[gone]
             for step in set(wanted) - here.keys():
                 with files.directory_written_whole(self.local / workdirs.CHECKPOINTS / str(step)) as draft:
                     self._fetch_step(step, draft)

@@ -348,8 +348,9 @@ def test_a_reader_copies_files_that_change_or_vanish_after_they_are_listed(tmp_p
 
     def then_training_goes_on(self, *arguments, **options):
         found = listed(self, *arguments, **options)
-        self.write("metrics.jsonl", b"1\n2\n")
-        self.delete("eval/result.json")
+        if not arguments:
+            self.write("metrics.jsonl", b"1\n2\n")
+            self.delete("eval/result.json")
         return found
 
     monkeypatch.setattr(Place, "files", then_training_goes_on)
@@ -357,3 +358,28 @@ def test_a_reader_copies_files_that_change_or_vanish_after_they_are_listed(tmp_p
     reader = staged_on("b", tmp_path, "read")
     reader.fetch_to_read("last")
     assert (reader.local / "metrics.jsonl").read_text() == "1\n2\n" and list(reader.local_steps()) == [1]
+
+
+def test_a_reader_sends_a_result_whose_upload_failed_and_keeps_nothing_of_another_run(tmp_path, monkeypatch):
+    trainer = staged_on("a", tmp_path)
+    make_run(trainer.local, "one", [1])
+    trainer.copy()
+    reading = lambda: staging.reading(trainer.place, cache_dir=str(tmp_path / "b"))
+    with monkeypatch.context() as patch, pytest.raises(BucketError), reading() as workdir:
+        (workdir / "eval/result.json").write_text("new")
+        (workdir / "eval/other.json").write_text("other")
+        patch.setattr(Place, "upload", lambda *_: (_ for _ in ()).throw(BucketError("no network")))
+    with reading() as workdir:
+        assert (workdir / "eval/result.json").read_text() == "new"
+    assert trainer.place.read("eval/result.json") == b"new" and trainer.place.read("eval/other.json") == b"other"
+    trainer.place.write("eval/result.json", b"newer, from elsewhere")
+    with reading() as workdir:
+        assert (workdir / "eval/result.json").read_text() == "newer, from elsewhere"
+    assert trainer.place.read("eval/result.json") == b"newer, from elsewhere"
+    shutil.rmtree(tmp_path / "bucket")
+    second = staged_on("c", tmp_path)
+    make_run(second.local, "two", [1])
+    second.copy()
+    with reading() as workdir:
+        assert not (workdir / "eval/other.json").exists()
+    assert "eval/other.json" not in second.place.files()
