@@ -82,14 +82,11 @@ def _parser() -> argparse.ArgumentParser:
 def _import(flags: argparse.Namespace, rest: Sequence[str]) -> None:
     overrides = command_line.config_overrides(rest)
     given = str(flags.input)
-    if isinstance(flags.input, buckets.Place):
-        given = str(copies.fetch(given, files.cache_directory(None)))
-    source = hub.find(given, flags.revision)
-    with (
-        staging.training(flags.workdir, flags, None) as workdir,
-        gguf_models.as_directory(source, workdir) as source,
-    ):
-        config = importing.import_run(source.directory, workdir, flags.config, overrides, source.origin)
+    with staging.training(flags.workdir, flags, None, new=True) as workdir:
+        if isinstance(flags.input, buckets.Place):
+            given = str(copies.fetch(given, files.cache_directory(None)))
+        with gguf_models.as_directory(hub.find(given, flags.revision), workdir) as source:
+            config = importing.import_run(source.directory, workdir, flags.config, overrides, source.origin)
     done = f"{flags.workdir}: imported as a run at step 0 with corpus {config.data.corpus}. Next: eval.py"
     if config.model.prediction_head is None:
         log.info(f"{done} --workdir={flags.workdir} --suite=heads,figures,explorer")

@@ -38,10 +38,13 @@ Local = TypeVar("Local")  # a path or None
 
 
 @contextlib.contextmanager
-def training(workdir: Local | Place, flags: argparse.Namespace, cache_dir: str | None) -> Iterator[Local | Path]:
+def training(
+    workdir: Local | Place, flags: argparse.Namespace, cache_dir: str | None, *, new: bool = False
+) -> Iterator[Local | Path]:
     """Yield a local copy of the run in a bucket to train in. Copy it to the bucket meanwhile and at the end.
 
-    A local directory is yielded as it is. Raises UserError if another run trains there, or the copy is incomplete.
+    new: start without a copy. A local directory is yielded as it is. Raises UserError if another run trains there, if
+    the last changes can't be copied, or if there is a run and `new`.
     """
     if not isinstance(workdir, Place):
         yield workdir
@@ -51,6 +54,10 @@ def training(workdir: Local | Place, flags: argparse.Namespace, cache_dir: str |
     copier = threading.Thread(target=staged.keep_copying)
     staged.lease.acquire()
     try:
+        if new:
+            if workdir.entry(workdirs.CONFIG) is not None:
+                raise UserError(f"--workdir: {workdir} holds a run already; name a new folder")
+            shutil.rmtree(staged.local, ignore_errors=True)
         staged.fetch_to_train()
         copier.start()
         try:

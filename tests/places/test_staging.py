@@ -15,6 +15,7 @@ from mini_gpt.commands.staging import Staged
 from mini_gpt.runtime import buckets, files, lease
 from mini_gpt.runtime.buckets import BucketError, Place
 from mini_gpt.runtime.errors import UserError
+from tests.commands.test_command_line import type_in
 
 
 def make_run(folder, identity, steps, mark=""):
@@ -242,3 +243,16 @@ def test_a_reader_sends_a_result_whose_upload_failed_and_keeps_nothing_of_anothe
     with reading() as workdir:
         assert not (workdir / "eval/other.json").exists()
     assert "eval/other.json" not in second.place.files()
+
+
+def test_an_import_is_refused_where_a_run_is_and_brings_no_deleted_run_back(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    first = staged_on("mini_gpt", tmp_path)
+    make_run(first.local, "one", [1])
+    first.copy()
+    again = ("import", "--input=nowhere", f"--workdir={first.place}")
+    said = type_in(monkeypatch, "mini_gpt.commands.hugging_face", *again)
+    assert said == f"error: --workdir: {first.place} holds a run already; name a new folder"
+    shutil.rmtree(tmp_path / "bucket")
+    with staging.training(first.place, argparse.Namespace(), None, new=True) as local:
+        assert local == first.local and not local.exists()
