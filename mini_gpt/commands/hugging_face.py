@@ -12,16 +12,21 @@ Hub. All other fields, such as corpus and training, come from --config.
 """
 
 import argparse
+import contextlib
 import logging
 import sys
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from mini_gpt.commands import command_line, staging
 from mini_gpt.commands.generate import request
 from mini_gpt.hugging_face import comparing, exporting, gguf_models, hub, importing
 from mini_gpt.hugging_face.architectures import ARCHITECTURES
+from mini_gpt.hugging_face.settings import CONFIG
 from mini_gpt.hugging_face.unread import UnreadRun
-from mini_gpt.runtime import buckets, copies, files
+from mini_gpt.runtime import copies, files
+from mini_gpt.runtime.buckets import Place
 from mini_gpt.runtime.errors import UserError, require
 
 log = logging.getLogger("mini_gpt.hugging_face")
@@ -42,9 +47,12 @@ def main() -> None:
     options = exporting.Options(flags.architecture, flags.dtype, flags.length)
     with staging.reading(flags.workdir, flags.checkpoint) as workdir:
         run = UnreadRun(workdir, checkpoint=flags.checkpoint)
-        with staging.writing(flags.output) as output:
+        with writing(flags.output) as output:
             title = exporting.export(run, output, options)
-    log.info(f"{flags.output}: written as {title}; load it with from_pretrained({str(flags.output)!r})")
+    how = f"load it with from_pretrained({str(flags.output)!r})"
+    if isinstance(flags.output, Place):
+        how = "copy it to a local directory to load it with from_pretrained"
+    log.info(f"{flags.output}: written as {title}; {how}")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -79,11 +87,32 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+@contextlib.contextmanager
+def writing(output: Path | Place) -> Iterator[Path]:
+    """Yield a new local directory, whose files are copied to a bucket if the block succeeds.
+
+    A local directory is yielded as it is. Raises UserError if there are files already.
+    """
+    if not isinstance(output, Place):
+        yield output
+        return
+    output.check()
+    if there := output.files():
+        cut_off = f"holds files, but no {CONFIG}, which an export writes last; delete them or"
+        raise UserError(f"{output}: {'holds files already;' if CONFIG in there else cut_off} name a new folder")
+    with tempfile.TemporaryDirectory() as folder:
+        local = Path(folder, files.plain_name(output.address.rpartition("/")[2]))
+        yield local
+        names = [path.relative_to(local).as_posix() for path in local.rglob("*") if path.is_file()]
+        for name in sorted(names, key=lambda name: (name == CONFIG, name)):
+            output.upload(local / name, name)
+
+
 def _import(flags: argparse.Namespace, rest: Sequence[str]) -> None:
     overrides = command_line.config_overrides(rest)
     given = str(flags.input)
     with staging.training(flags.workdir, flags, None, new=True) as workdir:
-        if isinstance(flags.input, buckets.Place):
+        if isinstance(flags.input, Place):
             given = str(copies.fetch(given, files.cache_directory(None)))
         with gguf_models.as_directory(hub.find(given, flags.revision), workdir) as source:
             config = importing.import_run(source.directory, workdir, flags.config, overrides, source.origin)

@@ -14,7 +14,6 @@ import logging
 import os
 import shutil
 import signal
-import tempfile
 import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -97,25 +96,6 @@ def reading(workdir: Path | Place, choice: str = "last", cache_dir: str | None =
                 if written := workdir.entry(name):
                     os.utime(path, ns=(written.changed, written.changed))  # not newer than the bucket's
                 log.info(f"copied to {workdir}/{name}")
-
-
-@contextlib.contextmanager
-def writing(output: Path | Place) -> Iterator[Path]:
-    """Yield a new local directory, whose files are copied to a bucket if the block succeeds.
-
-    A local directory is yielded as it is. Raises UserError if there are files already.
-    """
-    if not isinstance(output, Place):
-        yield output
-        return
-    output.check()
-    if output.files():
-        raise UserError(f"{output}: holds files already; name a new folder")
-    with tempfile.TemporaryDirectory() as folder:
-        local = Path(folder, files.plain_name(output.address.rpartition("/")[2]))
-        yield local
-        for path in sorted(path for path in local.rglob("*") if path.is_file()):
-            output.upload(path, path.relative_to(local).as_posix())
 
 
 class Vanished(UserError):

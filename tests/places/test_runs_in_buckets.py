@@ -108,7 +108,8 @@ def test_a_run_that_is_killed_in_an_upload_resumes_to_the_same_bits_on_another_m
     assert len(results) == 2 and len({result["nll"] for result in results}) == 1  # at the end of training, and here
     exported = Place("s3://bucket/exported")
     export = ("-m", "mini_gpt.hugging_face", "export", f"--workdir={place}", f"--output={exported}")
-    finish(start(server, tmp_path / "e", *export, "--checkpoint=best"))
+    said = finish(start(server, tmp_path / "e", *export, "--checkpoint=best"))
+    assert "copy it to a local directory to load it" in said
     imported = Place("s3://bucket/runs/imported")
     options = (f"--input={exported}", f"--workdir={imported}", "--config=configs/tiny.py")
     finish(start(server, tmp_path / "e", "-m", "mini_gpt.hugging_face", "import", *options))
