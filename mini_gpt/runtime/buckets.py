@@ -74,7 +74,8 @@ class Place:
         root = self.path.rstrip("/") + "/"
         found = [info for info in infos if info.type == fs.FileType.File and not info.path.endswith("/")]
         entries = {info.path.removeprefix(root): Entry(info.size, info.mtime_ns or 0) for info in found}
-        return {name: entries[name] for name in sorted(entries) if ".." not in name.split("/")}
+        outside = {"", ".", ".."}  # run//etc/x is an object's name too, and /etc/x a path of this machine
+        return {name: entries[name] for name in sorted(entries) if not outside & set(name.split("/"))}
 
     def entry(self, name: str) -> Entry | None:
         """Return the entry of a file; None if it is missing or a folder."""

@@ -1,14 +1,17 @@
 """Files in places with a scheme: faults of the server, errors in one line, copies in the cache, and the lease."""
 
 import collections
+import itertools
 import json
 import os
 import types
 
 import pytest
 import tensorstore
+from pyarrow import fs
 
-from mini_gpt.runtime import copies, lease
+from mini_gpt.commands import command_line
+from mini_gpt.runtime import copies, files, lease
 from mini_gpt.runtime.buckets import BucketError, Place
 from mini_gpt.runtime.errors import UserError
 from mini_gpt.runtime.lease import Lease
@@ -73,9 +76,12 @@ def test_a_lasting_fault_is_one_line_and_a_cut_off_download_is_an_error(server, 
 def test_bad_addresses_are_refused_and_a_password_is_not_shown():
     with pytest.raises(BucketError, match=r"nowhere://a/b: Protocol not known"):
         Place("nowhere://a/b").files()
-    with pytest.raises(BucketError, match="s3://") as refused:
-        Place("s3://key:PASSWORD@host/bucket")
-    assert "PASSWORD" not in str(refused.value)
+    for password in ("PASSWORD", "PASS/WORD"):
+        for scheme, make in itertools.product(("s3", "S3", "https"), (Place, command_line.path, files.expanded)):
+            with pytest.raises(UserError) as refused:
+                make(f"{scheme}://key:{password}@host/bucket")
+            assert not any(part in str(refused.value) for part in ("key", "PASS", "WORD"))
+    Place("file:///home/me@host/run")
 
 
 @pytest.mark.parametrize("scheme", ["file", "memory"])
@@ -190,3 +196,12 @@ def test_a_living_process_with_the_number_of_a_dead_one_does_not_keep_the_lease(
     own = Lease(place)
     own.acquire()
     own.release()
+
+
+def test_names_of_objects_that_leave_the_folder_are_left_out(tmp_path, monkeypatch):
+    place = Place("memory://names")
+    names = ["a/b", "/home/me/.bashrc", "../c", "a/../d", "a//e", "./f"]
+    infos = [fs.FileInfo(f"names/{name}", fs.FileType.File, size=1) for name in names]
+    monkeypatch.setattr(place, "_system", types.SimpleNamespace(get_file_info=lambda _: infos))
+    monkeypatch.setattr(place, "path", "names")
+    assert list(place.files()) == ["a/b"]
