@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mini_gpt.runtime.errors import LONGEST_SHOWN, UserError, printable
+from mini_gpt.runtime.files import without_password
 
 ADDRESS = re.compile(r"([a-z][a-z0-9+.-]+)://(.+)", re.DOTALL)
 ATTEMPTS, FIRST_WAIT, LONGEST_WAIT = 5, 0.5, 8.0  # of one operation; seconds
@@ -158,8 +159,9 @@ def split(address: str) -> tuple[str, str]:
     """Return the scheme and the path of an address. Raises BucketError if it is not one, or holds a password."""
     matched = ADDRESS.fullmatch(address)
     if matched is None or not matched[2].strip("/"):
-        raise BucketError(f"{address!r}: not an address of a folder; give one such as s3://bucket/run")
-    if "@" in matched[2].partition("/")[0]:
+        shown = without_password(address)
+        raise BucketError(f"{shown!r}: not an address of a folder; give one such as s3://bucket/run")
+    if re.match(r"[^/]*(@|:.*@)", matched[2], re.DOTALL):  # a key may have a slash
         raise BucketError(f"{matched[1]}://…: found a user or password in an address; set them in the environment")
     return {"gcs": "gs", "s3a": "s3"}.get(matched[1], matched[1]), matched[2]
 

@@ -43,11 +43,16 @@ class Exists(UserError):
 def expanded(path: str) -> Path:
     """Return a path with `~` expanded. Raises UserError for a URL, and if there is no such home directory."""
     if re.match(r"\w+://", path):
-        raise UserError(f"{path}: found a URL; must be a path of this machine")
+        raise UserError(f"{without_password(path)}: found a URL; must be a path of this machine")
     found = os.path.expanduser(path)
     if found.startswith("~"):
         raise UserError(f"{path}: found no home directory for ~; set HOME, or give the path without ~")
     return Path(found)
+
+
+def without_password(address: str) -> str:
+    """Return an address without what is before its last @."""
+    return re.sub(r"://.*@", "://…@", address, flags=re.DOTALL)
 
 
 def cache_directory(cache_dir: str | None) -> Path:
