@@ -111,9 +111,8 @@ def path(text: str) -> Path:
     if not text:
         raise UserError("found a flag without its directory; give one, such as --workdir=DIR")
     if buckets.is_address(text):
-        raise UserError(
-            f"found the URL {files.without_password(text)!r}; must be a directory of this machine: copy or mount it"
-        )
+        shown_url = files.without_password(text)
+        raise UserError(f"found the URL {shown_url!r}; must be a directory of this machine: copy or mount it")
     if sys.getfilesystemencoding() != "utf-8" and not text.isascii():
         raise UserError(f"{text!r}: found a path that this locale can't represent; set PYTHONUTF8=1")
     for character in text:

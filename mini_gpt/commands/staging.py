@@ -240,7 +240,7 @@ class Staged:
                 log.error(str(error))
                 os.kill(os.getpid(), signal.SIGTERM)
                 return
-            except UserError as error:
+            except (UserError, OSError) as error:
                 if not failed:
                     log.warning(f"{error}: the run goes on in {self.local}, and is copied later")
                 failed = True
@@ -280,7 +280,7 @@ class Staged:
         log.info(f"copying the rest of the run to {self.place} ...")
         try:
             self.copy()
-        except UserError as error:
+        except (UserError, OSError) as error:
             remedy = f"nothing is lost: the same command on this machine goes on with {self.local}"
             message = f"{error}; the last changes are not copied; {remedy}"
             if not is_error:

@@ -35,6 +35,10 @@ def staged_on(machine, tmp_path, purpose="train"):
     return Staged(Place(f"file://{tmp_path}/bucket/run"), purpose, str(tmp_path / machine))
 
 
+def raises(error):
+    raise error
+
+
 def test_the_newest_of_copy_and_bucket_is_trained_on(tmp_path):
     first = staged_on("a", tmp_path)
     make_run(first.local, "one", [1, 2])
@@ -105,6 +109,8 @@ def test_a_checkpoint_that_is_not_whole_or_after_a_lost_lease_has_no_marker(tmp_
     monkeypatch.setattr(staging, "EVERY", 0)
     signals = []
     trainer.stopped.clear()
+    failures = [OSError("disk error")]
+    monkeypatch.setattr(trainer, "copy", lambda: Staged.copy(trainer) if not failures else raises(failures.pop()))
     trainer.keep_copying()
     assert signals == [signal.SIGTERM] and trainer.read_markers() == {}
 
@@ -228,7 +234,7 @@ def test_a_reader_sends_a_result_whose_upload_failed_and_keeps_nothing_of_anothe
     with monkeypatch.context() as patch, pytest.raises(BucketError), reading() as workdir:
         (workdir / "eval/result.json").write_text("new")
         (workdir / "eval/other.json").write_text("other")
-        patch.setattr(Place, "upload", lambda *_: (_ for _ in ()).throw(BucketError("no network")))
+        patch.setattr(Place, "upload", lambda *_: raises(BucketError("no network")))
     with reading() as workdir:
         assert (workdir / "eval/result.json").read_text() == "new"
     assert trainer.place.read("eval/result.json") == b"new" and trainer.place.read("eval/other.json") == b"other"
