@@ -16,7 +16,7 @@ from mini_gpt.runtime.errors import LONGEST_SHOWN, UserError, printable
 from mini_gpt.runtime.files import without_password
 
 ADDRESS = re.compile(r"([a-z][a-z0-9+.-]+)://(.+)", re.DOTALL)
-ATTEMPTS, FIRST_WAIT, LONGEST_WAIT = 5, 0.5, 8.0  # of one operation; seconds
+ATTEMPTS, FIRST_WAIT, LONGEST_WAIT = 7, 0.5, 8.0  # of one operation; seconds
 CONNECT_SECONDS, REQUEST_SECONDS = 10, 60
 BLOCK = 2**23  # bytes of a large file that are in memory at once
 DENIED = (
@@ -188,6 +188,7 @@ def _file_system(scheme: str, address: str) -> tuple[Any, str]:
     if scheme == "s3":
         options: dict[str, Any] = {"connect_timeout": CONNECT_SECONDS, "request_timeout": REQUEST_SECONDS}
         options["allow_delayed_open"] = True  # a small file is one request
+        options["retry_strategy"] = fs.AwsStandardS3RetryStrategy(max_attempts=1)  # Place retries whole operations
         if endpoint := s3_endpoint():
             url = urllib.parse.urlsplit(endpoint if "://" in endpoint else f"https://{endpoint}")
             options |= {"endpoint_override": url.netloc + url.path.rstrip("/"), "scheme": url.scheme}

@@ -11,7 +11,7 @@ import tensorstore
 from pyarrow import fs
 
 from mini_gpt.commands import command_line
-from mini_gpt.runtime import copies, files, lease
+from mini_gpt.runtime import buckets, copies, files, lease
 from mini_gpt.runtime.buckets import BucketError, Place
 from mini_gpt.runtime.errors import UserError
 from mini_gpt.runtime.lease import Lease
@@ -205,3 +205,11 @@ def test_names_of_objects_that_leave_the_folder_are_left_out(tmp_path, monkeypat
     monkeypatch.setattr(place, "_system", types.SimpleNamespace(get_file_info=lambda _: infos))
     monkeypatch.setattr(place, "path", "names")
     assert list(place.files()) == ["a/b"]
+
+
+@pytest.mark.slow
+def test_an_operation_is_tried_a_fixed_number_of_times(server):
+    counts = count_faults(server, 503, 99)
+    with pytest.raises(BucketError, match="can't be reached"):
+        Place("s3://bucket/tries").write("file", b"abc")
+    assert counts["PUT", "/bucket/tries/file"] == buckets.ATTEMPTS
