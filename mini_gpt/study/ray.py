@@ -4,6 +4,7 @@ A task trains its run like mini_gpt/study/local.py: in a process with cores of i
 which all nodes share. Ray only says when a task has ended, so its log says when and where it was started.
 """
 
+import contextlib
 import importlib
 import logging
 import os
@@ -78,13 +79,13 @@ class Ray:
 
     def _look_for_start(self, job: Job) -> None:
         """Read in the log whether a job was started, or was started again."""
-        read = job.log_start
-        text = job.log.read_bytes()[read:] if job.log.exists() else b""
-        for found in re.finditer(rf"^{STARTED}(.+)\n".encode(), text, re.MULTILINE):
-            if job.state == "running":
-                log.warning(f"{job.run.name}: its node or its process died; resumed on node {found[1].decode()}")
-            job.log_start = read + found.end()
-            job.begin()
+        with contextlib.suppress(FileNotFoundError), job.log.open("rb") as file:
+            read = file.seek(job.log_start)
+            for found in re.finditer(rf"^{STARTED}(.+)\n".encode(), file.read(), re.MULTILINE):
+                if job.state == "running":
+                    log.warning(f"{job.run.name}: its node or its process died; resumed on node {found[1].decode()}")
+                job.log_start = read + found.end()
+                job.begin()
 
     def stop(self, running: Sequence[Job], *, at_once: bool) -> None:
         for job in running:
