@@ -49,9 +49,8 @@ def main() -> None:
         run = UnreadRun(workdir, checkpoint=flags.checkpoint)
         with writing(flags.output) as output:
             title = exporting.export(run, output, options)
-    how = f"load it with from_pretrained({str(flags.output)!r})"
-    if isinstance(flags.output, Place):
-        how = "copy it to a local directory to load it with from_pretrained"
+    local = f"load it with from_pretrained({str(flags.output)!r})"
+    how = "copy it to a local directory to load it" if isinstance(flags.output, Place) else local
     log.info(f"{flags.output}: written as {title}; {how}")
 
 

@@ -45,9 +45,8 @@ class Lease:
         with buckets.clear_errors(self.place.address):
             self.store = _store(self.place)
         if self.store is None:
-            log.warning(
-                f"{self.place}: {self.place.scheme}:// has no conditional writes; do not start a second run here"
-            )
+            problem = f"{self.place.scheme}:// has no conditional writes"
+            log.warning(f"{self.place}: {problem}; do not start a second run here")
             return
         found = self._read()
         self._wait_for_holder(found)

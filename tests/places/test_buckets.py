@@ -4,6 +4,7 @@ import collections
 import itertools
 import json
 import os
+import threading
 import types
 
 import pytest
@@ -127,10 +128,14 @@ def test_a_lease_is_held_by_one_run_until_it_is_released(place):
     Lease(place).acquire()
 
 
+def without_renewal(place):
+    made = Lease(place)
+    made.thread = threading.Thread()
+    return made
+
+
 def test_a_silent_holder_loses_the_lease(place):
-    silent, later = Lease(place), Lease(place)
-    silent._keep = lambda: None
-    silent.thread = silent.thread.__class__(target=silent._keep)
+    silent, later = without_renewal(place), Lease(place)
     silent.acquire()
     later.acquire()
     with pytest.raises(lease.Lost, match="another run has started to train here"):
@@ -164,9 +169,7 @@ def test_a_lease_whose_answer_was_lost_is_held(server, fast):
 
 def test_a_renewal_whose_answer_was_lost_does_not_lose_the_lease(place):
     """All tries of it were stored, and no answer came. The next renewal has other content."""
-    held = Lease(place)
-    held._keep = lambda: None
-    held.thread = held.thread.__class__(target=held._keep)
+    held = without_renewal(place)
     held.acquire()
     before = held.generation
     held.check(now=True)
