@@ -2,17 +2,22 @@
 // The page's state in the fragment of its URL, as `#tab=Map&layer=2`. Values are strings.
 
 const fragment = {
+  known: null, // the text that the page last read or wrote
   parse(text) {
     return Object.fromEntries(new URLSearchParams(text));
   },
   read() {
+    this.known = location.hash;
     return this.parse(location.hash.slice(1));
   },
-  // Replace the fragment. Entries that are null, undefined or "" are left out.
+  // Replace the fragment. Entries that are null, undefined or "" are left out. A fragment that was changed from outside
+  // and is not read yet stays.
   write(entries) {
+    if (location.hash !== this.known) return;
     const kept = Object.entries(entries).filter(([, value]) => value !== null && value !== undefined && value !== "");
     const text = new URLSearchParams(kept.map(([name, value]) => [name, String(value)])).toString();
     if (text !== location.hash.slice(1)) history.replaceState(null, "", `#${text}`);
+    this.known = location.hash;
   },
   // A whole number from 0 to below `count`, or `otherwise`.
   index(text, count, otherwise = 0) {
@@ -37,7 +42,8 @@ function useFragment(state, entriesOf, onRead) {
   }, [state, isDark]);
   useEffect(() => {
     const read = (event) => {
-      const entries = fragment.parse(new URL(event.newURL).hash.slice(1)); // the page's own change can come between
+      fragment.known = new URL(event.newURL).hash; // the address can have changed again
+      const entries = fragment.parse(fragment.known.slice(1));
       if (entries.theme) theme.choose(entries.theme);
       latest.current(entries);
     };

@@ -48,6 +48,14 @@ def test_the_address_restores_the_page(pages, browser):
 
 
 @pytest.mark.slow
+def test_a_page_does_not_write_over_an_address_that_it_has_not_read(pages, browser):
+    go(browser, pages / "text.html", "tab=Text")
+    script = "location.hash = 'tab=Positions'; fragment.write({tab: 'Heads'}); return location.hash;"
+    assert browser.execute_script(script) == "#tab=Positions"
+    WebDriverWait(browser, 10).until(lambda b: "tab=Positions&layer=0" in b.current_url)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "fragment", ["tab=X&layer=99&head=-1&pin=1e9&cell=a,b&base=abc&length=7&theme=x", "%", "cell=99,0"]
 )
