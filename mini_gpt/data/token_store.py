@@ -18,7 +18,7 @@ from mini_gpt.config.data import TOKENS, DataConfig
 from mini_gpt.data import simple_tokenizers, splits, tasks, token_files, tokenizers, tokenizing
 from mini_gpt.data.corpus import Corpus
 from mini_gpt.data.tokenizers import Tokenizer
-from mini_gpt.runtime import devices, files, processes, progress
+from mini_gpt.runtime import continued, devices, files, processes, progress
 from mini_gpt.runtime.errors import UserError, require
 
 FORMAT = 3
@@ -63,7 +63,7 @@ def open_store(corpus: Corpus, data: DataConfig, tokenizer: tokenizers.Tokenizer
         shutil.rmtree(target)
     if not target.exists():
         # If another process has made the same store meanwhile, its store is used.
-        with contextlib.suppress(files.Exists), files.directory_continued(target) as draft:
+        with contextlib.suppress(files.Exists), continued.directory(target) as draft:
             log.info("tokenizing %s into %s", corpus.name, target)
             _build(draft, corpus, data, tokenizer)
     return TokenStore(target, files.read_json(target / META))

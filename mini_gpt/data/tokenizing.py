@@ -14,7 +14,7 @@ import numpy as np
 
 from mini_gpt.data import tokenizers
 from mini_gpt.data.tokenizers import Tokenizer
-from mini_gpt.runtime import files
+from mini_gpt.runtime import continued
 
 BATCH = 2**22  # characters that a process gets at a time
 Encoded = list[tuple[int, np.ndarray]]  # bytes and token ids of each text
@@ -56,7 +56,7 @@ def encoded(texts: Iterable[str], tokenizer: Tokenizer, saved: Path, cores: int)
         except BrokenProcessPool:
             causes = 'the memory was full, or this script lacks `if __name__ == "__main__":`'
             remedy = "the same command goes on, with one core: taskset -c 0 COMMAND"
-            raise files.Interrupted(f"data.corpus: a process that tokenizes ended: {causes}; {remedy}") from None
+            raise continued.Interrupted(f"data.corpus: a process that tokenizes ended: {causes}; {remedy}") from None
         finally:
             pool.shutdown(cancel_futures=True)
 

@@ -32,10 +32,6 @@ SAMPLE_BLOCKS, SAMPLE_BLOCK = 64, 2**16  # in the checks of large files
 MOST_BYTES = 2**27  # of a JSON file; tokenizers with the largest vocabularies have 2**25
 
 
-class Interrupted(UserError):
-    """What was written so far can be continued."""
-
-
 class Exists(UserError):
     """The directory to be written exists already."""
 
@@ -77,58 +73,6 @@ def directory_written_whole(target: Path) -> Iterator[Path]:
             except OSError:
                 check_new(target)
                 raise
-
-
-@contextlib.contextmanager
-def directory_continued(target: Path) -> Iterator[Path]:
-    """Yield a directory that is renamed to `target` if the block succeeds, and deleted if it fails.
-
-    If a process is killed, or the block raises Interrupted, the directory stays, and the next process on the same host
-    goes on with it. A second process waits for the first. On a file system without locks, each process starts anew.
-    Raises Exists if another process has made `target` meanwhile.
-    """
-    draft = target.with_name(f"{target.name}.{socket.gethostname().replace('/', '_')[:64]}.part")
-    with clear_write_errors(target):
-        handle = _locked_directory(draft, target)
-        if handle is None:
-            with directory_written_whole(target) as new:
-                yield new
-            return
-        try:
-            try:
-                yield draft
-                draft.rename(target)
-            except Interrupted:
-                raise
-            except Exception:
-                shutil.rmtree(draft, ignore_errors=True)
-                check_new(target)
-                raise
-        finally:
-            os.close(handle)
-
-
-def _locked_directory(draft: Path, target: Path) -> int | None:
-    """Make and lock a directory, when other processes have left it. Return its handle, or None without locks.
-
-    Raises Exists if another process has renamed it to `target`.
-    """
-    while True:
-        draft.mkdir(parents=True, exist_ok=True)
-        with contextlib.suppress(FileNotFoundError):  # another process may rename or delete it
-            handle = os.open(draft, os.O_RDONLY)
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX)
-            except OSError:
-                os.close(handle)
-                return None
-            if draft.exists() and os.path.samestat(os.fstat(handle), draft.stat()) and not target.exists():
-                return handle
-            os.close(handle)
-        if target.exists():
-            with contextlib.suppress(OSError):
-                draft.rmdir()  # empty
-            check_new(target)
 
 
 def make_directory(directory: Path) -> None:

@@ -16,7 +16,7 @@ import pytest
 
 from mini_gpt.config import loading
 from mini_gpt.data import corpora, simple_tokenizers, splits, token_store, tokenizers, tokenizing
-from mini_gpt.runtime import files
+from mini_gpt.runtime import continued, files
 from mini_gpt.runtime.errors import UserError
 
 KINDS = ("bytes", "characters", "words", "bpe")
@@ -144,22 +144,22 @@ def test_a_build_that_was_killed_is_continued(small, tmp_path, monkeypatch, capl
 
 
 def test_what_an_interrupted_build_has_written_stays_and_that_of_a_failed_one_does_not(tmp_path):
-    for error, stays in ((files.Interrupted("no memory"), True), (UserError("bad text"), False)):
-        with pytest.raises(type(error)), files.directory_continued(tmp_path / "store") as draft:
+    for error, stays in ((continued.Interrupted("no memory"), True), (UserError("bad text"), False)):
+        with pytest.raises(type(error)), continued.directory(tmp_path / "store") as draft:
             (draft / "half").touch()
             raise error
         assert draft.exists() == stays
-        with files.directory_continued(tmp_path / f"{stays}") as other:
+        with continued.directory(tmp_path / f"{stays}") as other:
             assert list(other.iterdir()) == []
-    with files.directory_continued(tmp_path / "store") as draft:
+    with continued.directory(tmp_path / "store") as draft:
         (draft / "half").touch()
     assert (tmp_path / "store" / "half").exists()
 
 
 def test_without_locks_each_process_has_a_draft_of_its_own(tmp_path, monkeypatch):
     monkeypatch.setattr(fcntl, "flock", lambda *_: (_ for _ in ()).throw(OSError("no locks")))
-    with files.directory_continued(tmp_path / "store") as one:
-        with pytest.raises(files.Exists), files.directory_continued(tmp_path / "store") as two:
+    with continued.directory(tmp_path / "store") as one:
+        with pytest.raises(files.Exists), continued.directory(tmp_path / "store") as two:
             assert one != two
             (one / "file").touch()
             one.rename(tmp_path / "store")

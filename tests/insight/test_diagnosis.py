@@ -69,19 +69,6 @@ def test_the_use_of_order_is_the_effect_of_shuffling(initial):
     assert order.value == pytest.approx(moves[0] / moves[1], rel=0.15)
 
 
-@pytest.fixture
-def with_wrong_mask(monkeypatch):
-    """Return a function that breaks the code of models by name, for all functions that are traced during the test."""
-
-    def change(name):
-        broken.MASKS[name][0](monkeypatch)
-        jax.clear_caches()
-
-    yield change
-    monkeypatch.undo()
-    jax.clear_caches()
-
-
 @pytest.mark.parametrize("fields", [{}, *slow(BIDIRECTIONAL)])
 def test_right_masks_hide_later_tokens_and_other_documents(initial, fields):
     model, windows_BM, _ = initial(data__isolate_documents=True, **fields)
