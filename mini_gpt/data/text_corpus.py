@@ -35,8 +35,6 @@ def open_text(data: DataConfig) -> Corpus:
     paths = {"all": _matching(data.path or "")} if saved is None else saved
     versions = {path: _version(path) for of_part in paths.values() for path in of_part}
     seen = _seen(versions, cache, are_texts=True)
-    for warning in seen["warnings"]:
-        text_files.warn_once(warning)
     arrow = {list(versions)[number] for number in seen["arrow"]}
     kinds = [(part, "arrow" if path in arrow else formats.kind(path)) for part in paths for path in paths[part]]
     fingerprint, how = seen["sha256_of_files"], (data.text_field, data.document_separator, data.on_error)
@@ -50,6 +48,8 @@ def open_text(data: DataConfig) -> Corpus:
     new = (piece.text and piece.is_new for texts in parts.values() for piece in texts())
     count = lambda: {"documents": sum(1 for _ in itertools.islice(filter(None, new), FEWEST_DOCUMENTS))}
     documents = _remembered(cache, fingerprint, count)["documents"]
+    for warning in seen["warnings"]:  # after errors of the same files
+        text_files.warn_once(warning)
     return Corpus("text", fingerprint, documents, parts, size=_size(versions))
 
 
