@@ -48,6 +48,7 @@ def training(
     if not isinstance(workdir, Place):
         yield workdir
         return
+    workdir.check()
     command_line.set_up(cache_dir, flags if "num_processes" in flags else None)
     staged = Staged(workdir, "train", cache_dir)
     copier = threading.Thread(target=staged.keep_copying)
@@ -79,6 +80,7 @@ def reading(workdir: Path | Place, choice: str = "last", cache_dir: str | None =
     if not isinstance(workdir, Place):
         yield workdir
         return
+    workdir.check()
     staged = Staged(workdir, "read", cache_dir)
     for left in reversed(range(checkpoint.MOST_CHOICES)):
         try:
@@ -109,7 +111,6 @@ class Staged:
         if processes.are_several():
             remedy = "name a directory that all processes share"
             raise UserError(f"--workdir: {place} with several processes is not supported; {remedy}")
-        place.check()
         self.place, self.lease = place, Lease(place)
         address = hashlib.sha256(place.address.encode()).hexdigest()[:16]
         self.home = files.cache_directory(cache_dir) / "buckets" / address / purpose

@@ -20,7 +20,7 @@ from mini_gpt.study.child import MOST_BYTES
 from mini_gpt.study.machine import Slot
 
 ROOT = Path(__file__).parents[2]
-WORKER = "mini_gpt.study.worker"
+WORKER = "mini_gpt.commands.study_worker"
 STOP = signal.SIGHUP  # not SIGTERM: a second SIGTERM ends a run unsaved, and a scheduler may have sent the first
 log = logging.getLogger("mini_gpt.study")
 

@@ -20,6 +20,7 @@ from mini_gpt.commands import study
 from mini_gpt.runtime import errors
 from mini_gpt.study import processes, progress
 from mini_gpt.study.report import Report
+from mini_gpt.study.results import Results
 from tests.commands.test_command_line import type_in
 from tests.conftest import REPOSITORY
 from tests.study.conftest import sweep
@@ -270,7 +271,7 @@ def test_a_run_that_another_process_has_completed_is_not_done_again(monkeypatch,
     """The results are read again under the lock."""
     assert sweep(monkeypatch, flags, "64,96") is None
     fake.clear()
-    monkeypatch.setattr(study.Results, "missing", lambda self, run: ["perplexity"])
-    monkeypatch.setattr(study.Results, "missing_now", lambda self, run: [])
+    monkeypatch.setattr(Results, "missing", lambda self, run: ["perplexity"])
+    monkeypatch.setattr(Results, "missing_now", lambda self, run: [])
     sweep(monkeypatch, flags, "64,96")
     assert fake == []
