@@ -76,7 +76,7 @@ class Copy(Staged):
                         self._fetch_file(name, entry.changed, draft / "file")
             entries = sorted((self.local / ENTRIES).glob("*"))
             if entries and not run:
-                (self.local / ledger.LEDGER).write_bytes(b"".join(path.read_bytes() for path in entries))
+                files.write_bytes(self.local / ledger.LEDGER, b"".join(path.read_bytes() for path in entries))
         self.sent = self.small_files()
 
     def _fetch_file(self, name: str, changed: int, draft: Path) -> None:
@@ -89,13 +89,15 @@ class Copy(Staged):
     def send(self) -> None:
         """Copy to the bucket what this command has written: the plan, its entry of the ledger, the report."""
         for name, entry in self.small_files().items():
-            if name == ledger.LEDGER and self.sent.get(name) != entry:
-                last = (self.local / name).read_bytes().splitlines(keepends=True)[-1]
-                self.place.write(f"{ENTRIES}/{time.time_ns()}-{self.lease.owner}.json", last)
-            elif self.sent.get(name) != entry:
-                self.place.upload(self.local / name, name)
-                log.info(f"copied to {self.place}/{name}")
-            self.sent[name] = entry
+            if self.sent.get(name) == entry:
+                continue
+            self.sent[name], path = entry, self.local / name
+            if name == ledger.LEDGER:
+                name = f"{ENTRIES}/{time.time_ns()}-{self.lease.owner}.json"
+                self.place.write(name, path.read_bytes().splitlines(keepends=True)[-1])
+            else:
+                self.place.upload(path, name)
+            log.info(f"copied to {self.place}/{name}")
 
 
 class CopiedResults(Results):
