@@ -69,7 +69,7 @@ class Copy(Staged):
         with files.clear_write_errors(self.local):
             self.local.mkdir(parents=True, exist_ok=True)
             for name in [name for name in here.keys() - there.keys() if name.startswith(f"{run}/" if run else "")]:
-                (self.local / name).unlink()
+                (self.local / name).unlink(missing_ok=True)
             with files.locked_draft(self.local) as draft:
                 for name, entry in there.items():
                     if here.get(name) != entry:
