@@ -2,7 +2,8 @@
 
 A checkpoint is copied file by file into a folder that only its writer uses, checkpoints/STEP-OWNER-RECORD. Last comes
 its marker, complete/STEP.json, with this folder and the names and sizes of the files. A checkpoint without a marker
-does not exist for readers. Other files are copied whole when they change.
+does not exist for readers. Other files are copied whole when they change. Of several
+processes, only process 0 has a copy; the others get the few files that they read.
 """
 
 import argparse
@@ -14,6 +15,7 @@ import logging
 import os
 import shutil
 import signal
+import tempfile
 import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -30,6 +32,7 @@ from mini_gpt.training import workdir as workdirs
 COMPLETE = "complete"  # the folder of the markers
 EVALUATIONS = "eval/"  # may be written by a reader while the run trains
 NOT_COPIED = (workdirs.LOCK, checkpoint.DAMAGED, workdirs.CHECKPOINTS)
+NOT_NEEDED = (EVALUATIONS, workdirs.METRICS, workdirs.TENSORBOARD)  # by processes other than process 0
 EVERY = 2.0  # seconds between two looks at the local copy
 log = logging.getLogger(__name__)
 Markers = dict[int, dict[str, Any]]
@@ -50,25 +53,51 @@ def training(
         return
     workdir.check()
     command_line.set_up(cache_dir, flags if "num_processes" in flags else None)
+    processes.apart = processes.are_several()
     staged = Staged(workdir, "train", cache_dir)
     copier = threading.Thread(target=staged.keep_copying)
-    staged.lease.acquire()
-    try:
+
+    def prepare() -> dict[str, bytes]:
+        staged.lease.acquire()
         if new:
             if workdir.entry(workdirs.CONFIG) is not None:
                 raise UserError(f"--workdir: {workdir} holds a run already; name a new folder")
             shutil.rmtree(staged.local, ignore_errors=True)
         staged.fetch_to_train()
-        copier.start()
-        try:
-            yield staged.local
-        except BaseException:
-            staged.finish(copier, is_error=True)
-            raise
-        staged.finish(copier)
+        needed = [name for name in staged.small_files() if not name.startswith(NOT_NEEDED)]
+        return {name: (staged.local / name).read_bytes() for name in needed if processes.apart}
+
+    try:
+        with _waiting_for_copies():
+            given = processes.in_main_process(prepare)
+            if not processes.is_main_process():
+                with tempfile.TemporaryDirectory(prefix="mini_gpt-") as folder:
+                    for name, content in given.items():
+                        files.make_directory((Path(folder) / name).parent)
+                        (Path(folder) / name).write_bytes(content)
+                    yield Path(folder)
+                return
+            copier.start()
+            try:
+                yield staged.local
+            except BaseException:
+                staged.finish(copier, is_error=True)
+                raise
+            staged.finish(copier)
     finally:
         if not copier.is_alive():  # a second Ctrl-C does not wait for it; the lease ends with the process
             staged.lease.release()
+
+
+@contextlib.contextmanager
+def _waiting_for_copies() -> Iterator[None]:
+    """Let all processes wait for the last copies, also after a signal: a job ends with its first process."""
+    try:
+        yield
+    except SystemExit:
+        processes.barrier("copied the run")
+        raise
+    processes.barrier("copied the run")
 
 
 @contextlib.contextmanager
@@ -82,6 +111,8 @@ def reading(workdir: Path | Place, choice: str = "last", cache_dir: str | None =
         return
     workdir.check()
     staged = Staged(workdir, "read", cache_dir)
+    if processes.are_several() and choice == "last":  # while a run trains, each could find another
+        choice = str(processes.in_main_process(lambda: max(staged.read_markers(), default=choice)))
     for left in reversed(range(checkpoint.MOST_CHOICES)):
         try:
             staged.fetch_to_read(choice)
@@ -108,9 +139,6 @@ class Staged:
     """The local copy of a run in a bucket. purpose: train or read; each has its own copy."""
 
     def __init__(self, place: Place, purpose: str, cache_dir: str | None):
-        if processes.are_several():
-            remedy = "name a directory that all processes share"
-            raise UserError(f"--workdir: {place} with several processes is not supported; {remedy}")
         self.place, self.lease = place, Lease(place)
         address = hashlib.sha256(place.address.encode()).hexdigest()[:16]
         self.home = files.cache_directory(cache_dir) / "buckets" / address / purpose

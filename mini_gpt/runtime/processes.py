@@ -3,10 +3,11 @@
 import contextlib
 import itertools
 import os
+import pickle
 import socket
 import time
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import numpy as np
@@ -20,6 +21,9 @@ LONGEST_PREPARATION = 24 * 3600  # seconds that other processes wait while proce
 CLUSTERS = ("slurm", "ompi", "gcetpu", "gketpu")  # JAX's names of clusters that give each process a rank
 GO, ERROR = "go", "error: "
 _turns = itertools.count()
+_is_alone = False  # True: process 0 does what the others wait for
+apart = False  # True: the processes share no run directory; only that of process 0 is kept
+Value = TypeVar("Value")
 
 
 class Job(NamedTuple):
@@ -70,7 +74,7 @@ def start(
 
 def are_several() -> bool:
     """Return whether this job has more than one process."""
-    return jax.distributed.is_initialized()
+    return jax.distributed.is_initialized() and not _is_alone
 
 
 def is_main_process() -> bool:
@@ -92,9 +96,37 @@ def barrier(name: str) -> None:
         raise UserError(f"another process of this job has failed; see its own error message ({reason})") from None
 
 
-def of_main_process(value: int) -> int:
+def of_main_process(value: Value) -> Value:
     """Return process 0's value in all processes; must be called in all of them."""
-    return int(multihost_utils.broadcast_one_to_all(np.int32(value))) if are_several() else value
+    if not are_several():
+        return value
+    content = np.frombuffer(pickle.dumps(value), np.uint8)
+    size = int(multihost_utils.broadcast_one_to_all(np.int32(len(content))))
+    return pickle.loads(multihost_utils.broadcast_one_to_all(np.resize(content, size)).tobytes())
+
+
+def in_main_process(make: Callable[..., Value], *arguments: Any) -> Value:
+    """Let process 0 alone call `make`. Return its result, or raise its UserError, in all processes.
+
+    All processes must call it. Inside of `make`, process 0 does not wait for others.
+    """
+    global _is_alone
+    if not are_several():
+        return make(*arguments)
+    outcome: Any = None
+    if is_main_process():
+        _is_alone = True
+        try:
+            outcome = make(*arguments)
+        except UserError as error:
+            outcome = error
+        finally:
+            _is_alone = False
+    barrier(f"turn {next(_turns)}")
+    outcome = of_main_process(outcome)
+    if isinstance(outcome, UserError):
+        raise outcome
+    return outcome
 
 
 @contextlib.contextmanager

@@ -66,10 +66,14 @@ class Checkpoints:
     def __init__(self, directory: Path, *, keep: int = 1, read_only: bool = False):
         if read_only and not directory.is_dir():
             raise UserError(f"{directory}: not found; train first, this workdir has no checkpoint")
+        alone = {0} if processes.apart and not read_only else None
+        if alone:  # Orbax then makes no directory
+            directory.mkdir(parents=True, exist_ok=True)
         options = ocp.CheckpointManagerOptions(
             preservation_policy=self,
             read_only=read_only,
-            create=not read_only,
+            create=not (read_only or alone),
+            multiprocessing_options=ocp.options.MultiprocessingOptions(active_processes=alone),
             cleanup_tmp_directories=not read_only,
             save_interval_steps=0 if read_only else 1,
             lightweight_initialize=True,  # do not read the metrics files of old checkpoints
@@ -100,15 +104,17 @@ class Checkpoints:
     def steps(self) -> list[int]:
         return sorted(self.manager.all_steps())
 
-    def save(self, step: int, state: TrainState, record: Record) -> None:
+    def save(self, step: int, state: TrainState, record: Record, sums: dict[str, str] | None = None) -> None:
         """Start to write a checkpoint. Orbax completes it only if its files contain all arrays.
+
+        sums: the checksums of the state; None: computed here.
 
         Raises the error of the previous write. `wait` and `close` raise the error of this write: UserError if the
         checkpoint is incomplete. Callers turn errors such as a full disk into messages by `files.clear_write_errors`.
         """
         body = {"format": FORMAT, "run": self.run, "step": step, **dataclasses.asdict(record)}
-        body |= {"checksums": checksums(_parts(state))}
-        items = {name: ocp.args.PyTreeSave(part) for name, part in _parts(state).items()}
+        body |= {"checksums": sums or checksums(parts(state))}
+        items = {name: ocp.args.PyTreeSave(part) for name, part in parts(state).items()}
         items["format"] = ocp.args.JsonSave(files.with_checksum(body))
         self.records[step] = record
         self.manager.save(step, args=ocp.args.Composite(**items), force=True)
@@ -118,7 +124,7 @@ class Checkpoints:
 
         abstract_state: ShapeDtypeStructs with shardings. Raises Damaged, or UserError for an unknown format.
         """
-        restored = self._restore(step, _parts(abstract_state))
+        restored = self._restore(step, parts(abstract_state))
         training, scalar = restored.get("training", {}), abstract_state.halted.sharding
         zero, halted = jax.jit(lambda: (jnp.int32(0), jnp.bool(False)), out_shardings=scalar)()
         return TrainState(training.get("step", zero), restored["parameters"], training.get("optimizer_state"), halted)
@@ -328,6 +334,6 @@ def _in_all_processes(read: Callable[[], Any]) -> Any:
     return result
 
 
-def _parts(state: TrainState) -> dict[str, Any]:
+def parts(state: TrainState) -> dict[str, Any]:
     training = {"step": state.step, "optimizer_state": state.optimizer_state}
     return {"parameters": state.parameters} | ({} if state.optimizer_state is None else {"training": training})

@@ -58,7 +58,7 @@ def listening() -> Iterator[StopRequest]:
     With several processes, JAX's SIGTERM handler informs the others, and ignores a second SIGTERM. The other signals
     are converted to SIGTERM. A second SIGHUP does nothing: a closing terminal can send two.
     """
-    request = StopRequest()
+    request, several = StopRequest(), processes.are_several()
 
     def receive(number: int, _: object) -> None:
         if request.received is not None:
@@ -66,12 +66,12 @@ def listening() -> Iterator[StopRequest]:
                 return
             os._exit(128 + number)
         request.received = number
-        if processes.are_several():
+        if several:
             os.kill(os.getpid(), signal.SIGTERM)
         # os.write: the signal may have interrupted the logger or print.
         with contextlib.suppress(OSError):  # the terminal may be closed
             os.write(2, b"\nstopping: saving after this step; send the signal again to exit at once\n")
 
-    numbers = [signal.SIGINT, signal.SIGHUP] + ([] if processes.are_several() else [signal.SIGTERM])
+    numbers = [signal.SIGINT, signal.SIGHUP] + ([] if several else [signal.SIGTERM])
     with handled(numbers, receive):
         yield request

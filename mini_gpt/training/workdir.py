@@ -107,9 +107,9 @@ def held(workdir: Path, config: Config, corpus: Corpus, claim: Callable[[], None
     """
     # Barrier: a slow process must not mistake this run's new files for an existing run.
     processes.barrier("looked at the run directory")
-    is_main = processes.is_main_process()
-    with locked(workdir, new=claim is not None) if is_main else contextlib.nullcontext():
-        if is_main and claim is not None:
+    writes = processes.is_main_process() or processes.apart
+    with locked(workdir, new=claim is not None) if writes else contextlib.nullcontext():
+        if writes and claim is not None:
             claim()
         processes.barrier("made the run directory")
         check_corpus(workdir, corpus)  # each process has read the text itself
