@@ -112,6 +112,10 @@ def held(workdir: Path, config: Config, corpus: Corpus, claim: Callable[[], None
         if writes and claim is not None:
             claim()
         processes.barrier("made the run directory")
+        if processes.apart:  # the text of process 0 counts
+            files.write_json(
+                workdir / CORPUS, processes.of_main_process(_read_record(workdir / CORPUS, "a corpus", {}))
+            )
         check_corpus(workdir, corpus)  # each process has read the text itself
         with clear_errors_of_loss(workdir), files.clear_write_errors(workdir), devices.clear_memory_errors():
             yield

@@ -2,69 +2,79 @@
 
 import json
 import signal
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from mini_gpt.runtime.buckets import Place
+from tests.places.s3_server import no_fault
 from tests.places.test_runs_in_buckets import TEXTS, finish, folders_by_step, last_checksums, metrics, start, texts
 from tests.runtime.test_processes import free_port
 
 __all__ = ["texts"]  # a fixture
+CONFIG = "--config=configs/tiny.py"
 
 
 @pytest.fixture(autouse=True)
-def two_devices_each(monkeypatch):
-    monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=2 --xla_backend_optimization_level=0")
+def one_device_each(monkeypatch):
+    monkeypatch.setenv("XLA_FLAGS", "--xla_backend_optimization_level=0")
 
 
-def start_two(server, caches, *arguments, fields=()):
-    """Start a job of two processes, each with its own cache."""
+def start_two(server, caches, *arguments, fields=(), of_second=()):
+    """Start a job of two processes, each with its own cache. of_second: more arguments of process 1."""
     job = ["train.py", *arguments, f"--coordinator=127.0.0.1:{free_port()}", "--num_processes=2", "--start_timeout=60"]
-    return [start(server, cache, *job, f"--process_id={rank}", fields=fields) for rank, cache in enumerate(caches)]
+    job += [f"--config.{name}={value}" for name, value in dict(fields).items()]
+    both = []
+    for rank, cache in enumerate(caches):
+        cache.mkdir(exist_ok=True)
+        command = [*job, f"--process_id={rank}", *(of_second if rank else ())]
+        (cache / f"{rank}.json").write_text(json.dumps([command]))
+        both.append(start(server, cache, "-m", "tests.two_processes", str(cache / f"{rank}.json")))
+    return both
 
 
-def finish_all(both, status=0):
-    """Wait for all processes at the same time; return what each printed."""
-    said = {}
-    waiting = [
-        threading.Thread(target=lambda n=n, p=p: said.update({n: p.communicate(timeout=240)}))
-        for n, p in enumerate(both)
-    ]
-    for thread in waiting:
-        thread.start()
-    for thread in waiting:
-        thread.join()
-    assert [process.returncode for process in both] == [status] * len(both), said
-    return ["".join(said[number]) for number in range(len(both))]
+def finish_both(both, status=0):
+    """Wait for both processes at the same time; return what each logged."""
+    with ThreadPoolExecutor(2) as pool:
+        said = list(pool.map(lambda process: process.communicate(timeout=240), both))
+    assert [process.returncode for process in both] == [status, status], said
+    return [log for _, log in said]
 
 
 @pytest.mark.slow
 def test_two_hosts_that_are_killed_resume_to_the_bits_of_hosts_with_a_common_disk(server, texts, tmp_path):
-    fields = texts | {"train.steps": 200, "mesh.fsdp": 2, "checkpoint.every": 20}
-    config = "--config=configs/tiny.py"
+    fields = texts | {"mesh.data": 1, "mesh.fsdp": 2, "train.steps": 40, "eval.every": 20, "eval.sample_tokens": 4}
+    fields |= {"checkpoint.every": 10, "checkpoint.keep": 9}
     whole, place = tmp_path / "whole", Place("s3://bucket/runs/hosts")
-    finish_all(start_two(server, [tmp_path / "a"] * 2, config, f"--workdir={whole}", fields=fields))
-    both = start_two(server, [tmp_path / "b", tmp_path / "c"], config, f"--workdir={place}", fields=fields)
+    finish_both(start_two(server, [tmp_path / "a"] * 2, CONFIG, f"--workdir={whole}", fields=fields))
+    both = start_two(server, [tmp_path / "b", tmp_path / "c"], CONFIG, f"--workdir={place}", fields=fields)
 
     def kill(method, path):
-        if method == "PUT" and "/complete/" in path and len(folders_by_step(place, tmp_path / "reader")) > 0:
+        if any("/complete/" in path for method, path in server.log[:-1] if method == "PUT"):  # one marker is written
             for process in both:
                 process.kill()
-        return None
 
     server.fault = kill
-    finish_all(both, -signal.SIGKILL)
-    server.fault = lambda method, path: None
-    saved = max(folders_by_step(place, tmp_path))
-    assert 0 < saved < 200
-    caches = [tmp_path / "d", tmp_path / "e"]
-    said = finish_all(start_two(server, caches, f"--workdir={place}", "--config.data.path", TEXTS))
-    print(said)
+    finish_both(both, -signal.SIGKILL)
+    server.fault = no_fault
+    assert list(folders_by_step(place, tmp_path)) == [10]
+    train = (f"--workdir={place}", "--config.data.path", TEXTS)
+    said = finish_both(start_two(server, [tmp_path / "d", tmp_path / "e"], *train))
+    assert "is at step 10: resuming" in said[0] and said[1].count("\n") == said[1].count("[Gloo]")
+    assert not (tmp_path / "e" / "mini_gpt" / "buckets").exists()
     steps = folders_by_step(place, tmp_path)
     expected = last_checksums(lambda name: (whole / name).read_bytes(), {step: step for step in steps})
-    assert max(steps) == 200 and last_checksums(place.read, steps) == expected
+    assert list(steps) == [10, 20, 30, 40] and last_checksums(place.read, steps) == expected
     assert metrics(place.read("metrics.jsonl")) == metrics((whole / "metrics.jsonl").read_bytes())
     finish(start(server, tmp_path / "f", "eval.py", f"--workdir={place}", "--config.data.path", TEXTS))
     results = [json.loads(place.read(name)) for name in place.files("eval")]
-    assert len({result["nll"] for result in results}) == 1
+    assert len(results) == 2 and len({result["nll"] for result in results}) == 1
+
+
+@pytest.mark.slow
+def test_an_error_of_one_host_ends_both_with_one_line(server, texts, tmp_path):
+    caches, place = [tmp_path / "a", tmp_path / "b"], Place("s3://bucket/runs/denied")
+    server.fault = lambda method, path: 403 if "lease" in path else None  # only process 0 asks for it
+    for said in finish_both(start_two(server, caches, CONFIG, f"--workdir={place}", fields=texts), 1):
+        lines = [line for line in said.splitlines() if not line.startswith(("[Gloo]", "E1", "E0"))]
+        assert len(lines) == 1 and lines[0].startswith(f"error: {place}: access denied (403); check AWS_")
