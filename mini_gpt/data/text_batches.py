@@ -43,7 +43,7 @@ class TextBatches:
         self.rows_per_epoch = max(1, (targets - (length - 1)) // length)
         self.slack = targets - self.rows_per_epoch * length
         self.order = grain.MapDataset.range(self.rows_per_epoch).shuffle(config.data.seed).repeat()
-        self.tokens = np.asarray(tokens)  # also memory-mapped, but indexed faster than np.memmap
+        self.tokens = tokens
         self._offset = functools.lru_cache(maxsize=2)(self._draw_offset)  # slower than to cut a window
 
     def __getitem__(self, step: int) -> Batch:

@@ -92,6 +92,18 @@ class Place:
 
         return self._retried(read)
 
+    def read_part(self, name: str, start: int, size: int) -> bytes:
+        """Return `size` bytes of a file, from the byte `start` on."""
+
+        def read() -> bytes:
+            with self.system.open_input_file(self._full(name)) as file:
+                content = file.read_at(size, start)
+            if len(content) != size:
+                raise OSError(f"{name} was cut off after {start + len(content):,} bytes")
+            return content
+
+        return self._retried(read)
+
     def write(self, name: str, content: bytes) -> None:
         """Write a file at once."""
         self._retried(lambda: self._write(name, [content]))

@@ -1,0 +1,83 @@
+"""Token stores in a bucket: whole stores are sent, and each machine copies only the blocks that it reads."""
+
+import os
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mini_gpt.runtime import files
+from mini_gpt.runtime.buckets import Place
+
+BLOCK = 2**18  # bytes: large for the time of a request, small for a row of a batch
+REQUESTS = 16  # at the same time
+
+
+def send(store: Path, place: Place, last: str) -> None:
+    """Copy the files of a store to a bucket. The file `last` marks it as whole."""
+    for path in sorted(store.iterdir(), key=lambda path: path.name == last):
+        place.upload(path, path.name)
+
+
+def fetch(place: Place, folder: Path, name: str) -> Path:
+    """Copy a small file into a folder. If it was there with other contents, the folder is emptied."""
+    content = place.read(name)
+    if not (folder / name).exists() or (folder / name).read_bytes() != content:
+        for path in folder.iterdir() if folder.is_dir() else ():
+            path.unlink()
+        files.make_directory(folder)
+        files.write_bytes(folder / name, content)
+    return folder / name
+
+
+class BucketTokens:
+    """The tokens of a file in a bucket, read as an array of shape [count].
+
+    Blocks that an index needs are copied into a sparse local file, and stay there. Processes of one machine can share
+    it: they write the same bytes. Raises BucketError if a block can't be read.
+    """
+
+    def __init__(self, place: Place, path: Path, dtype: str, count: int):
+        self.place, self.name = place, path.name
+        size, self.shape = count * np.dtype(dtype).itemsize, (count,)
+        self.file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        os.truncate(self.file, size)
+        self.tokens = np.asarray(np.memmap(path, dtype, "r", shape=count))
+        blocks, flags = -(-size // BLOCK), path.with_suffix(".blocks")
+        with flags.open("ab") as file:
+            file.truncate(blocks)
+        self.is_here = np.memmap(flags, bool, "r+", shape=blocks)
+        self.source: Any = None
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def __getitem__(self, index: Any) -> np.ndarray:
+        per_block = BLOCK // self.tokens.itemsize
+        if isinstance(index, slice):
+            wanted = range(len(self))[index]
+            ends = sorted((wanted[0], wanted[-1])) if wanted else [0, -1]
+            self._copy(range(ends[0] // per_block, ends[1] // per_block + 1))
+        else:
+            self._copy(np.unique(np.asarray(index) % len(self) // per_block).tolist())
+        return self.tokens[index]
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        del copy
+        return np.asarray(self[:], dtype)
+
+    def _copy(self, blocks: Iterable[int]) -> None:
+        missing = [block for block in blocks if not self.is_here[block]]
+        if not missing:
+            return
+        with ThreadPoolExecutor(REQUESTS) as pool:
+            for block, content in zip(missing, pool.map(self._read, missing), strict=True):
+                os.pwrite(self.file, content, block * BLOCK)
+        os.fdatasync(self.file)  # before the flags, for a machine that loses power
+        self.is_here[missing] = True
+
+    def _read(self, block: int) -> bytes:
+        start, size = block * BLOCK, min(BLOCK, self.tokens.nbytes - block * BLOCK)
+        return self.place.read_part(self.name, start, size)
