@@ -41,11 +41,9 @@ class GatheredCheckpoints(Checkpoints):
         """Do as the base class, with arrays that are gathered in process 0."""
         sums, mesh = checksums(parts(state)), sharding.mesh_of(state)
         leaves, structure = jax.tree.flatten(state)
-        on_host = (sharding.to_host(leaf, mesh) for leaf in leaves)  # one at a time, in all processes
-        whole = [
-            np.array(leaf) if processes.is_main_process() else None for leaf in on_host
-        ]  # the next step donates it
-        processes.in_main_process(super().save, step, jax.tree.unflatten(structure, whole), record, sums)
+        on_host = (sharding.to_host(leaf, mesh) for leaf in leaves)  # one after the other, in all processes
+        kept = [np.array(leaf) if processes.is_main_process() else None for leaf in on_host]  # the state is donated
+        processes.in_main_process(super().save, step, jax.tree.unflatten(structure, kept), record, sums)
 
     def restore_last(self, abstract: TrainState, *, scheduled: bool = False) -> tuple[int, TrainState, Record] | None:
         """Do as the base class; process 0 reads the arrays, and each process keeps its shards."""

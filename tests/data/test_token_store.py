@@ -46,7 +46,7 @@ def test_a_split_is_its_documents_joined_by_separators(small, kind, monkeypatch)
             expected += tokenizer.encode(text).tolist()
         np.testing.assert_array_equal(tokens, expected)
         assert store.meta["splits"][name]["bytes"] == sum(len(text.encode()) for text in texts)
-        assert isinstance(tokens, np.memmap) and tokens.dtype == np.uint16
+        assert isinstance(tokens.base, np.memmap) and tokens.dtype == np.uint16
 
 
 def test_a_store_is_built_once_for_each_input(small, monkeypatch):
