@@ -2,8 +2,7 @@
 
 A checkpoint is copied file by file into a folder that only its writer uses, checkpoints/STEP-OWNER-RECORD. Last comes
 its marker, complete/STEP.json, with this folder and the names and sizes of the files. A checkpoint without a marker
-does not exist for readers. Other files are copied whole when they change. Of several
-processes, only process 0 has a copy; the others get the few files that they read.
+does not exist for readers. Other files are copied whole when they change.
 """
 
 import argparse
@@ -15,13 +14,12 @@ import logging
 import os
 import shutil
 import signal
-import tempfile
 import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from mini_gpt.commands import command_line
+from mini_gpt.commands import command_line, hosts
 from mini_gpt.runtime import files, lease, processes
 from mini_gpt.runtime.buckets import Entry, Place
 from mini_gpt.runtime.errors import UserError, require
@@ -32,7 +30,6 @@ from mini_gpt.training import workdir as workdirs
 COMPLETE = "complete"  # the folder of the markers
 EVALUATIONS = "eval/"  # may be written by a reader while the run trains
 NOT_COPIED = (workdirs.LOCK, checkpoint.DAMAGED, workdirs.CHECKPOINTS)
-NOT_NEEDED = (EVALUATIONS, workdirs.METRICS, workdirs.TENSORBOARD)  # by processes other than process 0
 EVERY = 2.0  # seconds between two looks at the local copy
 log = logging.getLogger(__name__)
 Markers = dict[int, dict[str, Any]]
@@ -53,33 +50,23 @@ def training(
         return
     workdir.check()
     command_line.set_up(cache_dir, flags if "num_processes" in flags else None)
-    processes.apart = processes.are_several()
     staged = Staged(workdir, "train", cache_dir)
     copier = threading.Thread(target=staged.keep_copying)
 
-    def prepare() -> dict[str, bytes]:
+    def prepare() -> None:
         staged.lease.acquire()
         if new:
             if workdir.entry(workdirs.CONFIG) is not None:
                 raise UserError(f"--workdir: {workdir} holds a run already; name a new folder")
             shutil.rmtree(staged.local, ignore_errors=True)
         staged.fetch_to_train()
-        needed = [name for name in staged.small_files() if not name.startswith(NOT_NEEDED)]
-        return {name: (staged.local / name).read_bytes() for name in needed if processes.apart}
 
     try:
-        with _waiting_for_copies():
-            given = processes.in_main_process(prepare)
-            if not processes.is_main_process():
-                with tempfile.TemporaryDirectory(prefix="mini_gpt-") as folder:
-                    for name, content in given.items():
-                        files.make_directory((Path(folder) / name).parent)
-                        (Path(folder) / name).write_bytes(content)
-                    yield Path(folder)
-                return
-            copier.start()
+        with hosts.together(staged.local, prepare, staged.small_files) as local:
+            if processes.is_main_process():
+                copier.start()
             try:
-                yield staged.local
+                yield local
             except BaseException:
                 staged.finish(copier, is_error=True)
                 raise
@@ -87,17 +74,6 @@ def training(
     finally:
         if not copier.is_alive():  # a second Ctrl-C does not wait for it; the lease ends with the process
             staged.lease.release()
-
-
-@contextlib.contextmanager
-def _waiting_for_copies() -> Iterator[None]:
-    """Let all processes wait for the last copies, also after a signal: a job ends with its first process."""
-    try:
-        yield
-    except SystemExit:
-        processes.barrier("copied the run")
-        raise
-    processes.barrier("copied the run")
 
 
 @contextlib.contextmanager
@@ -302,6 +278,8 @@ class Staged:
 
         is_error: another error is raised already, so that this one is logged.
         """
+        if not processes.is_main_process():
+            return
         self.stopped.set()
         copier.join()
         if self.lease.lost or not self.local.exists():
