@@ -46,6 +46,7 @@ class Place:
         self.address = address.rstrip("/")
         self.scheme, self.path = split(self.address)
         self._system: Any = None
+        self._opened: dict[str, Any] = {}
 
     def __str__(self) -> str:
         return self.address
@@ -96,8 +97,9 @@ class Place:
         """Return `size` bytes of a file, from the byte `start` on."""
 
         def read() -> bytes:
-            with self.system.open_input_file(self._full(name)) as file:
-                content = file.read_at(size, start)
+            if name not in self._opened:  # needs a request too
+                self._opened[name] = self.system.open_input_file(self._full(name))
+            content = self._opened[name].read_at(size, start)
             if len(content) != size:
                 raise OSError(f"{name} was cut off after {start + len(content):,} bytes")
             return content
