@@ -76,9 +76,11 @@ def open_store(corpus: Corpus, data: DataConfig, tokenizer: tokenizers.Tokenizer
         if place.entry(META) is not None and not target.exists():
             part = bucket_tokens.fetch(place, cache / "tokens" / f"{name}-in-part", META)
             try:
-                return TokenStore(part.parent, files.read_with_checksum(part, must=True), place)
-            except ValueError as error:
+                meta = files.read_with_checksum(part, must=True)
+                require(meta["dtype"] in DTYPES, "dtype", meta["dtype"], f"must be one of {', '.join(DTYPES)}")
+            except (ValueError, UserError) as error:
                 raise UserError(f"{place}/{META}: {error}; delete {place}, and start again") from None
+            return TokenStore(part.parent, meta, place)
     if not target.exists():
         # If another process has made the same store meanwhile, its store is used.
         with contextlib.suppress(files.Exists), continued.directory(target) as draft:

@@ -101,7 +101,8 @@ def of_main_process(value: Value) -> Value:
     if not are_several():
         return value
     content = np.frombuffer(pickle.dumps(value), np.uint8)
-    size = int(multihost_utils.broadcast_one_to_all(np.int32(len(content))))
+    # Padded: each size needs a compilation. pickle stops at its own end.
+    size = int(multihost_utils.broadcast_one_to_all(np.int32(1 << len(content).bit_length())))
     return pickle.loads(multihost_utils.broadcast_one_to_all(np.resize(content, size)).tobytes())
 
 
