@@ -2,6 +2,7 @@
 
 import json
 import signal
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -81,3 +82,18 @@ def test_an_error_of_one_host_ends_both_with_one_line(server, texts, tmp_path):
     for said in finish_both(start_two(server, caches, CONFIG, f"--workdir={place}", fields=texts), 1):
         lines = [line for line in said.splitlines() if not line.startswith(("[Gloo]", "E1", "E0"))]
         assert len(lines) == 1 and lines[0].startswith(f"error: {place}: access denied (403); check AWS_")
+
+
+@pytest.mark.slow
+def test_a_signal_to_one_host_stops_both_after_the_last_step_is_copied(server, texts, tmp_path):
+    place = Place("s3://bucket/runs/stopped")
+    fields = texts | {"mesh.data": 2, "train.steps": 1_000_000, "eval.every": 1_000_000}
+    both = start_two(server, [tmp_path / "a", tmp_path / "b"], CONFIG, f"--workdir={place}", fields=fields)
+    until = time.monotonic() + 120
+    while not place.files("complete") and time.monotonic() < until:
+        time.sleep(0.5)
+    both[1].send_signal(signal.SIGTERM)
+    said = finish_both(both, 128 + signal.SIGTERM)
+    saved = int(said[0].partition("stopped and saved at step ")[2].partition(";")[0])
+    assert max(folders_by_step(place, tmp_path)) == saved
+    assert json.loads(place.read("lease"))["state"] == "released"
