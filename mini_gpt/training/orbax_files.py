@@ -130,7 +130,7 @@ class VerifyingHandler(ocp.PyTreeCheckpointHandler):
 
     def __init__(self, directory: Path):
         handlers = {jax.Array: ocp.type_handlers.ArrayHandler(), UnreadArray: _UnreadHandler()}
-        handlers[np.ndarray] = ocp.type_handlers.NumpyHandler()
+        handlers[np.ndarray] = ocp.type_handlers.NumpyHandler(deepcopy_host_arrays=False)  # copied by the caller
         super().__init__(type_handler_registry=ocp.type_handlers.create_type_handler_registry(*handlers.items()))
         self.checkpoints = directory  # for the message
         self.shapes: ArrayShapes = {}

@@ -45,6 +45,15 @@ def test_a_store_that_is_cut_off_or_gone_is_an_error(tmp_path, monkeypatch):
             tokens[0]
 
 
+def test_the_blocks_of_another_store_are_deleted(tmp_path):
+    place, blocks = Place(f"file://{tmp_path}/there"), tmp_path / "here" / "train.blocks"
+    for content, kept in ((b"one", False), (b"one", True), (b"two", False)):
+        place.write("meta.json", content)
+        path = bucket_tokens.fetch(place, blocks.parent, "meta.json")
+        assert path.read_bytes() == content and blocks.exists() == kept
+        blocks.touch()
+
+
 @pytest.mark.slow
 def test_two_hosts_read_less_than_the_store_and_train_with_the_same_bits(server, texts, tmp_path):
     fields = texts | {"mesh.data": 2, "train.steps": 6, "train.log_every": 1, "eval.every": 6, "eval.sample_tokens": 4}
