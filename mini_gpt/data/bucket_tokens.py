@@ -32,7 +32,7 @@ def fetch(place: Place, folder: Path, name: str) -> Path:
     return folder / name
 
 
-class BucketTokens:
+class BucketTokens(np.lib.mixins.NDArrayOperatorsMixin):
     """The tokens of a file in a bucket, read as an array of shape [count].
 
     Blocks that an index needs are copied into a sparse local file, and stay there. Processes of one machine can share
@@ -63,6 +63,10 @@ class BucketTokens:
         else:
             self._copy(np.unique(np.asarray(index) % len(self) // per_block).tolist())
         return self.tokens[index]
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
+        """Compute with all tokens, as in `tokens == 5`."""
+        return getattr(ufunc, method)(*(value[:] if value is self else value for value in inputs), **options)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         del copy

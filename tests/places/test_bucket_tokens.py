@@ -33,6 +33,8 @@ def test_an_index_reads_the_blocks_that_it_needs_once(tmp_path, monkeypatch, dty
     assert sorted(starts) == [64 * block for block in sorted(needed)]
     np.testing.assert_array_equal(open_it(), expected)  # the blocks above are there
     assert sorted(starts) == list(range(0, expected.nbytes, 64))
+    np.testing.assert_array_equal(tokens == expected[5], expected == expected[5])
+    np.testing.assert_array_equal(3 + tokens, 3 + expected)
 
 
 def test_a_store_that_is_cut_off_or_gone_is_an_error(tmp_path, monkeypatch):
