@@ -112,13 +112,27 @@ def _connect() -> Any:
     try:
         ray = importlib.import_module("ray")
         ray._private.worker._worker_logs_enabled = False  # long messages about dead nodes
+        _check_listens()
         ray.init(ignore_reinit_error=True, log_to_driver=False, logging_level=logging.ERROR)
     except ImportError:
         raise UserError("--engine=ray: the package ray is missing; pip install -r requirements-ray.txt") from None
-    except (ConnectionError, RuntimeError, ValueError) as error:
+    except (OSError, RuntimeError, ValueError) as error:
         remedy = "set RAY_ADDRESS to a running cluster, or to local"
         raise UserError(f"--engine=ray: can't connect ({_said(error)}); {remedy}") from None
     return ray
+
+
+def _check_listens() -> None:
+    """Raise OSError if nobody listens at the cluster's address: Ray would try for minutes, with many messages."""
+    address = os.environ.get("RAY_ADDRESS", "")
+    if "://" not in address:
+        address = importlib.import_module("ray._private.services").canonicalize_bootstrap_address(None) or ""
+    host, _, port = address.rpartition("/")[2].rpartition(":")
+    if port:
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), ANSWER_SECONDS).close()
+        except OSError as error:
+            raise OSError(f"{address}: {error.strerror or error}") from None
 
 
 def _said(error: Exception) -> str:
