@@ -5,6 +5,7 @@ import fcntl
 import os
 import shutil
 import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -26,23 +27,31 @@ def directory(target: Path) -> Iterator[Path]:
     """
     draft = target.with_name(f"{target.name}.{socket.gethostname().replace('/', '_')[:64]}.part")
     with files.clear_write_errors(target):
+        _delete_old(target, draft)
         handle = _locked_directory(draft, target)
         if handle is None:
             with files.directory_written_whole(target) as new:
                 yield new
             return
         try:
-            try:
-                yield draft
-                draft.rename(target)
-            except Interrupted:
-                raise
-            except Exception:
-                shutil.rmtree(draft, ignore_errors=True)
-                files.check_new(target)
-                raise
+            yield draft
+            draft.rename(target)
+        except Interrupted:
+            raise
+        except Exception:
+            shutil.rmtree(draft, ignore_errors=True)
+            files.check_new(target)
+            raise
         finally:
             os.close(handle)
+
+
+def _delete_old(target: Path, own: Path) -> None:
+    """Delete what nobody has continued for a week. Containers have other host names each time."""
+    for draft in target.parent.glob(f"{target.name}.*.part"):
+        with contextlib.suppress(FileNotFoundError):  # another process may delete it
+            if draft != own and time.time() - draft.stat().st_mtime > 7 * 24 * 3600:
+                shutil.rmtree(draft, ignore_errors=True)
 
 
 def _locked_directory(draft: Path, target: Path) -> int | None:

@@ -7,9 +7,11 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -154,6 +156,17 @@ def test_what_an_interrupted_build_has_written_stays_and_that_of_a_failed_one_do
     with continued.directory(tmp_path / "store") as draft:
         (draft / "half").touch()
     assert (tmp_path / "store" / "half").exists()
+
+
+def test_what_other_hosts_left_a_week_ago_is_deleted(tmp_path):
+    own, week_ago = f"store.{socket.gethostname()}.part", time.time() - 7 * 24 * 3600
+    ages = {own: 60, "store.a.part": 60, "store.b.part": -60, "store2.a.part": 60}  # seconds more than a week
+    for name, age in ages.items():
+        (tmp_path / name / "half").mkdir(parents=True)
+        os.utime(tmp_path / name, (week_ago - age, week_ago - age))
+    with continued.directory(tmp_path / "store") as draft:
+        assert (draft / "half").exists()
+    assert {path.name for path in tmp_path.iterdir()} == {"store", "store.b.part", "store2.a.part"}
 
 
 def test_without_locks_each_process_has_a_draft_of_its_own(tmp_path, monkeypatch):
