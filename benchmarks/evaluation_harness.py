@@ -45,7 +45,7 @@ metric_list:
 @command_line.command
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--workdir", type=Path, required=True)
+    parser.add_argument("--workdir", type=command_line.directory, required=True)
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--device", default="cpu")
     flags = parser.parse_args()

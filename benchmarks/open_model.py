@@ -258,7 +258,7 @@ OF_RUN: dict[str, Callable[[Run], dict[str, Any]]] = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("part", choices=[*OF_TEXT, *OF_RUN])
-    parser.add_argument("--workdir", type=Path, required=True)
+    parser.add_argument("--workdir", type=command_line.directory, required=True)
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--text", type=Path)
     flags = parser.parse_args()

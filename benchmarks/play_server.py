@@ -36,7 +36,7 @@ ASKED = {"top": 48, "lens": 0}  # by the page, while the view of the logit lens 
 @command_line.command
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--workdir", type=Path, required=True)
+    parser.add_argument("--workdir", type=command_line.directory, required=True)
     parser.add_argument("--tokens", default="128,512", help="lengths of the text")
     parser.add_argument("--rounds", type=int, default=5)
     flags = parser.parse_args()

@@ -3,6 +3,8 @@
 python eval.py --workdir=runs/tiny [--suite=perplexity,extrapolation] [--config.FIELD=VALUE ...]
 """
 
+import dataclasses
+
 from mini_gpt import suites
 from mini_gpt.commands import command_line, staging
 from mini_gpt.runtime.errors import require
@@ -28,20 +30,22 @@ def main() -> None:
         type=float,
         help="time of each suite: measures what fits; default: 5 above 20M parameters; inf: all",
     )
-    add("--beside", type=command_line.directory, metavar="RUN", help="for play: another run to show on the same text")
+    add("--beside", type=command_line.place, metavar="RUN", help="for play: another run to show on the same text")
     command_line.add_override_flag(parser)
     command_line.add_suite_flags(parser)
     command_line.add_process_flags(parser)
     flags, rest = parser.parse_known_args()
     overrides = command_line.config_overrides(rest, flags.override)
     names = [*dict.fromkeys(flags.suite.split(","))]
-    beside = None if flags.beside is None else str(flags.beside)
-    options = SuiteOptions(flags.split, flags.lengths, flags.strides, flags.text, flags.tokens, flags.other, beside)
+    given = flags.lengths, flags.strides, flags.text, flags.tokens, flags.other, flags.beside
+    options = SuiteOptions(flags.split, *given)
     suites.check(names, options)
     require(flags.minutes is None or flags.minutes > 0, "--minutes", flags.minutes, "must be above 0")
     names.sort(key=list(suites.SUITES).index)  # heads before explorer: explorer shows the labels of heads
     command_line.set_up(overrides.get("data.cache_dir"), flags)
-    with staging.reading(flags.workdir, flags.checkpoint, overrides.get("data.cache_dir")) as workdir:
+    which = flags.checkpoint, overrides.get("data.cache_dir")
+    with staging.reading(flags.workdir, *which) as workdir, staging.reading(flags.beside, *which) as beside:
+        options = dataclasses.replace(options, beside=None if beside is None else str(beside))
         run = Run(workdir, checkpoint=flags.checkpoint, overrides=overrides)
         for name in names:  # check all suites before the first measurement
             suites.check_run(run, name, options)

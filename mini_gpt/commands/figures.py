@@ -6,13 +6,14 @@ python -m mini_gpt.commands.figures --maps runs/none runs/rope [--out=figures]
 The encodings are those of configs/tiny.py before training. `python eval.py --suite=figures` plots those of a run.
 """
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
 
-from mini_gpt.commands import command_line
+from mini_gpt.commands import command_line, staging
 from mini_gpt.config import loading
 from mini_gpt.data import spans
 from mini_gpt.insight import figures
@@ -72,7 +73,7 @@ def main() -> None:
     add = parser.add_argument
     add("--only", help=f"comma-separated, from: {', '.join(ENCODINGS)}; default: all, or none with --maps")
     add("--out", type=command_line.directory, default=Path("figures"), help="directory for the PNG files")
-    add("--maps", nargs="+", type=command_line.directory, metavar="RUN", help="run directories to compare")
+    add("--maps", nargs="+", type=command_line.place, metavar="RUN", help="run directories to compare")
     flags = parser.parse_args()
     names = [] if flags.maps else list(ENCODINGS)
     if flags.only:
@@ -82,8 +83,9 @@ def main() -> None:
     command_line.set_up()
     config = loading.load("configs/tiny.py", {}).model
     contents: results.Contents = {f"{name}.png": ENCODINGS[name](config) for name in names}
-    if flags.maps:
-        contents["maps.png"] = maps(flags.maps)
+    with contextlib.ExitStack() as copies:
+        if flags.maps:
+            contents["maps.png"] = maps([copies.enter_context(staging.reading(run)) for run in flags.maps])
     print(*results.write(flags.out, "", contents), sep="\n")
 
 

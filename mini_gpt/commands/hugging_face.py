@@ -28,6 +28,7 @@ from mini_gpt.hugging_face.unread import UnreadRun
 from mini_gpt.runtime import copies, files
 from mini_gpt.runtime.buckets import Place
 from mini_gpt.runtime.errors import UserError, require
+from mini_gpt.training import workdir as workdirs
 
 log = logging.getLogger("mini_gpt.hugging_face")
 
@@ -75,9 +76,9 @@ def _parser() -> argparse.ArgumentParser:
     into.add_argument("--workdir", type=command_line.new_directory, required=True, help="a new run directory")
     into.add_argument("--config", default="configs/default.py", help="config file for the fields that the input lacks")
     both = commands.add_parser("compare", help="show where two models first differ", allow_abbrev=False)
-    both.add_argument("--left", type=command_line.directory, required=True, help="a run directory")
+    both.add_argument("--left", type=command_line.place, required=True, help="a run directory")
     of_others = "a directory that Transformers opens, which needs PyTorch, or another run directory"
-    both.add_argument("--right", type=command_line.directory, required=True, help=of_others)
+    both.add_argument("--right", type=command_line.place, required=True, help=of_others)
     text = both.add_mutually_exclusive_group(required=True)
     text.add_argument("--prompt", type=command_line.utf8, help="the text that both models read")
     text.add_argument("--prompt_file", type=files.expanded, help="a file with this text, in UTF-8")
@@ -122,7 +123,7 @@ def _import(flags: argparse.Namespace, rest: Sequence[str]) -> None:
     wide = " --config.model.param_dtype=float32" if config.model.param_dtype != "float32" else ""
     log.info(
         f"{done} or sample.py --workdir={flags.workdir}, or to train it: train.py "
-        f"--config={flags.workdir}/config.json --init_from={flags.workdir} --workdir=NEW{wide}"
+        f"--config={workdir}/config.json --init_from={flags.workdir} --workdir=NEW{wide}"
     )
 
 
@@ -130,10 +131,17 @@ def _compare(flags: argparse.Namespace) -> None:
     """Print the report. Exit with status 1 if the models differ."""
     require(0 <= flags.tolerance < 1, "--tolerance", flags.tolerance, "must be in 0..1")
     text = request.read_text("--prompt_file", flags.prompt_file) if flags.prompt_file else flags.prompt
-    report, are_equal = comparing.compare(flags.left, flags.right, text, flags.tolerance)
+    with staging.reading(flags.left) as left, staging.reading(_model(flags.right)) as right:
+        report, are_equal = comparing.compare(left, right, text, flags.tolerance)
     print(report)
     if not are_equal:
         sys.exit(1)
+
+
+def _model(given: Path | Place) -> Path | Place:
+    """Return a local copy of a bucket's model of Transformers. Anything else is returned as it is."""
+    is_model = isinstance(given, Place) and given.entry(workdirs.CORPUS) is None
+    return copies.fetch(str(given), files.cache_directory(None)) if is_model else given
 
 
 if __name__ == "__main__":

@@ -22,16 +22,17 @@ def main() -> None:
     parser = command_line.parser(__doc__, prog="python -m mini_gpt.play")
     command_line.add_run_flags(parser)
     add = parser.add_argument
-    add("--beside", metavar="RUN", help="a second run with the same tokenizer")
+    add("--beside", type=command_line.place, metavar="RUN", help="a second run with the same tokenizer")
     add("--text", type=command_line.utf8, help="the first text; default: text of the split")
     command_line.add_override_flag(parser)
     add("--port", type=int, default=PORT, help="port on this machine; 0: any free one")
     flags, rest = parser.parse_known_args()
     overrides = command_line.config_overrides(rest, flags.override)
     command_line.set_up(overrides.get("data.cache_dir"))
-    with staging.reading(flags.workdir, flags.checkpoint, overrides.get("data.cache_dir")) as workdir:
+    which = flags.checkpoint, overrides.get("data.cache_dir")
+    with staging.reading(flags.workdir, *which) as workdir, staging.reading(flags.beside, *which) as beside:
         run = Run(workdir, checkpoint=flags.checkpoint, overrides=overrides)
-    options = SuiteOptions(text=flags.text, beside=flags.beside)
+    options = SuiteOptions(text=flags.text, beside=None if beside is None else str(beside))
     Play().check(run.config, options)
     runs = runs_of(run, options)
     html = page.play(runs, run.tokenizer, text_of(run, options, runs), title=title_of(runs), served=True)

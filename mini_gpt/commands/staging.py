@@ -77,7 +77,7 @@ def training(
 
 
 @contextlib.contextmanager
-def reading(workdir: Path | Place, choice: str = "last", cache_dir: str | None = None) -> Iterator[Path]:
+def reading(workdir: Local | Place, choice: str = "last", cache_dir: str | None = None) -> Iterator[Local | Path]:
     """Yield a local copy of the run in a bucket with one checkpoint. Copy what is written to eval/ at the end.
 
     choice: last, best or a step. A local directory is yielded as it is.
@@ -89,13 +89,12 @@ def reading(workdir: Path | Place, choice: str = "last", cache_dir: str | None =
     staged = Staged(workdir, "read", cache_dir)
     if processes.are_several() and choice == "last":  # while a run trains, each could find another
         choice = str(processes.in_main_process(lambda: max(staged.read_markers(), default=choice)))
-    for left in reversed(range(checkpoint.MOST_CHOICES)):
-        try:
+    for _ in range(1, checkpoint.MOST_CHOICES):
+        with contextlib.suppress(Vanished):
             staged.fetch_to_read(choice)
             break
-        except Vanished:
-            if not left:
-                raise
+    else:
+        staged.fetch_to_read(choice)
     try:
         yield staged.local
     finally:
@@ -116,6 +115,7 @@ class Staged:
 
     def __init__(self, place: Place, purpose: str, cache_dir: str | None):
         self.place, self.lease = place, Lease(place)
+        place.guard = lambda: self.lease.check()
         address = hashlib.sha256(place.address.encode()).hexdigest()[:16]
         self.home = files.cache_directory(cache_dir) / "buckets" / address / purpose
         self.local = self.home / files.plain_name(place.address.rpartition("/")[2])
@@ -136,20 +136,17 @@ class Staged:
     def local_steps(self) -> dict[int, str]:
         """Return {step: hash of its record} of the complete local checkpoints."""
         found = {}
-        folder = self.local / workdirs.CHECKPOINTS
-        for path in folder.iterdir() if folder.is_dir() else ():
-            with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # training deletes checkpoints
-                if path.name.isdecimal():
-                    record = (path / "format" / "metadata").read_bytes()
-                    found[int(path.name)] = hashlib.sha256(record).hexdigest()
+        for record in (self.local / workdirs.CHECKPOINTS).glob("*/format/metadata"):
+            with contextlib.suppress(FileNotFoundError):  # training deletes checkpoints
+                if (step := record.parents[1].name).isdecimal():
+                    found[int(step)] = hashlib.sha256(record.read_bytes()).hexdigest()
         return dict(sorted(found.items()))
 
     def small_files(self) -> dict[str, Entry]:
         """Return the local files that are not of checkpoints, without links and drafts; config.json is the last."""
         found = {}
         for folder, folders, names in os.walk(self.local):
-            at_top = Path(folder) == self.local
-            left_out = NOT_COPIED if at_top else ()
+            left_out = NOT_COPIED if Path(folder) == self.local else ()
             folders[:] = [name for name in folders if name not in left_out and not name.endswith(files.DRAFT)]
             for path in (Path(folder, name) for name in names if name not in left_out):
                 with contextlib.suppress(FileNotFoundError):
@@ -201,12 +198,13 @@ class Staged:
     def fetch_to_read(self, choice: str) -> None:
         """Make the local copy that of the bucket, with the checkpoint that `choice` means, or all for best."""
         files.make_directory(self.home)
-        with (self.home / "lock").open("w") as lock:
+        with (self.home / "lock of readers").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
+            (self.home / workdirs.ADDRESS).write_text(self.place.address)
             self.markers = self.read_markers()
             there = {name: entry for name, entry in self.place.files().items() if _is_small(name)}
             if workdirs.CONFIG not in there:
-                raise UserError(f"--workdir: {self.place} holds no run; give the address of one")
+                raise UserError(f"{self.place} holds no run; give the address of one")
             steps = list(self.markers)
             possible = choice in ("last", "best", *map(str, steps))
             require(possible, "--checkpoint", choice, f"must be last, best or one of {str(steps)[1:-1]}")
@@ -219,16 +217,15 @@ class Staged:
                 if name in unsent and name.startswith(EVALUATIONS):
                     continue
                 with contextlib.suppress(FileNotFoundError):
-                    self.place.download(name, draft := self.home / "draft")
+                    self.place.download(name, draft := self.home / "draft of a file")
                     os.utime(draft, ns=(there[name].changed, there[name].changed))
                     (self.local / name).parent.mkdir(parents=True, exist_ok=True)
                     draft.replace(self.local / name)
             self.sent = {name: entry for name, entry in self.small_files().items() if name in there.keys() - unsent}
-            here = self.local_steps()
-            for gone in [step for step, record in here.items() if record != self._record(step)]:
-                shutil.rmtree(self.local / workdirs.CHECKPOINTS / str(gone))
-                del here[gone]
-            for step in set(wanted) - here.keys():
+            for step, record in self.local_steps().items():
+                if record != self._record(step):
+                    shutil.rmtree(self.local / workdirs.CHECKPOINTS / str(step))
+            for step in set(wanted) - self.local_steps().keys():
                 with files.directory_written_whole(self.local / workdirs.CHECKPOINTS / str(step)) as draft:
                     self._fetch_step(step, draft)
 
@@ -266,12 +263,15 @@ class Staged:
 
     def _send_files(self) -> None:
         """Copy the small files that have changed. Rows of metrics need a checkpoint: without one, they are refused."""
-        for name, entry in self.small_files().items():
-            if self.sent.get(name) != entry and (self.markers or name != workdirs.METRICS):
-                self.lease.check()
-                with contextlib.suppress(FileNotFoundError):
-                    self.place.upload(self.local / name, name)
-                    self.sent[name] = entry
+        changed = {name: entry for name, entry in self.small_files().items() if self.sent.get(name) != entry}
+        if not self.markers:
+            changed.pop(workdirs.METRICS, None)
+        if changed:
+            self.lease.check(now=True)
+        for name, entry in changed.items():
+            with contextlib.suppress(FileNotFoundError):
+                self.place.upload(self.local / name, name)
+                self.sent[name] = entry
 
     def finish(self, copier: threading.Thread, *, is_error: bool = False) -> None:
         """End the thread, and copy the rest. Raises UserError if that fails; the local copy stays in any case.
@@ -302,15 +302,12 @@ class Staged:
     def _send_step(self, step: int, record: str) -> None:
         """Copy a checkpoint, and last its marker. Do nothing if training deletes it meanwhile."""
         folder = self.local / workdirs.CHECKPOINTS / str(step)
-        there, sizes = f"{step}-{self.lease.owner}-{record[:16]}", {}
-        try:
+        there, sizes, is_whole = f"{step}-{self.lease.owner}-{record[:16]}", {}, False
+        with contextlib.suppress(FileNotFoundError):
             for path in sorted(path for path in folder.rglob("*") if path.is_file()):
                 name = path.relative_to(folder).as_posix()
-                self.lease.check()
                 sizes[name] = self.place.upload(path, f"{workdirs.CHECKPOINTS}/{there}/{name}")
             is_whole = all((folder / name).exists() for name in sizes)
-        except FileNotFoundError:
-            is_whole = False
         if is_whole and self.local_steps().get(step) == record:
             marker = {"step": step, "record": record, "folder": there, "files": sizes}
             self.lease.check(now=True)
@@ -328,12 +325,11 @@ class Staged:
 
     def _fetch_step(self, step: int, folder: Path) -> None:
         """Copy a checkpoint from the bucket. Raises Vanished if a file of its marker is missing."""
+        there = f"{workdirs.CHECKPOINTS}/{self.markers[step]['folder']}"
         for name, size in self.markers[step]["files"].items():
             files.file_inside(folder, name)
             try:
-                self.place.download(
-                    f"{workdirs.CHECKPOINTS}/{self.markers[step]['folder']}/{name}", folder / name, size
-                )
+                self.place.download(f"{there}/{name}", folder / name, size)
             except FileNotFoundError:
                 raise Vanished(f"{self.place}: step {step} lacks {name}; give another --checkpoint") from None
 
@@ -341,9 +337,8 @@ class Staged:
         return workdirs.identity(self.local) if (self.local / workdirs.CONFIG).exists() else None
 
     def _identity_there(self, there: Mapping[str, Entry]) -> str | None:
-        if workdirs.CONFIG not in there or workdirs.RUN not in there:
-            return None
-        return json.loads(self.place.read(workdirs.RUN))["identity"]
+        is_run = {workdirs.CONFIG, workdirs.RUN} <= there.keys()
+        return json.loads(self.place.read(workdirs.RUN))["identity"] if is_run else None
 
 
 def _is_small(name: str) -> bool:

@@ -24,7 +24,7 @@ def main() -> None:
     parser.add_argument("--config", help="config file, such as configs/tiny.py; to resume a run, default: its own")
     in_bucket = "run directory, or its address in a bucket; default: runs/CONFIG,OVERRIDES"
     parser.add_argument("--workdir", type=command_line.place, help=in_bucket)
-    parser.add_argument("--init_from", type=command_line.directory, help="run whose weights initialize a new run")
+    parser.add_argument("--init_from", type=command_line.place, help="run whose weights initialize a new run")
     command_line.add_process_flags(parser)
     flags, rest = parser.parse_known_args()
     overrides = command_line.config_overrides(rest)
@@ -32,7 +32,9 @@ def main() -> None:
         config = loading.load(flags.config or _of_run(workdir), overrides)
         command_line.set_up(config.data.cache_dir, flags)
         workdir = workdir or Path("runs", command_line.run_name(flags.config, overrides))
-        loop.train(config, workdir, init_from=flags.init_from, probe=training_curves.attention_metrics)
+        with staging.reading(flags.init_from, cache_dir=config.data.cache_dir) as init_from:
+            pass  # the copy stays
+        loop.train(config, workdir, init_from=init_from, probe=training_curves.attention_metrics)
 
 
 def _of_run(workdir: Path | None) -> Path:

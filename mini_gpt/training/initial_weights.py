@@ -121,7 +121,7 @@ class InitialWeights:
 
     def record(self, workdir: Path) -> dict[str, str | int]:
         """Return the content of init_from.json in `workdir`. Must be called after `parameters`."""
-        places = {"workdir": str(self.workdir.resolve()), "relative": _relative(self.workdir, workdir)}
+        places = {"workdir": _origin(self.workdir), "relative": _relative(self.workdir, workdir)}
         return places | {"checkpoint_step": int(self.checkpoint)}
 
     def parameters(self, mesh: Mesh) -> Parameters:
@@ -146,6 +146,12 @@ def _relative(init_from: Path, workdir: Path) -> str:
     return os.path.relpath(init_from.resolve(), workdir.resolve())
 
 
+def _origin(workdir: Path) -> str:
+    """Return the address in a bucket that a run was copied from, or its absolute path."""
+    found = (workdir := workdir.resolve()).parent / workdirs.ADDRESS
+    return found.read_text() if found.is_file() else str(workdir)
+
+
 def find_initial_weights(workdir: Path, init_from: Path | None, config: Config) -> InitialWeights | None:
     """Return the initial weights of the run in `workdir`, or None if they are random.
 
@@ -153,15 +159,15 @@ def find_initial_weights(workdir: Path, init_from: Path | None, config: Config) 
     """
     exists = (workdir / workdirs.CONFIG).exists()
     recorded = workdirs.initial_run(workdir) if exists else None
+    given = init_from and _origin(init_from)
     if recorded and init_from:  # the relative path is right if both were moved together
-        same_path = recorded["workdir"] == str(init_from.resolve())
-        is_same = same_path or recorded.get("relative") == _relative(init_from, workdir)
+        is_same = recorded["workdir"] == given or recorded.get("relative") == _relative(init_from, workdir)
     else:
         is_same = recorded is None and init_from is None
     if exists and not is_same:
         remedy = "give the same" if recorded else "leave it out"
         raise UserError(
-            f"--init_from: found {init_from}; the run in {workdir} was started from "
+            f"--init_from: found {given}; the run in {workdir} was started from "
             f"{recorded['workdir'] if recorded else 'random weights'}; {remedy}, or name a new directory"
         )
     if init_from is None:

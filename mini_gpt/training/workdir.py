@@ -23,6 +23,7 @@ METRICS, TENSORBOARD = "metrics.jsonl", "tensorboard"
 INIT_FROM, IMPORTED_FROM = "init_from.json", "imported_from.json"  # the source of the initial weights
 RUN = "run.json"  # the identity of the run, a random text that each of its checkpoints repeats
 LOCK = "lock"  # an empty file, locked by the process that trains
+ADDRESS = "address of the run"  # a file beside a copy of a run in a bucket; no run has such a name there
 
 # Fields that may differ when a run is resumed. The corpus is compared by its fingerprint, not by its path.
 FREE_SECTIONS = ("eval.", "checkpoint.", "mesh.")

@@ -150,7 +150,7 @@ def test_runs_moved_together_keep_their_initial_weights(small, tmp_path, monkeyp
     state = loop.train(small(train__steps=2), Path("tuned"), init_from=Path("source"), conclude=False)
     assert int(state.step) == 2
     shutil.copytree("source", "other")
-    with pytest.raises(UserError, match=r"--init_from: found other; the run in tuned was started from .*/source"):
+    with pytest.raises(UserError, match=r"found .*moved/other; the run in tuned was started from .*source"):
         loop.train(small(train__steps=3), Path("tuned"), init_from=Path("other"), conclude=False)
     Path("tuned").rename(tmp_path / "alone")  # the resumed run has recorded where both are now
     loop.train(small(train__steps=3), tmp_path / "alone", init_from=moved / "source", conclude=False)
