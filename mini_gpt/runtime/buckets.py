@@ -17,7 +17,7 @@ from mini_gpt.runtime.files import without_password
 
 ADDRESS = re.compile(r"([a-z][a-z0-9+.-]+)://(.+)", re.DOTALL)
 ATTEMPTS, FIRST_WAIT, LONGEST_WAIT = 7, 0.5, 8.0  # of one operation; seconds
-CONNECT_SECONDS, REQUEST_SECONDS = 10, 60
+CONNECT_SECONDS, REQUEST_SECONDS = 10, 30
 BLOCK = 2**23  # bytes of a large file that are in memory at once
 DENIED = (
     r"access.?denied|\b403\b|forbidden|permission.?denied|invalid.?access.?key|signature.?does.?not|unauthenticated"
@@ -47,6 +47,7 @@ class Place:
         self.scheme, self.path = split(self.address)
         self._system: Any = None
         self._opened: dict[str, Any] = {}
+        self.guard: Callable[[], None] = lambda: None  # called before each try to change a file; ends it by an error
 
     def __str__(self) -> str:
         return self.address
@@ -139,13 +140,14 @@ class Place:
         """Delete a file, or a folder with all its files; do nothing if it is missing."""
         remove = self.system.delete_dir if folder else self.system.delete_file
         with contextlib.suppress(FileNotFoundError):
-            self._retried(lambda: remove(self._full(name)))
+            self._retried(lambda: (self.guard(), remove(self._full(name))))
 
     def _full(self, name: str) -> str:
         self.system  # noqa: B018  sets the path
         return f"{self.path.rstrip('/')}/{name}".rstrip("/")
 
     def _write(self, name: str, blocks: Any) -> int:
+        self.guard()
         path, count = self._full(name), 0
         if self.scheme not in ("s3", "gs"):  # in a bucket, this would make a bucket or an empty object
             self.system.create_dir(path.rpartition("/")[0], recursive=True)
@@ -160,10 +162,9 @@ class Place:
             for attempt in range(ATTEMPTS):
                 try:
                     return action()
-                except (FileNotFoundError, UserError):
-                    raise
                 except OSError as error:
-                    if attempt == ATTEMPTS - 1 or re.search(f"{DENIED}|{MISSING}", str(error), re.IGNORECASE):
+                    is_last = attempt == ATTEMPTS - 1 or isinstance(error, FileNotFoundError)
+                    if is_last or re.search(f"{DENIED}|{MISSING}", str(error), re.IGNORECASE):
                         raise
                 time.sleep(min(LONGEST_WAIT, FIRST_WAIT * 2**attempt))
         raise AssertionError

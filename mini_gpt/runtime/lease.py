@@ -21,7 +21,7 @@ from mini_gpt.runtime.buckets import Place
 from mini_gpt.runtime.errors import UserError
 
 NAME = "lease"
-LIFETIME, RENEWED, LOOKED, ANSWERED = 60.0, 20.0, 2.0, 30.0  # seconds
+LIFETIME, RENEWED, LOOKED, ANSWERED = 60.0, 20.0, 2.0, 30.0  # seconds; RENEWED + the time of a request < LIFETIME
 RETRIES: dict[str, Any] = {"max_retries": 6, "initial_delay": "0.2s", "max_delay": "5s"}
 log = logging.getLogger(__name__)
 
@@ -45,14 +45,10 @@ class Lease:
         with buckets.clear_errors(self.place.address):
             self.store = _store(self.place)
         if self.store is None:
-            problem = f"{self.place.scheme}:// has no conditional writes"
-            log.warning(f"{self.place}: {problem}; do not start a second run here")
+            log.warning(f"{self.place}: has no conditional writes; do not start a second run here")
             return
-        found = self._read()
-        self._wait_for_holder(found)
-        while not self._write("held", found.stamp.generation):
-            found = self._read()
-            self._wait_for_holder(found)
+        while not self._write("held", self._wait_for_holder()):
+            pass
         self.thread.start()
 
     def check(self, *, now: bool = False) -> None:
@@ -74,24 +70,19 @@ class Lease:
                 self._write("released", self.generation)
 
     def _keep(self) -> None:
-        while not self.stopped.wait(RENEWED):
-            try:
+        while not (self.lost or self.stopped.wait(RENEWED)):
+            with contextlib.suppress(UserError):  # no network: `check` tries again before anything is written
                 self.check(now=True)
-            except Lost:
-                return
-            except UserError:  # no network: `check` tries again before anything is written
-                continue
 
-    def _wait_for_holder(self, found: Any) -> None:
-        """Return when the lease is free or has ended. Raise UserError if its holder is alive."""
-        until = time.monotonic() + LIFETIME
-        body, told = _body(found.value), False
+    def _wait_for_holder(self) -> bytes:
+        """Return the generation of a lease that is free or has ended. Raise UserError if its holder is alive."""
+        found, until, told = self._read(), time.monotonic() + LIFETIME, False
+        body = _body(found.value)
         while body.get("state") == "held":
             where = f"process {body.get('pid')} on {body.get('host')}"
-            refused = f"--workdir: another run trains in {self.place} ({where}); wait, or name a new directory"
             is_dead = body.get("machine") == _machine() and not _is_alive(body.get("pid"))
             if is_dead or time.monotonic() > until:  # a living process may have only the number of the holder
-                return
+                break
             if not told:
                 log.info(f"{self.place}: {where} trained here; waiting up to {LIFETIME:.0f} s for a sign of it ...")
                 told = True
@@ -99,7 +90,9 @@ class Lease:
             later = self._read()
             body = _body(later.value)
             if later.stamp.generation != found.stamp.generation and body.get("state") == "held":
-                raise UserError(refused)
+                remedy = "wait, or name a new directory"
+                raise UserError(f"--workdir: another run trains in {self.place} ({where}); {remedy}")
+        return found.stamp.generation
 
     def _read(self) -> Any:
         with buckets.clear_errors(self.place.address):
@@ -107,8 +100,7 @@ class Lease:
 
     def _write(self, state: str, generation: bytes) -> bool:
         """Write the lease if its object still has a generation or is of this owner; return whether that was so."""
-        body: dict[str, Any] = {"state": state, "owner": self.owner}
-        body["renewal"] = uuid.uuid4().hex  # equal content has an equal ETag
+        body: dict[str, Any] = {"state": state, "owner": self.owner, "renewal": uuid.uuid4().hex}  # a new ETag
         body |= {"host": socket.gethostname(), "pid": os.getpid(), "machine": _machine()}
         while True:
             with buckets.clear_errors(self.place.address):
@@ -148,11 +140,10 @@ def _store(place: Place) -> Any:
 
 
 def _body(content: bytes) -> dict[str, Any]:
-    try:
-        body = json.loads(content or b"{}")
-    except ValueError:
-        body = {}
-    return body if isinstance(body, dict) else {}
+    with contextlib.suppress(ValueError):
+        if isinstance(body := json.loads(content), dict):
+            return body
+    return {}
 
 
 def _machine() -> str:
@@ -164,12 +155,6 @@ def _machine() -> str:
 
 
 def _is_alive(pid: Any) -> bool:
-    if not isinstance(pid, int) or pid == os.getpid():  # a restarted container can have the same number
-        return False
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        pass
-    return True
+    import psutil
+
+    return isinstance(pid, int) and pid != os.getpid() and psutil.pid_exists(pid)  # containers restart with equal ones

@@ -16,6 +16,7 @@ from mini_gpt.runtime import buckets, files, lease
 from mini_gpt.runtime.buckets import BucketError, Place
 from mini_gpt.runtime.errors import UserError
 from tests.commands.test_command_line import type_in
+from tests.conftest import slow
 
 
 def make_run(folder, identity, steps, mark=""):
@@ -169,7 +170,7 @@ def test_a_run_that_lost_the_lease_changes_no_checkpoint_of_the_next_one(tmp_pat
     monkeypatch.setattr(Place, "upload", lambda self, path, name: sent.append(name) or upload(self, path, name))
 
     def check(*, now=False):
-        if now or (noticed and sent[-1:] and "arrays" in sent[-1]):  # the first file of the checkpoint
+        if sent[-1:] and ("arrays" if noticed else "metadata") in sent[-1] and now != noticed:  # the first, the last
             raise lease.Lost("lost")
 
     monkeypatch.setattr(stale.lease, "check", check)
@@ -182,6 +183,48 @@ def test_a_run_that_lost_the_lease_changes_no_checkpoint_of_the_next_one(tmp_pat
     again = staged_on("b", tmp_path)
     again.fetch_to_train()
     assert {name.split("/")[1] for name in again.place.files("checkpoints")} == {again.markers[1]["folder"]}
+
+
+@pytest.mark.parametrize(("scheme", "begun"), [("file", False), ("file", True), *slow(("s3", False), ("s3", True))])
+def test_a_run_whose_lease_was_taken_over_writes_no_file_of_the_next_one(request, tmp_path, monkeypatch, scheme, begun):
+    """Its last renewal is not old by its own clock, as after a pause. Or its upload had begun, and is tried again."""
+    monkeypatch.setattr(lease, "LIFETIME", 0.1)
+    monkeypatch.setattr(lease, "LOOKED", 0.02)
+    monkeypatch.setattr(buckets, "FIRST_WAIT", 0)
+    address, write, tries = f"file://{tmp_path}/bucket/run", Place._write, []
+    if scheme == "s3":
+        request.getfixturevalue("server")
+        address = f"s3://bucket/{tmp_path.name}"
+    old, new = (Staged(Place(address), "train", str(tmp_path / machine)) for machine in ("a", "b"))
+    make_run(old.local, "one", [1])
+    old.lease.thread = threading.Thread()  # no renewals
+    old.lease.acquire()
+    old.copy()
+
+    def take_over():
+        new.lease.acquire()
+        new.fetch_to_train()
+        make_run(new.local, "one", [2])
+        (new.local / "metrics.jsonl").write_text("of the new run\n")
+        new.copy()
+
+    def cut_off(self, name, blocks):
+        if self is old.place and name == "metrics.jsonl" and not tries:
+            tries.append(name)
+            take_over()
+            old.lease.confirmed -= lease.RENEWED
+            raise OSError("cut off")
+        return write(self, name, blocks)
+
+    if begun:
+        monkeypatch.setattr(Place, "_write", cut_off)
+    else:
+        take_over()
+    (old.local / "metrics.jsonl").write_text("of the old run\n")
+    with pytest.raises(lease.Lost, match="another run has started to train here"):
+        old.copy()
+    assert new.place.read("metrics.jsonl") == b"of the new run\n" and len(tries) == begun
+    new.lease.release()
 
 
 def test_ctrl_c_while_the_last_upload_runs_keeps_the_lease(tmp_path, monkeypatch):
