@@ -5,6 +5,7 @@ import itertools
 import json
 import os
 import threading
+import time
 import types
 
 import pytest
@@ -165,6 +166,41 @@ def test_a_lease_whose_answer_was_lost_is_held(server, fast):
     held.check(now=True)
     held.release()
     assert counts["PUT", "/bucket/lost-answer/lease"] > 1
+
+
+@pytest.mark.slow
+def test_a_request_that_hangs_is_given_up_and_tried_again(server, tmp_path, monkeypatch):
+    monkeypatch.setattr(buckets, "REQUEST_SECONDS", 1)
+    monkeypatch.setattr(lease, "ANSWERED", 2.0)
+    place, ends, hung, answers, answer = Place("s3://bucket/hangs"), threading.Event(), [], [], server.answer
+    held = Lease(place)
+    held.acquire()
+
+    def hang(method, path):
+        if (method, path) not in hung and (method == "PUT" or "lease" not in path):
+            hung.append((method, path))
+            ends.wait(60)
+
+    def recorded(method, path, *rest):
+        found = answer(method, path, *rest)
+        answers.append((method, path, found.status))
+        return found
+
+    monkeypatch.setattr(server, "answer", recorded)
+    server.fault, begin = hang, time.monotonic()
+    place.write("small", b"abc")
+    assert place.read("small") == b"abc" and [*place.files()] == ["lease", "small"]
+    place.download("small", tmp_path / "copy", 3)
+    place.delete("small")
+    with pytest.raises(BucketError, match="can't be reached"):
+        held.check(now=True)
+    held.check(now=True)
+    assert time.monotonic() - begin < 50 and {method for method, _ in hung} >= {"PUT", "GET", "HEAD", "DELETE"}
+    ends.set()
+    while ("PUT", "/bucket/hangs/lease", 412) not in answers:  # the renewal that hung comes too late
+        assert time.monotonic() - begin < 60
+    held.check(now=True)
+    held.release()
 
 
 def test_a_renewal_whose_answer_was_lost_does_not_lose_the_lease(place):

@@ -32,6 +32,7 @@ FIELDS = {
     "checkpoint.every": 25,
 }
 TEXTS = "s3://bucket/texts/*.jsonl.gz"
+DELAY = 0.3  # seconds before each answer of a slow server
 
 
 def start(server, cache, *arguments, fields=(), **options):
@@ -120,6 +121,39 @@ def test_a_run_that_is_killed_in_an_upload_resumes_to_the_same_bits_on_another_m
     ]
     assert samples[0] == samples[1]
     assert all(b"SECRET-KEY" not in Place("s3://bucket").read(name) for name in Place("s3://bucket").files())
+
+
+@pytest.mark.slow
+def test_training_does_not_wait_for_a_slow_server(server, texts, tmp_path):
+    """No file of the run is stored before training has written three checkpoints. All other answers are late."""
+    fields, whole, place = texts | {"checkpoint.keep": 1}, tmp_path / "whole", Place("s3://bucket/runs/slow")
+    finish(start(server, tmp_path / "a", "train.py", "--config=configs/tiny.py", f"--workdir={whole}", fields=fields))
+    train = ("train.py", f"--workdir={place}")
+    first = start(server, tmp_path / "b", *train, "--config=configs/tiny.py", fields=fields)
+    reached = []
+
+    def slow(method, path):
+        time.sleep(DELAY)
+        until = time.monotonic() + 25
+        is_held = method == "PUT" and "/slow/" in path and not path.endswith("/lease")
+        while is_held and not reached and time.monotonic() < until:
+            found = tmp_path.glob("b/mini_gpt/buckets/*/train/slow/checkpoints/*")
+            if max((int(path.name) for path in found if path.name.isdecimal()), default=0) >= 75:
+                reached.append(first.send_signal(signal.SIGTERM))
+            time.sleep(0.01)
+
+    server.fault = slow
+    said = finish(first, 128 + signal.SIGTERM)
+    saved = int(said.partition("stopped and saved at step ")[2].partition(";")[0])
+    steps = folders_by_step(place, tmp_path)
+    assert max(steps) == saved < 600
+    assert {name.split("/")[1] for name in place.files("checkpoints")} == set(steps.values())
+    server.fault = lambda method, path: None
+    finish(start(server, tmp_path / "c", *train, "--config.data.path", TEXTS))
+    steps = folders_by_step(place, tmp_path)
+    expected = last_checksums(lambda name: (whole / name).read_bytes(), {600: "600"})
+    assert max(steps) == 600 and last_checksums(place.read, steps) == expected
+    assert metrics(place.read("metrics.jsonl")) == metrics((whole / "metrics.jsonl").read_bytes())
 
 
 @pytest.mark.slow
