@@ -252,7 +252,7 @@ class Staged:
         steps = self.local_steps()  # before the files: these then hold the rows of the steps
         if self.markers:
             workdirs.check_present(self.local)
-        self.lease.check()
+        self.lease.check(now=bool(self.small_files().items() - self.sent.items()))  # if there is something to send
         self._send_files()
         for step, record in steps.items():
             if record != self._record(step):
@@ -263,15 +263,11 @@ class Staged:
 
     def _send_files(self) -> None:
         """Copy the small files that have changed. Rows of metrics need a checkpoint: without one, they are refused."""
-        changed = {name: entry for name, entry in self.small_files().items() if self.sent.get(name) != entry}
-        if not self.markers:
-            changed.pop(workdirs.METRICS, None)
-        if changed:
-            self.lease.check(now=True)
-        for name, entry in changed.items():
-            with contextlib.suppress(FileNotFoundError):
-                self.place.upload(self.local / name, name)
-                self.sent[name] = entry
+        for name, entry in self.small_files().items():
+            if self.sent.get(name) != entry and (self.markers or name != workdirs.METRICS):
+                with contextlib.suppress(FileNotFoundError):
+                    self.place.upload(self.local / name, name)
+                    self.sent[name] = entry
 
     def finish(self, copier: threading.Thread, *, is_error: bool = False) -> None:
         """End the thread, and copy the rest. Raises UserError if that fails; the local copy stays in any case.
