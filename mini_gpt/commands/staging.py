@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from mini_gpt.commands import command_line, hosts
-from mini_gpt.runtime import files, lease, processes
+from mini_gpt.runtime import buckets, files, lease, processes
 from mini_gpt.runtime.buckets import Entry, Place
 from mini_gpt.runtime.errors import UserError, require
 from mini_gpt.runtime.lease import Lease
@@ -300,9 +300,9 @@ class Staged:
         folder = self.local / workdirs.CHECKPOINTS / str(step)
         there, sizes, is_whole = f"{step}-{self.lease.owner}-{record[:16]}", {}, False
         with contextlib.suppress(FileNotFoundError):
-            for path in sorted(path for path in folder.rglob("*") if path.is_file()):
-                name = path.relative_to(folder).as_posix()
-                sizes[name] = self.place.upload(path, f"{workdirs.CHECKPOINTS}/{there}/{name}")
+            names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+            send = lambda name: self.place.upload(folder / name, f"{workdirs.CHECKPOINTS}/{there}/{name}")
+            sizes = dict(zip(names, buckets.at_once(send, names), strict=True))
             is_whole = all((folder / name).exists() for name in sizes)
         if is_whole and self.local_steps().get(step) == record:
             marker = {"step": step, "record": record, "folder": there, "files": sizes}
@@ -321,13 +321,16 @@ class Staged:
 
     def _fetch_step(self, step: int, folder: Path) -> None:
         """Copy a checkpoint from the bucket. Raises Vanished if a file of its marker is missing."""
-        there = f"{workdirs.CHECKPOINTS}/{self.markers[step]['folder']}"
-        for name, size in self.markers[step]["files"].items():
+        there, sizes = f"{workdirs.CHECKPOINTS}/{self.markers[step]['folder']}", self.markers[step]["files"]
+
+        def fetch(name: str) -> None:
             files.file_inside(folder, name)
             try:
-                self.place.download(f"{there}/{name}", folder / name, size)
+                self.place.download(f"{there}/{name}", folder / name, sizes[name])
             except FileNotFoundError:
                 raise Vanished(f"{self.place}: step {step} lacks {name}; give another --checkpoint") from None
+
+        buckets.at_once(fetch, sizes)
 
     def _identity_here(self) -> str | None:
         return workdirs.identity(self.local) if (self.local / workdirs.CONFIG).exists() else None

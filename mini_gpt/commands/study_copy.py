@@ -103,6 +103,8 @@ class Copy(Staged):
 class CopiedResults(Results):
     """The results of a study in a bucket."""
 
+    is_shared = False
+
     def __init__(self, plan: Plan, copy: Copy):
         self.copy = copy
         super().__init__(plan, copy.local)

@@ -2,17 +2,15 @@
 
 import os
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from mini_gpt.runtime import files
+from mini_gpt.runtime import buckets, files
 from mini_gpt.runtime.buckets import Place
 
 BLOCK = 2**18  # bytes: large for the time of a request, small for a row of a batch
-REQUESTS = 16  # at the same time
 
 
 def send(store: Path, place: Place, last: str) -> None:
@@ -76,9 +74,8 @@ class BucketTokens(np.lib.mixins.NDArrayOperatorsMixin):
         missing = [block for block in blocks if not self.is_here[block]]
         if not missing:
             return
-        with ThreadPoolExecutor(REQUESTS) as pool:
-            for block, content in zip(missing, pool.map(self._read, missing), strict=True):
-                os.pwrite(self.file, content, block * BLOCK)
+        for block, content in zip(missing, buckets.at_once(self._read, missing), strict=True):
+            os.pwrite(self.file, content, block * BLOCK)
         os.fdatasync(self.file)  # before the flags, for a machine that loses power
         self.is_here[missing] = True
 

@@ -8,7 +8,8 @@ import os
 import re
 import time
 import urllib.parse
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,6 +19,7 @@ from mini_gpt.runtime.files import without_password
 ADDRESS = re.compile(r"([a-z][a-z0-9+.-]+)://(.+)", re.DOTALL)
 ATTEMPTS, FIRST_WAIT, LONGEST_WAIT = 7, 0.5, 8.0  # of one operation; seconds
 CONNECT_SECONDS, REQUEST_SECONDS = 10, 30
+REQUESTS = 16  # at the same time, for the files of a checkpoint and blocks of tokens
 BLOCK = 2**23  # bytes of a large file that are in memory at once
 DENIED = (
     r"access.?denied|\b403\b|forbidden|permission.?denied|invalid.?access.?key|signature.?does.?not|unauthenticated"
@@ -168,6 +170,12 @@ class Place:
                         raise
                 time.sleep(min(LONGEST_WAIT, FIRST_WAIT * 2**attempt))
         raise AssertionError
+
+
+def at_once(action: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
+    """Return the results of an action for each item, some at the same time. Raises the first error."""
+    with ThreadPoolExecutor(REQUESTS) as pool:
+        return list(pool.map(action, items))
 
 
 def split(address: str) -> tuple[str, str]:

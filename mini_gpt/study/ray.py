@@ -1,7 +1,7 @@
 """Runs on a Ray cluster (https://docs.ray.io): each is a task, and is resumed on another node if its node dies.
 
 A task trains its run like mini_gpt/study/local.py: in a process with cores of its own, in the directory of the study,
-which all nodes share. Ray only says when a task has ended, so its log says when and where it was started.
+which all nodes share, or in a bucket. Ray only says when a task has ended; its log says when and where it was started.
 """
 
 import contextlib
@@ -53,7 +53,8 @@ class Ray:
             for node in nodes:
                 ask = self.ray.remote(num_cpus=0, scheduling_strategy=only(node["NodeID"], soft=False))(sees)
                 remedy = f"node {node['NodeName']} does not see it; name a directory that all nodes share"
-                require(self.ray.get(ask.remote(probe), timeout=ANSWER_SECONDS), "--workdir", str(folder), remedy)
+                is_seen = self.ray.get(ask.remote(probe), timeout=ANSWER_SECONDS)
+                require(is_seen or not self.results.is_shared, "--workdir", str(folder), remedy)
         except self.ray.exceptions.RayError as error:
             raise UserError(f"--engine=ray: node {node['NodeName']} can't run mini_gpt: {_said(error)}") from None
         finally:

@@ -32,6 +32,8 @@ class Results:
     run has changed since.
     """
 
+    is_shared = True  # all machines see the directory
+
     def __init__(self, plan: Plan, workdir: Path):
         self.plan, self.workdir = plan, workdir
         self._corpus = functools.cache(corpora.open_corpus)

@@ -123,6 +123,15 @@ def test_failures_and_a_stop_are_those_of_the_local_engine(monkeypatch, fake, cl
     assert list((tmp_path / "sweep").glob(".probe*")) == []
 
 
+@pytest.mark.slow
+def test_a_study_in_a_bucket_needs_no_directory_that_nodes_share(monkeypatch, real, cluster, flags, tmp_path):
+    monkeypatch.setattr(engine, "sees", lambda path: False)
+    assert sweep(monkeypatch, [*flags, f"--workdir=file://{tmp_path}/there"], "48,64", "--engine=ray") is None
+    assert sweep(monkeypatch, flags, "48,64") is None
+    for name in ("d_ff=64,seed=3/eval/perplexity.json", "perplexity.csv", "perplexity.md", "runs.csv"):
+        assert (tmp_path / "there" / name).read_bytes() == (tmp_path / "sweep" / name).read_bytes(), name
+
+
 def test_without_ray_one_line_says_what_to_install(monkeypatch, flags, fake, tmp_path):
     monkeypatch.setitem(sys.modules, "ray", None)
     said = "error: --engine=ray: the package ray is missing; pip install -r requirements-ray.txt"
