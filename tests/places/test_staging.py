@@ -166,6 +166,7 @@ def test_a_run_that_lost_the_lease_changes_no_checkpoint_of_the_next_one(tmp_pat
     make_run(stale.local, "one", [1], "stale")
     make_run(later.local, "one", [1], "later")
     later.copy()
+    monkeypatch.setattr(buckets, "REQUESTS", 1)  # one upload after the other
     sent, upload = [], Place.upload
     monkeypatch.setattr(Place, "upload", lambda self, path, name: sent.append(name) or upload(self, path, name))
 
