@@ -5,6 +5,7 @@ import urllib.parse
 
 import jax.numpy as jnp
 import numpy as np
+from selenium.common.exceptions import JavascriptException
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import WebDriverWait
@@ -40,7 +41,8 @@ class Page:
         return self.browser.execute_script(script, *arguments)
 
     def wait(self, condition):
-        WebDriverWait(self.browser, 30, poll_frequency=0.02).until(lambda _: condition())
+        not_yet = [JavascriptException]  # an element that is named in a script is not there
+        WebDriverWait(self.browser, 30, poll_frequency=0.02, ignored_exceptions=not_yet).until(lambda _: condition())
 
     def settle(self):
         """Wait until the page shows the results of what was entered last."""
