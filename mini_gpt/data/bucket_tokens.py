@@ -38,16 +38,15 @@ class BucketTokens(np.lib.mixins.NDArrayOperatorsMixin):
     """
 
     def __init__(self, place: Place, path: Path, dtype: str, count: int):
-        self.place, self.name = place, path.name
+        self.place, self.path = place, path
         size, self.shape = count * np.dtype(dtype).itemsize, (count,)
-        self.file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-        os.truncate(self.file, size)
+        path.touch()
+        os.truncate(path, size)
         self.tokens = np.asarray(np.memmap(path, dtype, "r", shape=count))
         blocks, flags = -(-size // BLOCK), path.with_suffix(".blocks")
         with flags.open("ab") as file:
             file.truncate(blocks)
         self.is_here = np.memmap(flags, bool, "r+", shape=blocks)
-        self.source: Any = None
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -59,7 +58,9 @@ class BucketTokens(np.lib.mixins.NDArrayOperatorsMixin):
             ends = sorted((wanted[0], wanted[-1])) if wanted else [0, -1]
             self._copy(range(ends[0] // per_block, ends[1] // per_block + 1))
         else:
-            self._copy(np.unique(np.asarray(index) % len(self) // per_block).tolist())
+            index = np.asarray(index)
+            places = np.flatnonzero(index) if index.dtype == bool else index % len(self)
+            self._copy(np.unique(places // per_block).tolist())
         return self.tokens[index]
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
@@ -74,11 +75,12 @@ class BucketTokens(np.lib.mixins.NDArrayOperatorsMixin):
         missing = [block for block in blocks if not self.is_here[block]]
         if not missing:
             return
-        for block, content in zip(missing, buckets.at_once(self._read, missing), strict=True):
-            os.pwrite(self.file, content, block * BLOCK)
-        os.fdatasync(self.file)  # before the flags, for a machine that loses power
+        with self.path.open("r+b") as file:
+            for block, content in zip(missing, buckets.at_once(self._read, missing), strict=True):
+                os.pwrite(file.fileno(), content, block * BLOCK)
+            os.fdatasync(file.fileno())  # before the flags, for a machine that loses power
         self.is_here[missing] = True
 
     def _read(self, block: int) -> bytes:
         start, size = block * BLOCK, min(BLOCK, self.tokens.nbytes - block * BLOCK)
-        return self.place.read_part(self.name, start, size)
+        return self.place.read_part(self.path.name, start, size)

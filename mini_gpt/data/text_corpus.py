@@ -34,8 +34,10 @@ def open_text(data: DataConfig) -> Corpus:
     saved = _saved_dataset(root) if root.is_dir() else None
     paths = {"all": _matching(data.path or "")} if saved is None else saved
     versions = {path: _version(path) for of_part in paths.values() for path in of_part}
-    seen = _seen(versions, cache, are_texts=True)
-    arrow = {list(versions)[number] for number in seen["arrow"]}
+    if not versions:
+        raise UserError(f"data.path: {root} is a saved dataset without files; give another")
+    seen, in_order = _seen(versions, cache, are_texts=True), list(versions)
+    arrow = {in_order[number] for number in seen["arrow"]}
     kinds = [(part, "arrow" if path in arrow else formats.kind(path)) for part in paths for path in paths[part]]
     fingerprint, how = seen["sha256_of_files"], (data.text_field, data.document_separator, data.on_error)
     if how != ("text", None, "stop") or any(kind != ("all", formats.TEXT) for kind in kinds):
@@ -149,25 +151,34 @@ def _seen(versions: Versions, cache: Path, *, are_texts: bool) -> dict[str, Any]
 
 
 def _look(versions: Versions, are_texts: bool) -> dict[str, Any]:
-    digest, arrow = hashlib.sha256(), []
+    digest, arrow, is_whole = hashlib.sha256(), set(), True
     for number, (path, (size, _)) in enumerate(versions.items()):
         digest.update(f"{size}\n".encode())
-        with contextlib.suppress(OSError), files.open_regular(path) as file:  # told when it is read
-            while chunk := file.read(2**22):
-                digest.update(chunk)
-            if are_texts and formats.holds_arrow(path):
-                arrow.append(number)
+        try:
+            with files.open_regular(path) as file:
+                while chunk := file.read(2**22):
+                    digest.update(chunk)
+        except OSError:  # told when the text is read
+            is_whole = False
+        if are_texts and formats.holds_arrow(path):
+            arrow.add(number)
     plain = [path for number, path in enumerate(versions) if number not in arrow and formats.kind(path) == formats.TEXT]
     warnings = text_files.warnings_of_documents(plain) if are_texts else []
-    return {"sha256_of_files": digest.hexdigest(), "arrow": arrow, "warnings": warnings}
+    found = {"sha256_of_files": digest.hexdigest(), "arrow": sorted(arrow), "warnings": warnings}
+    return found | {"is_whole": is_whole}
 
 
 def _remembered(cache: Path, key: str, find: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """Return what `find` returns, from the cache if it is there. A cache that can't be written is only slower."""
+    """Return what `find` returns, from the cache if it is there. A cache that can't be written is only slower.
+
+    What comes from a part of the files is not kept: the rest may be readable at the next start.
+    """
     path = cache / "fingerprints" / f"{key[:32]}.json"
     with contextlib.suppress(OSError, ValueError):
         return files.read_with_checksum(path, must=True)
     found = find()
+    if not found.get("is_whole", True):
+        return found
     with contextlib.suppress(OSError, UserError):
         files.make_directory(path.parent)
         files.write_json(path, found)

@@ -30,6 +30,8 @@ def directory(target: Path) -> Iterator[Path]:
         _delete_old(target, draft)
         handle = _locked_directory(draft, target)
         if handle is None:
+            with contextlib.suppress(OSError):
+                draft.rmdir()
             with files.directory_written_whole(target) as new:
                 yield new
             return

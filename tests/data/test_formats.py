@@ -180,6 +180,10 @@ def test_a_file_that_disappears_is_refused_or_counted(small, tmp_path, caplog):
     with pytest.raises(UserError, match=r"data-00000-of-00002\.arrow: can't be read \(No such file or directory\)"):
         texts_of(small, tmp_path / "data")
     assert texts_of(small, tmp_path / "data", data__on_error="skip") == TEXTS[1:]
+    assert any("leaves out 1 records or files" in message for message in caplog.messages)
+    (tmp_path / "data" / "state.json").write_text('{"_data_files": []}')
+    with pytest.raises(UserError, match=r"data is a saved dataset without files; give another"):
+        texts_of(small, tmp_path / "data")
 
 
 @pytest.mark.parametrize("name", FAULTS)
@@ -296,6 +300,13 @@ def test_other_names_of_splits(small, tmp_path, caplog, name, split):
     corpus = corpora.open_corpus(small(data__path=str(tmp_path / "splits")).data)
     assert {part for part, _ in corpus.documents()} == {split}
     assert ("the split 'extra' is divided into train" in caplog.text) == (split == "extra")
+
+
+@pytest.mark.parametrize("chunk", [4, 5, 6, 9, 1000])
+def test_documents_do_not_depend_on_where_a_chunk_ends(small, tmp_path, monkeypatch, chunk):
+    monkeypatch.setattr(plain, "CHUNK", chunk)
+    (tmp_path / "a.txt").write_text("aa\n---\n\n---\nbb\n---\ncc")
+    assert texts_of(small, tmp_path / "a.txt", data__document_separator="\n---\n") == ["aa", "bb", "cc"]
 
 
 def test_line_ends_before_a_long_first_document_are_left_out(small, tmp_path, monkeypatch):

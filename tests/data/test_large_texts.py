@@ -17,6 +17,23 @@ def test_a_cache_that_cannot_be_written_is_only_slower(small, tmp_path, monkeypa
     assert [text for _, text in corpus.documents()] == ["text"]
 
 
+def test_a_fingerprint_of_a_part_of_the_files_is_not_kept(small, tmp_path, monkeypatch):
+    for name in ("a.txt", "b.txt"):
+        (tmp_path / name).write_text(name)
+    find = lambda: corpora.open_corpus(small(data__path=f"{tmp_path}/?.txt", data__on_error="skip").data).fingerprint
+    opened = text_corpus.files.open_regular
+
+    def fail(path, **most):
+        if path.name == "b.txt":
+            raise OSError(5, "Input/output error")
+        return opened(path, **most)
+
+    with monkeypatch.context() as broken:
+        broken.setattr(text_corpus.files, "open_regular", fail)
+        partial = find()
+    assert find() != partial
+
+
 def test_a_second_start_reads_samples_only(small, tmp_path, monkeypatch):
     raw = np.random.default_rng(0).integers(97, 123, 2**23, np.uint8).tobytes()
     (tmp_path / "large.txt").write_bytes(raw)

@@ -40,7 +40,8 @@ def read(stream: io.BufferedReader, where: str, separator: str | None) -> Parts:
             for document in whole:
                 yield Piece((document.lstrip(LINE_ENDS) if is_new else document).rstrip(LINE_ENDS), is_new)
                 is_new = True
-            text = text.lstrip(LINE_ENDS) if is_new else text
+            if is_new and (not raw or len(text) > 2 * LONGEST_PIECE):  # not before: a separator may begin with them
+                text = text.lstrip(LINE_ENDS)
         if not raw:
             yield Piece(text, is_new)
             return
