@@ -72,7 +72,7 @@ def training(
                 raise
             staged.finish(copier)
     finally:
-        if not copier.is_alive():  # a second Ctrl-C does not wait for it; the lease ends with the process
+        if not copier.is_alive():  # after a second Ctrl-C it goes on; the lease then ends with the process
             staged.lease.release()
 
 
@@ -128,9 +128,10 @@ class Staged:
         names = self.place.files(COMPLETE, recursive=False)
         found: Markers = {}
         for name in names:
-            with contextlib.suppress(FileNotFoundError, ValueError):  # deleted by training, or cut off
+            # deleted by training, cut off, or not a marker
+            with contextlib.suppress(FileNotFoundError, ValueError, KeyError, TypeError):
                 marker = json.loads(self.place.read(name))
-                found[int(marker["step"])] = marker
+                found[int(marker["step"])] = {key: marker[key] for key in ("step", "record", "folder", "files")}
         return dict(sorted(found.items()))
 
     def local_steps(self) -> dict[int, str]:
@@ -169,7 +170,8 @@ class Staged:
         if None not in (own, other) and own != other:
             remedy = "if you do not need it, delete the copy"
             raise UserError(f"{self.place}: holds another run than its copy in {self.local}; {remedy}")
-        if started and not self.markers and workdirs.METRICS in there:
+        is_foreign = any(name.isdecimal() for name in started)  # own folders have the name of their writer too
+        if is_foreign or (started and not self.markers and workdirs.METRICS in there):
             remedy = "copy it to a local directory and train there, or name a new folder"
             raise UserError(f"{self.place}: has checkpoints, but no {COMPLETE}/STEP.json; {remedy}")
         for cut_off in started - {marker["folder"] for marker in self.markers.values()}:
@@ -189,7 +191,6 @@ class Staged:
         with files.directory_written_whole(self.local) as draft:
             for name in there:
                 self.place.download(name, draft / name)
-            (draft / workdirs.CHECKPOINTS).mkdir(exist_ok=True)
             for step in self.markers:
                 self._fetch_step(step, draft / workdirs.CHECKPOINTS / str(step))
         self.sent = {name: entry for name, entry in self.small_files().items() if name in there}
@@ -278,11 +279,15 @@ class Staged:
             return
         self.stopped.set()
         copier.join()
-        if self.lease.lost or not self.local.exists():
+        if not self.local.exists():
             return
         log.info(f"copying the rest of the run to {self.place} ...")
         try:
             self.copy()
+        except lease.Lost:
+            if not is_error:
+                raise
+            return
         except (UserError, OSError) as error:
             remedy = f"nothing is lost: the same command on this machine goes on with {self.local}"
             message = f"{error}; the last changes are not copied; {remedy}"

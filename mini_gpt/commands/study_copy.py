@@ -87,17 +87,21 @@ class Copy(Staged):
             draft.replace(self.local / name)
 
     def send(self) -> None:
-        """Copy to the bucket what this command has written: the plan, its entry of the ledger, the report."""
+        """Copy to the bucket what this command has written: the plan, the report, the last entry of the ledger.
+
+        Call it after each entry of the ledger.
+        """
         for name, entry in self.small_files().items():
             if self.sent.get(name) == entry:
                 continue
-            self.sent[name], path = entry, self.local / name
+            path, written = self.local / name, name
             if name == ledger.LEDGER:
-                name = f"{ENTRIES}/{time.time_ns()}-{self.lease.owner}.json"
-                self.place.write(name, path.read_bytes().splitlines(keepends=True)[-1])
+                written = f"{ENTRIES}/{time.time_ns()}-{self.lease.owner}.json"
+                self.place.write(written, path.read_bytes().splitlines(keepends=True)[-1])
             else:
-                self.place.upload(path, name)
-            log.info(f"copied to {self.place}/{name}")
+                self.place.upload(path, written)
+            self.sent[name] = entry
+            log.info(f"copied to {self.place}/{written}")
 
 
 class CopiedResults(Results):

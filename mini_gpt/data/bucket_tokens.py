@@ -1,5 +1,7 @@
 """Token stores in a bucket: whole stores are sent, and each machine copies only the blocks that it reads."""
 
+import errno
+import hashlib
 import os
 from collections.abc import Iterable
 from pathlib import Path
@@ -20,14 +22,13 @@ def send(store: Path, place: Place, last: str) -> None:
 
 
 def fetch(place: Place, folder: Path, name: str) -> Path:
-    """Copy a small file into a folder. If it was there with other contents, the folder is emptied."""
+    """Copy a small file into a folder of its content in `folder`, and return its path."""
     content = place.read(name)
-    if not (folder / name).exists() or (folder / name).read_bytes() != content:
-        for path in folder.iterdir() if folder.is_dir() else ():
-            path.unlink()
-        files.make_directory(folder)
-        files.write_bytes(folder / name, content)
-    return folder / name
+    path = folder / hashlib.sha256(content + str(BLOCK).encode()).hexdigest()[:16] / name
+    if not path.exists():
+        files.make_directory(path.parent)
+        files.write_bytes(path, content)
+    return path
 
 
 class BucketTokens(np.lib.mixins.NDArrayOperatorsMixin):
@@ -77,7 +78,8 @@ class BucketTokens(np.lib.mixins.NDArrayOperatorsMixin):
             return
         with self.path.open("r+b") as file:
             for block, content in zip(missing, buckets.at_once(self._read, missing), strict=True):
-                os.pwrite(file.fileno(), content, block * BLOCK)
+                if os.pwrite(file.fileno(), content, block * BLOCK) != len(content):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
             os.fdatasync(file.fileno())  # before the flags, for a machine that loses power
         self.is_here[missing] = True
 

@@ -73,7 +73,7 @@ def open_store(corpus: Corpus, data: DataConfig, tokenizer: tokenizers.Tokenizer
         shutil.rmtree(target)
     if data.cache_dir is not None and buckets.is_address(data.cache_dir):
         place = Place(f"{data.cache_dir.rstrip('/')}/tokens/{name}")
-        if place.entry(META) is not None and not target.exists():
+        if not target.exists() and place.entry(META) is not None:
             part = bucket_tokens.fetch(place, cache / "tokens" / f"{name}-in-part", META)
             try:
                 meta = files.read_with_checksum(part, must=True)
@@ -81,6 +81,8 @@ def open_store(corpus: Corpus, data: DataConfig, tokenizer: tokenizers.Tokenizer
             except (ValueError, UserError) as error:
                 raise UserError(f"{place}/{META}: {error}; delete {place}, and start again") from None
             return TokenStore(part.parent, meta, place)
+        if not (target.exists() or processes.is_main_process()):
+            raise UserError(f"{place}: process 0 has made no store there; see its own error message")
     if not target.exists():
         # If another process has made the same store meanwhile, its store is used.
         with contextlib.suppress(files.Exists), continued.directory(target) as draft:

@@ -107,7 +107,7 @@ def of_main_process(value: Value) -> Value:
 
 
 def in_main_process(make: Callable[..., Value], *arguments: Any) -> Value:
-    """Let process 0 alone call `make`. Return its result, or raise its UserError, in all processes.
+    """Let process 0 alone call `make`. Return its result, or raise its UserError or OSError, in all processes.
 
     All processes must call it. Inside of `make`, process 0 does not wait for others.
     """
@@ -119,13 +119,13 @@ def in_main_process(make: Callable[..., Value], *arguments: Any) -> Value:
         _is_alone = True
         try:
             outcome = make(*arguments)
-        except UserError as error:
+        except (UserError, OSError) as error:
             outcome = error
         finally:
             _is_alone = False
     barrier(f"turn {next(_turns)}")
     outcome = of_main_process(outcome)
-    if isinstance(outcome, UserError):
+    if isinstance(outcome, UserError | OSError):
         raise outcome
     return outcome
 

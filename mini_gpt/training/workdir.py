@@ -48,7 +48,7 @@ def holds_run(workdir: Path, config: Config) -> bool:
     is_run = (workdir / CONFIG).exists()
     if is_run:
         check_same_config(workdir, config)
-        _check_not_lost(workdir, CHECKPOINTS, [METRICS])
+        _check_not_lost(workdir, CHECKPOINTS, [METRICS, IMPORTED_FROM])
     else:
         _check_not_lost(workdir, CONFIG, [CHECKPOINTS, METRICS, IMPORTED_FROM])
     return is_run

@@ -49,13 +49,13 @@ def test_a_store_that_is_cut_off_or_gone_is_an_error(tmp_path, monkeypatch):
             tokens[0]
 
 
-def test_the_blocks_of_another_store_are_deleted(tmp_path):
-    place, blocks = Place(f"file://{tmp_path}/there"), tmp_path / "here" / "train.blocks"
+def test_another_store_has_another_folder_for_its_blocks(tmp_path):
+    place = Place(f"file://{tmp_path}/there")
     for content, kept in ((b"one", False), (b"one", True), (b"two", False)):
         place.write("meta.json", content)
-        path = bucket_tokens.fetch(place, blocks.parent, "meta.json")
-        assert path.read_bytes() == content and blocks.exists() == kept
-        blocks.touch()
+        path = bucket_tokens.fetch(place, tmp_path / "here", "meta.json")
+        assert path.read_bytes() == content and (path.parent / "train.blocks").exists() == kept
+        (path.parent / "train.blocks").touch()
 
 
 @pytest.mark.slow

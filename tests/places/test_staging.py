@@ -137,11 +137,15 @@ def test_a_marker_is_written_only_with_the_lease_and_for_a_whole_checkpoint(tmp_
     assert list(trainer.read_markers()) == ([1] if event == "nothing" else [])
 
 
-def test_a_run_that_another_program_put_there_is_refused_and_kept(tmp_path):
+@pytest.mark.parametrize("is_import", [False, True])
+def test_a_run_that_another_program_put_there_is_refused_and_kept(tmp_path, is_import):
     trainer = staged_on("a", tmp_path)
     there = tmp_path / "bucket" / "run"
-    make_run(there, "one", [1])
-    (there / "metrics.jsonl").touch()
+    make_run(there, "one", [0 if is_import else 1])
+    if not is_import:
+        (there / "metrics.jsonl").touch()
+    (there / "complete").mkdir()
+    (there / "complete" / "3.json").write_text('{"step": 3}')  # not a marker
     before = trainer.place.files()
     with pytest.raises(UserError, match=r"bucket/run: has checkpoints, but no complete/STEP\.json; copy it to a local"):
         trainer.fetch_to_train()
@@ -337,3 +341,13 @@ def test_an_export_that_is_cut_off_has_no_config(tmp_path, monkeypatch):
     export()
     with pytest.raises(UserError, match="holds files already; name a new folder"):
         export()
+
+
+def test_a_lease_that_is_lost_before_the_last_copy_is_an_error(tmp_path, monkeypatch):
+    trainer, ended = staged_on("a", tmp_path), threading.Thread()
+    ended.start()
+    make_run(trainer.local, "one", [1])
+    trainer.lease.lost = True
+    monkeypatch.setattr(trainer.lease, "check", lambda *, now=False: raises(lease.Lost("another run trains here")))
+    with pytest.raises(lease.Lost, match=r"^another run trains here$"):
+        trainer.finish(ended)
