@@ -132,7 +132,7 @@ def measure(flags: argparse.Namespace) -> dict[str, Any]:
 @command_line.command
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--workdir", type=Path, required=True)
+    parser.add_argument("--workdir", type=command_line.directory, required=True)
     parser.add_argument("--runs", type=Path, required=True)
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--plans", default=PLANS)

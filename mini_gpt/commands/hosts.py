@@ -8,7 +8,7 @@ from pathlib import Path
 from mini_gpt.runtime import processes
 from mini_gpt.training import workdir as workdirs
 
-NOT_READ = ("eval/", workdirs.METRICS, workdirs.TENSORBOARD)
+NOT_READ = (workdirs.EVALUATIONS, workdirs.METRICS, workdirs.TENSORBOARD)
 Files = dict[str, bytes]
 
 

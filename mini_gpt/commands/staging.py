@@ -28,7 +28,6 @@ from mini_gpt.training import checkpoint
 from mini_gpt.training import workdir as workdirs
 
 COMPLETE = "complete"  # the folder of the markers
-EVALUATIONS = "eval/"  # may be written by a reader while the run trains
 NOT_COPIED = (workdirs.LOCK, checkpoint.DAMAGED, workdirs.CHECKPOINTS)
 EVERY = 2.0  # seconds between two looks at the local copy
 log = logging.getLogger(__name__)
@@ -99,7 +98,7 @@ def reading(workdir: Local | Place, choice: str = "last", cache_dir: str | None 
         yield staged.local
     finally:
         for name, entry in staged.small_files().items():
-            if name.startswith(EVALUATIONS) and staged.sent.get(name) != entry:
+            if name.startswith(workdirs.EVALUATIONS) and staged.sent.get(name) != entry:
                 workdir.upload(path := staged.local / name, name)
                 if written := workdir.entry(name):
                     os.utime(path, ns=(written.changed, written.changed))  # not newer than the bucket's
@@ -125,11 +124,9 @@ class Staged:
 
     def read_markers(self) -> Markers:
         """Return the markers of the checkpoints in the bucket, by step."""
-        names = self.place.files(COMPLETE, recursive=False)
         found: Markers = {}
-        for name in names:
-            # deleted by training, cut off, or not a marker
-            with contextlib.suppress(FileNotFoundError, ValueError, KeyError, TypeError):
+        for name in self.place.files(COMPLETE, recursive=False):
+            with contextlib.suppress(FileNotFoundError, ValueError, KeyError, TypeError):  # deleted, or not a marker
                 marker = json.loads(self.place.read(name))
                 found[int(marker["step"])] = {key: marker[key] for key in ("step", "record", "folder", "files")}
         return dict(sorted(found.items()))
@@ -183,7 +180,7 @@ class Staged:
             # Evaluations from elsewhere may be newer than those of the copy.
             here = self.small_files()
             later = {name for name, entry in there.items() if name in here and entry.changed > here[name].changed}
-            self.sent = {name: here[name] for name in later if name.startswith(EVALUATIONS)}
+            self.sent = {name: here[name] for name in later if name.startswith(workdirs.EVALUATIONS)}
             return
         shutil.rmtree(self.local, ignore_errors=True)
         if other is None:
@@ -212,16 +209,12 @@ class Staged:
             wanted = [step for step in steps if choice in ("best", str(step))] or steps[-1:]
             if self._identity_here() != self._identity_there(there):
                 shutil.rmtree(self.local, ignore_errors=True)
-            old = self.small_files().items()
-            unsent = {name for name, (_, changed) in old if name in there and changed > there[name].changed}
-            for name in [name for name in there if not name.startswith(workdirs.TENSORBOARD)]:
-                if name in unsent and name.startswith(EVALUATIONS):
-                    continue
-                with contextlib.suppress(FileNotFoundError):
-                    self.place.download(name, draft := self.home / "draft of a file")
-                    os.utime(draft, ns=(there[name].changed, there[name].changed))
-                    (self.local / name).parent.mkdir(parents=True, exist_ok=True)
-                    draft.replace(self.local / name)
+            old = self.small_files()
+            unsent = {name for name in old.keys() & there.keys() if old[name].changed > there[name].changed}
+            for name, entry in there.items():
+                is_kept = old.get(name) == entry or (name in unsent and name.startswith(workdirs.EVALUATIONS))
+                if not is_kept and not name.startswith(workdirs.TENSORBOARD):
+                    self.fetch_file(name, entry.changed, self.home / "draft of a file")
             self.sent = {name: entry for name, entry in self.small_files().items() if name in there.keys() - unsent}
             for step, record in self.local_steps().items():
                 if record != self._record(step):
@@ -229,6 +222,14 @@ class Staged:
             for step in set(wanted) - self.local_steps().keys():
                 with files.directory_written_whole(self.local / workdirs.CHECKPOINTS / str(step)) as draft:
                     self._fetch_step(step, draft)
+
+    def fetch_file(self, name: str, changed: int, draft: Path) -> None:
+        """Copy a small file from the bucket, with its time there. Do nothing if it is deleted meanwhile."""
+        with contextlib.suppress(FileNotFoundError):
+            self.place.download(name, draft)
+            os.utime(draft, ns=(changed, changed))
+            (self.local / name).parent.mkdir(parents=True, exist_ok=True)
+            draft.replace(self.local / name)
 
     def keep_copying(self) -> None:
         """Copy what changes, until `stopped` is set. If the lease is lost, stop the training by SIGTERM."""

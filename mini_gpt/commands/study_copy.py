@@ -6,7 +6,6 @@ nothing but the bucket add entries to the ledger at the same time: there, each e
 
 import contextlib
 import logging
-import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -73,18 +72,11 @@ class Copy(Staged):
             with files.locked_draft(self.local) as draft:
                 for name, entry in there.items():
                     if here.get(name) != entry:
-                        self._fetch_file(name, entry.changed, draft / "file")
+                        self.fetch_file(name, entry.changed, draft / "file")
             entries = sorted((self.local / ENTRIES).glob("*"))
             if entries and not run:
                 files.write_bytes(self.local / ledger.LEDGER, b"".join(path.read_bytes() for path in entries))
         self.sent = self.small_files()
-
-    def _fetch_file(self, name: str, changed: int, draft: Path) -> None:
-        with contextlib.suppress(FileNotFoundError):  # deleted since it was listed
-            self.place.download(name, draft)
-            os.utime(draft, ns=(changed, changed))
-            (self.local / name).parent.mkdir(parents=True, exist_ok=True)
-            draft.replace(self.local / name)
 
     def send(self) -> None:
         """Copy to the bucket what this command has written: the plan, the report, the last entry of the ledger.

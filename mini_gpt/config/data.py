@@ -19,7 +19,7 @@ class DataConfig(Section, prefix="data."):
         None, "text: a glob; pairs: a TSV file or the sources; tokens, tfds: a directory; tiny_shakespeare: the file"
     )
     text_field: str = field("text", "text: the field or column of records, in JSON, CSV, Parquet and Arrow")
-    document_separator: str | None = field(None, "text, tokens: between the documents of a file")
+    document_separator: str | None = field(None, "between documents; None: a text is one, tokens have <|endoftext|>")
     on_error: Literal["stop", "skip"] = field("stop", "text: skip leaves out what can't be read, and counts it")
     target_path: str | None = field(None, "pairs: the file of the targets; None: data.path is a TSV file")
     pair: tuple[str, str] | None = field(
@@ -38,7 +38,7 @@ class DataConfig(Section, prefix="data."):
         "sequence", "coupled, abacus: positions restart at each character that is no letter or digit"
     )
     isolate_documents: bool = field(False, "attention stays inside a document, and positions restart in each")
-    cache_dir: str | None = field(None, "None: mini_gpt in $XDG_CACHE_HOME or ~/.cache; an address: its tokens too")
+    cache_dir: str | None = field(None, "None: mini_gpt in $XDG_CACHE_HOME or ~/.cache; address: there, for tokens")
 
     def check(self) -> None:
         for name in ("path", "target_path", "cache_dir"):

@@ -53,10 +53,9 @@ def read(paths: list[Path], vocab_size: int, separator: int) -> Iterator[TokenPi
     for path in paths:
         before = path.stat()
         for piece in _documents(path, vocab_size, separator):
-            if len(piece.tokens) and not 0 <= piece.tokens.min() <= piece.tokens.max() < vocab_size:
-                low, high = int(piece.tokens.min()), int(piece.tokens.max())
-                found = f"found the id {low if low < 0 else high}"
-                raise UserError(f"{path}: {found}; the vocabulary has {vocab_size:,} tokens: is it another one?")
+            if len(piece.tokens) and (largest := int(piece.tokens.max())) >= vocab_size:
+                remedy = f"the vocabulary has {vocab_size:,} tokens: is it another one?"
+                raise UserError(f"{path}: found the id {largest}; {remedy}")
             yield piece
         if (now := path.stat()).st_mtime_ns != before.st_mtime_ns or now.st_size != before.st_size:
             raise UserError(f"data.path: {path} has changed while it was read; start again")
@@ -85,7 +84,6 @@ def vocabulary(folder: Path, separator: str) -> Tokenizer:
 
 
 def _documents(path: Path, vocab_size: int, separator: int) -> Iterator[TokenPiece]:
-    dtype: np.dtype
     if ".array_record" in path.name:
         dtype = np.dtype("<u2" if vocab_size <= 2**16 else "<u4")
         reader = ArrayRecordReader(str(path))

@@ -55,7 +55,7 @@ def encoded(texts: Iterable[str], tokenizer: Tokenizer, saved: Path, cores: int)
                     yield from waiting.popleft().result()
         except BrokenProcessPool:
             causes = 'the memory was full, or this script lacks `if __name__ == "__main__":`'
-            remedy = "the same command goes on, with one core: taskset -c 0 COMMAND"
+            remedy = "start it again to go on, with less memory on one core: taskset -c 0 COMMAND"
             raise continued.Interrupted(f"data.corpus: a process that tokenizes ended: {causes}; {remedy}") from None
         finally:
             pool.shutdown(cancel_futures=True)

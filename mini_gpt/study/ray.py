@@ -18,7 +18,7 @@ from typing import Any
 
 from mini_gpt.runtime.errors import UserError, require
 from mini_gpt.study import machine, processes
-from mini_gpt.study.progress import LONGEST_REASON, End, Job
+from mini_gpt.study.progress import LONGEST_REASON, End, Job, last_error
 from mini_gpt.study.results import Results
 
 RETRIES = 3  # of a run whose node or Ray process dies
@@ -161,6 +161,7 @@ def train(worker: str, content: Mapping[str, Any], log: Path, place: Mapping[str
         with file, machine.own_cores(place["cores"]) as slot:
             print(f"{STARTED}{socket.gethostname()}, process {os.getpid()}", file=file, flush=True)
             slot.environment.update(place["environment"])
+            begin = file.tell()
             process = processes.start(worker, content, slot, stdout=file, stderr=file, cwd=place["cwd"])
             try:
                 while process.poll() is None:
@@ -168,6 +169,7 @@ def train(worker: str, content: Mapping[str, Any], log: Path, place: Mapping[str
             except KeyboardInterrupt:
                 process.send_to_group(processes.STOP)
                 process.wait()
-            return process.returncode, process.close()
+            reason = process.close()
+            return process.returncode, reason or last_error(log, begin) or ""  # the log is on this node
     except OSError as error:  # such as a full disk
         return 1, f"{error.filename}: {error.strerror}"

@@ -33,7 +33,6 @@ class SavedRun:
         files.check_contents(workdir)
         self.trained: Config = loading.read(workdir / workdirs.CONFIG)
         self.tokenizer: Tokenizer = tokenizers.load(workdir / workdirs.TOKENIZER)
-        self._shapes = functools.cache(lambda mesh: states.abstract_parameters(self.trained, self._vocab_size, mesh)[1])
         if (workdir / workdirs.CHECKPOINTS).is_dir():  # before a model of a stranger's sizes is made
             with self.open_checkpoints() as checkpoints:
                 checkpoints.check_size(model_parameters.least_count(self.trained.model))
@@ -50,7 +49,7 @@ class SavedRun:
 
         Raises UserError, with a message that starts with `source`, if one differs from `expected` in name or shape.
         """
-        written = self._shapes(sharding.mesh_of(expected))
+        written = states.abstract_parameters(self.trained, self._vocab_size, sharding.mesh_of(expected))[1]
         one_by_one = functools.partial(jax.eval_shape, functools.partial(model_parameters.with_layers, stacked=False))
         left, right = (model_parameters.by_name(one_by_one(parameters)) for parameters in (written, expected))
         for name in sorted(left.keys() | right.keys()):
@@ -88,7 +87,6 @@ class InitialWeights:
 
     def __init__(self, workdir: Path, config: Config, checkpoint: str):
         self.workdir, self.config, self.checkpoint = workdir, config, checkpoint
-        self._shapes = functools.cache(self._traced)  # seconds for a deep model
 
     @functools.cached_property
     def run(self) -> SavedRun:
@@ -114,7 +112,7 @@ class InitialWeights:
         with self.run.open_checkpoints() as checkpoints:
             checkpoints.resolve(self.checkpoint)
 
-    def _traced(self, mesh: Mesh) -> Parameters:
+    def _shapes(self, mesh: Mesh) -> Parameters:
         """Return the shapes and shardings of the new run's parameters, without adapters."""
         vocab_size = layouts.vocab_size(self.config, self.run.tokenizer)
         return states.abstract_parameters(self.config, vocab_size, mesh)[1]
@@ -148,7 +146,8 @@ def _relative(init_from: Path, workdir: Path) -> str:
 
 def _origin(workdir: Path) -> str:
     """Return the address in a bucket that a run was copied from, or its absolute path."""
-    found = (workdir := workdir.resolve()).parent / workdirs.ADDRESS
+    workdir = workdir.resolve()
+    found = workdir.parent / workdirs.ADDRESS
     return found.read_text() if found.is_file() else str(workdir)
 
 

@@ -23,10 +23,7 @@ log = logging.getLogger(__name__)
 
 # Fields that an override can't change: the tokenizer, and the split of the text that the run was trained on.
 FIXED = ("data.tokenizer", "data.vocab_size")
-SOURCES = (
-    *("data.corpus", "data.path", "data.target_path", "data.pair"),
-    *("data.text_field", "data.document_separator", "data.on_error"),
-)
+SOURCES = ("corpus", "path", "target_path", "pair", "text_field", "document_separator", "on_error")  # of data
 FIXED_FOR_THE_SAME_TEXT = ("data.split", "data.split_fractions")
 
 
@@ -43,7 +40,7 @@ class Run(SavedRun):
         super().__init__(workdir)
         self.checkpoint, self.overrides = checkpoint, dict(overrides or {})
         self.config: Config = loading.with_known_cache(loading.override(self.trained, self.overrides), self.overrides)
-        self.other_text = any(name in self.overrides for name in SOURCES)
+        self.other_text = any(f"data.{name}" in self.overrides for name in SOURCES)
         self._check_overrides()
         self.mesh = sharding.make_reading_mesh(self.config.mesh.fsdp, self.config.mesh.tensor)
         devices.check_dtype(self.config.model.dtype, self.mesh.devices.flat[0])

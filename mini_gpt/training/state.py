@@ -26,6 +26,7 @@ def abstract(config: Config, vocab_size: int, mesh: Mesh) -> tuple[nnx.GraphDef,
     return definition, _with_shardings(jax.eval_shape(functools.partial(_initial, config), shapes), mesh)
 
 
+@functools.lru_cache(maxsize=4)  # tracing takes seconds for a deep model
 def abstract_parameters(config: Config, vocab_size: int, mesh: Mesh) -> tuple[nnx.GraphDef, Parameters]:
     """Return the plain model's definition and parameters as ShapeDtypeStructs with shardings; nothing is allocated."""
     definition, shapes = parameter_shapes(config, vocab_size)

@@ -11,6 +11,7 @@ import pytest
 from mini_gpt.commands import hugging_face, play
 from mini_gpt.commands.staging import Staged
 from mini_gpt.runtime.buckets import Place
+from mini_gpt.runtime.errors import UserError
 from mini_gpt.training import workdir as workdirs
 from tests.commands.test_command_line import type_in
 from tests.conftest import SMALL
@@ -88,3 +89,28 @@ def test_the_served_playground_shows_a_run_beside_one_of_a_bucket(source, monkey
     for runs, expected in (((ADDRESS, source), "source beside run"), ((source, ADDRESS), "run beside source")):
         command = ("mini_gpt.commands.play", f"--workdir={runs[0]}", f"--beside={runs[1]}", "--text=the cat")
         assert type_in(monkeypatch, *command, "--port=0") == f"{expected}: playground"
+
+
+def test_an_export_that_is_cut_off_has_no_config(tmp_path, monkeypatch):
+    output, upload, sent = Place(f"file://{tmp_path}/bucket/model"), Place.upload, []
+
+    def stop(self, path, name):
+        sent.append(name)
+        return upload(self, path, name) if len(sent) < 2 else pytest.fail("stopped")
+
+    def export():
+        with hugging_face.writing(output) as local:
+            local.mkdir()
+            for name in ("config.json", "model.safetensors", "tokenizer.json"):
+                (local / name).touch()
+
+    with monkeypatch.context() as patch, pytest.raises(pytest.fail.Exception):
+        patch.setattr(Place, "upload", stop)
+        export()
+    assert list(output.files()) == ["model.safetensors"]
+    with pytest.raises(UserError, match=r"bucket/model: holds files, but no config\.json, which an export writes last"):
+        export()
+    output.delete("", folder=True)
+    export()
+    with pytest.raises(UserError, match="holds files already; name a new folder"):
+        export()

@@ -10,7 +10,7 @@ import threading
 
 import pytest
 
-from mini_gpt.commands import hugging_face, staging
+from mini_gpt.commands import staging
 from mini_gpt.commands.staging import Staged
 from mini_gpt.runtime import buckets, files, lease
 from mini_gpt.runtime.buckets import BucketError, Place
@@ -316,31 +316,6 @@ def test_an_import_is_refused_where_a_run_is_and_brings_no_deleted_run_back(tmp_
     shutil.rmtree(tmp_path / "bucket")
     with staging.training(first.place, argparse.Namespace(), None, new=True) as local:
         assert local == first.local and not local.exists()
-
-
-def test_an_export_that_is_cut_off_has_no_config(tmp_path, monkeypatch):
-    output, upload, sent = Place(f"file://{tmp_path}/bucket/model"), Place.upload, []
-
-    def stop(self, path, name):
-        sent.append(name)
-        return upload(self, path, name) if len(sent) < 2 else pytest.fail("stopped")
-
-    def export():
-        with hugging_face.writing(output) as local:
-            local.mkdir()
-            for name in ("config.json", "model.safetensors", "tokenizer.json"):
-                (local / name).touch()
-
-    with monkeypatch.context() as patch, pytest.raises(pytest.fail.Exception):
-        patch.setattr(Place, "upload", stop)
-        export()
-    assert list(output.files()) == ["model.safetensors"]
-    with pytest.raises(UserError, match=r"bucket/model: holds files, but no config\.json, which an export writes last"):
-        export()
-    output.delete("", folder=True)
-    export()
-    with pytest.raises(UserError, match="holds files already; name a new folder"):
-        export()
 
 
 def test_a_lease_that_is_lost_before_the_last_copy_is_an_error(tmp_path, monkeypatch):

@@ -50,12 +50,11 @@ def test_machines_that_share_only_a_bucket_make_the_tables_of_one(server, monkey
     (log,) = (tmp_path / "machine 2").rglob("*.log")
     assert log.name == "alibi,seed=0.log" and f"is at step {at}: resuming" in log.read_text()
     assert not any(method == "PUT" and "rope,seed=0" in unquote(path) for method, path in server.log[done:])
-    tables = ("perplexity.csv", "perplexity.md", "runs.csv", "comparisons.csv")
-    for name in tables:
+    for name in TABLES:
         place.delete(name)
     assert "2 of 2 runs are complete, 0 failed" in finish(begin("machine 3", "report", place))
     finish(begin("machine 4", "run", tmp_path / "local"))
-    for name in tables:
+    for name in TABLES:
         assert place.read(name) == (tmp_path / "local" / name).read_bytes(), name
     assert place.read("report.html").startswith(b"<!") and place.read("report.md").count(b"--shard=") == 2
 
