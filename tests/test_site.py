@@ -43,11 +43,7 @@ def test_a_notebook_becomes_a_page_with_its_outputs(tmp_path):
     text, figures = hooks.notebook(path)
     title, download, *rest = text.split("\n\n")
     assert title == "# Title" and '<a href="1_title.ipynb" download>' in download
-    assert rest == [
-        "```python\n1 + 1\nplot()\n```",
-        "```{ .text .output }\n2\n```",
-        "![A line](1_title_1.png)",
-    ]
+    assert rest == ["```python\n1 + 1\nplot()\n```", "```{ .text .output }\n2\n```", "![A line](1_title_1.png)"]
     assert figures == {"1_title_1.png": b"PNG"}
 
 

@@ -214,7 +214,8 @@ class Staged:
             for name, entry in there.items():
                 is_kept = old.get(name) == entry or (name in unsent and name.startswith(workdirs.EVALUATIONS))
                 if not is_kept and not name.startswith(workdirs.TENSORBOARD):
-                    self.fetch_file(name, entry.changed, self.home / "draft of a file")
+                    with contextlib.suppress(FileNotFoundError):  # deleted since it was listed
+                        self.place.copy(name, entry.changed, self.local / name, self.home / "draft of a file")
             self.sent = {name: entry for name, entry in self.small_files().items() if name in there.keys() - unsent}
             for step, record in self.local_steps().items():
                 if record != self._record(step):
@@ -222,14 +223,6 @@ class Staged:
             for step in set(wanted) - self.local_steps().keys():
                 with files.directory_written_whole(self.local / workdirs.CHECKPOINTS / str(step)) as draft:
                     self._fetch_step(step, draft)
-
-    def fetch_file(self, name: str, changed: int, draft: Path) -> None:
-        """Copy a small file from the bucket, with its time there. Do nothing if it is deleted meanwhile."""
-        with contextlib.suppress(FileNotFoundError):
-            self.place.download(name, draft)
-            os.utime(draft, ns=(changed, changed))
-            (self.local / name).parent.mkdir(parents=True, exist_ok=True)
-            draft.replace(self.local / name)
 
     def keep_copying(self) -> None:
         """Copy what changes, until `stopped` is set. If the lease is lost, stop the training by SIGTERM."""
@@ -285,13 +278,9 @@ class Staged:
         log.info(f"copying the rest of the run to {self.place} ...")
         try:
             self.copy()
-        except lease.Lost:
-            if not is_error:
-                raise
-            return
         except (UserError, OSError) as error:
-            remedy = f"nothing is lost: the same command on this machine goes on with {self.local}"
-            message = f"{error}; the last changes are not copied; {remedy}"
+            remedy = f"; nothing is lost: the same command on this machine goes on with {self.local}"
+            message = f"{error}; the last changes are not copied{'' if self.lease.lost else remedy}"
             if not is_error:
                 raise UserError(message) from None
             log.error(message)

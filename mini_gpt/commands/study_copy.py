@@ -72,7 +72,8 @@ class Copy(Staged):
             with files.locked_draft(self.local) as draft:
                 for name, entry in there.items():
                     if here.get(name) != entry:
-                        self.fetch_file(name, entry.changed, draft / "file")
+                        with contextlib.suppress(FileNotFoundError):  # deleted since it was listed
+                            self.place.copy(name, entry.changed, self.local / name, draft / "file")
             entries = sorted((self.local / ENTRIES).glob("*"))
             if entries and not run:
                 files.write_bytes(self.local / ledger.LEDGER, b"".join(path.read_bytes() for path in entries))

@@ -68,8 +68,7 @@ class BucketTokens(np.lib.mixins.NDArrayOperatorsMixin):
         """Compute with all tokens, as in `tokens == 5`."""
         return getattr(ufunc, method)(*(value[:] if value is self else value for value in inputs), **options)
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        del copy
+    def __array__(self, dtype: Any = None, **_: Any) -> np.ndarray:
         return np.asarray(self[:], dtype)
 
     def _copy(self, blocks: Iterable[int]) -> None:

@@ -33,7 +33,7 @@ def open_text(data: DataConfig) -> Corpus:
     root, cache = files.expanded(data.path or ""), files.cache_directory(data.cache_dir)
     saved = _saved_dataset(root) if root.is_dir() else None
     paths = {"all": _matching(data.path or "")} if saved is None else saved
-    versions = {path: _version(path) for of_part in paths.values() for path in of_part}
+    versions = {path: files.version(path) for of_part in paths.values() for path in of_part}
     if not versions:
         raise UserError(f"data.path: {root} is a saved dataset without files; give another")
     seen, in_order = _seen(versions, cache, are_texts=True), list(versions)
@@ -59,7 +59,7 @@ def open_tokens(data: DataConfig) -> Corpus:
     """Open the directory of tokens `data.path`. Raises UserError if there are no training tokens."""
     by_split = token_files.splits_of(files.expanded(data.path or ""))
     names = [(split, path.name) for split, of_split in by_split.items() for path in of_split]
-    versions = {path: _version(path) for of_split in by_split.values() for path in of_split}
+    versions = {path: files.version(path) for of_split in by_split.values() for path in of_split}
     seen = _seen(versions, files.cache_directory(data.cache_dir), are_texts=False)
     fingerprint = _digest((seen["sha256_of_files"], names))
     return Corpus(TOKENS, fingerprint, FEWEST_DOCUMENTS, {}, size=_size(versions), token_files=by_split)
@@ -116,23 +116,14 @@ def _texts(versions: Versions, read: Read, on_error: str) -> Iterator[Piece]:
         for piece in read(path):
             if isinstance(piece, Piece):
                 yield piece
-            elif on_error == "stop" and _version(path) == version:
+            elif on_error == "stop" and files.version(path) == version:
                 raise UserError(piece.message)
             else:
                 faults, first = faults + 1, first or piece
-        if _version(path) != version:
+        if files.version(path) != version:
             raise UserError(f"data.path: {path} has changed while the text was read; start again")
     if first is not None:
         text_files.warn_once(f"data.on_error=skip leaves out {faults:,} records or files; the first: {first.message}")
-
-
-def _version(path: Path) -> tuple[int, int]:
-    """Return the size and the time of the last change of a file."""
-    try:
-        status = path.stat()
-    except OSError:
-        return -1, -1
-    return status.st_size, status.st_mtime_ns
 
 
 def _size(versions: Versions) -> int:
@@ -169,10 +160,7 @@ def _look(versions: Versions, are_texts: bool) -> dict[str, Any]:
 
 
 def _remembered(cache: Path, key: str, find: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """Return what `find` returns, from the cache if it is there. A cache that can't be written is only slower.
-
-    What comes from a part of the files is not kept: the rest may be readable at the next start.
-    """
+    """Return what `find` returns, from the cache if it is there. Keep it if it is of whole files, and if possible."""
     path = cache / "fingerprints" / f"{key[:32]}.json"
     with contextlib.suppress(OSError, ValueError):
         return files.read_with_checksum(path, must=True)

@@ -51,13 +51,13 @@ def splits_of(folder: Path) -> dict[str, list[Path]]:
 def read(paths: list[Path], vocab_size: int, separator: int) -> Iterator[TokenPiece]:
     """Yield the tokens of files. Raises UserError for ids that the vocabulary lacks, and for damaged files."""
     for path in paths:
-        before = path.stat()
+        before = files.version(path)
         for piece in _documents(path, vocab_size, separator):
             if len(piece.tokens) and (largest := int(piece.tokens.max())) >= vocab_size:
                 remedy = f"the vocabulary has {vocab_size:,} tokens: is it another one?"
                 raise UserError(f"{path}: found the id {largest}; {remedy}")
             yield piece
-        if (now := path.stat()).st_mtime_ns != before.st_mtime_ns or now.st_size != before.st_size:
+        if files.version(path) != before:
             raise UserError(f"data.path: {path} has changed while it was read; start again")
 
 
@@ -89,7 +89,8 @@ def _documents(path: Path, vocab_size: int, separator: int) -> Iterator[TokenPie
         reader = ArrayRecordReader(str(path))
         try:
             for number in range(reader.num_records()):
-                yield _whole(np.frombuffer(reader.read([number])[0], dtype), separator)
+                tokens = np.frombuffer(reader.read([number])[0], dtype)
+                yield TokenPiece(tokens[:-1] if tokens[-1:] == separator else tokens, is_new=True)
             reader.close()
         except Exception as error:  # the library's errors have no common type
             reason = (str(error).splitlines() or [type(error).__name__])[0]
@@ -101,10 +102,6 @@ def _documents(path: Path, vocab_size: int, separator: int) -> Iterator[TokenPie
     tokens = np.memmap(path, "<u2", "r")
     for begin in range(0, len(tokens), CHUNK):
         yield TokenPiece(tokens[begin : begin + CHUNK], is_new=begin == 0)
-
-
-def _whole(tokens: np.ndarray, separator: int) -> TokenPiece:
-    return TokenPiece(tokens[:-1] if len(tokens) and tokens[-1] == separator else tokens, is_new=True)
 
 
 def _characters(path: Path) -> Iterator[str]:

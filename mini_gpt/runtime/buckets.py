@@ -138,6 +138,13 @@ class Place:
 
         self._retried(download)
 
+    def copy(self, name: str, changed: int, path: Path, draft: Path) -> None:
+        """Copy a file to a local path at once, with its time in the place. Raises FileNotFoundError without it."""
+        self.download(name, draft)
+        os.utime(draft, ns=(changed, changed))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        draft.replace(path)
+
     def delete(self, name: str, *, folder: bool = False) -> None:
         """Delete a file, or a folder with all its files; do nothing if it is missing."""
         remove = self.system.delete_dir if folder else self.system.delete_file

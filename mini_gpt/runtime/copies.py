@@ -3,7 +3,6 @@
 import hashlib
 import itertools
 import logging
-import os
 import re
 import shutil
 from pathlib import Path
@@ -32,7 +31,7 @@ def fetch(address: str, cache: Path) -> Path:
         for path in [path for path in local.rglob("*") if path.is_file()]:
             if path.relative_to(local).as_posix() not in found:  # a local glob must not find it
                 path.unlink()
-        missing = {name: entry for name, entry in found.items() if not _is_there(local / name, entry)}
+        missing = {name: entry for name, entry in found.items() if files.version(local / name) != entry}
         count, free = sum(entry.size for entry in missing.values()), shutil.disk_usage(local).free
         if count > free:
             remedy = "name another data.cache_dir, or fewer files"
@@ -41,10 +40,7 @@ def fetch(address: str, cache: Path) -> Path:
             log.info(f"{address}: copying {len(missing):,} files, {count / 1e6:,.1f} MB, to {local}")
         for name, entry in missing.items():
             with files.locked_draft(local) as draft:
-                place.download(name, draft / "file", entry.size)
-                os.utime(draft / "file", ns=(entry.changed, entry.changed))
-                (local / name).parent.mkdir(parents=True, exist_ok=True)
-                (draft / "file").replace(local / name)
+                place.copy(name, entry.changed, local / name, draft / "file")
     return local / relative
 
 
@@ -68,11 +64,3 @@ def _matching(place: Place, relative: str) -> dict[str, Entry]:
     matches = re.compile(glob_translate(relative)).match
     names = place.files(recursive="**" in relative or "/" in relative)
     return {name: entry for name, entry in names.items() if matches(name)}
-
-
-def _is_there(path: Path, entry: Entry) -> bool:
-    try:
-        status = path.stat()
-    except OSError:
-        return False
-    return (status.st_size, status.st_mtime_ns) == entry

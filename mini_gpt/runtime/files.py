@@ -188,6 +188,15 @@ def _digest(body: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(read_again, sort_keys=True).encode()).hexdigest()
 
 
+def version(path: Path) -> tuple[int, int]:
+    """Return the size of a file, and the time of its last change in nanoseconds since 1970; -1 if it can't be read."""
+    try:
+        status = path.stat()
+    except OSError:
+        return -1, -1
+    return status.st_size, status.st_mtime_ns
+
+
 def sample_digest(path: Path) -> str:
     """Return a hash of evenly spaced blocks of a regular file, or of all of it if it is small."""
     digest, size = hashlib.sha256(), path.stat().st_size

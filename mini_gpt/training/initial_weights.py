@@ -114,8 +114,7 @@ class InitialWeights:
 
     def _shapes(self, mesh: Mesh) -> Parameters:
         """Return the shapes and shardings of the new run's parameters, without adapters."""
-        vocab_size = layouts.vocab_size(self.config, self.run.tokenizer)
-        return states.abstract_parameters(self.config, vocab_size, mesh)[1]
+        return states.abstract_parameters(self.config, layouts.vocab_size(self.config, self.run.tokenizer), mesh)[1]
 
     def record(self, workdir: Path) -> dict[str, str | int]:
         """Return the content of init_from.json in `workdir`. Must be called after `parameters`."""
@@ -146,9 +145,8 @@ def _relative(init_from: Path, workdir: Path) -> str:
 
 def _origin(workdir: Path) -> str:
     """Return the address in a bucket that a run was copied from, or its absolute path."""
-    workdir = workdir.resolve()
-    found = workdir.parent / workdirs.ADDRESS
-    return found.read_text() if found.is_file() else str(workdir)
+    found = workdir.resolve().parent / workdirs.ADDRESS
+    return found.read_text() if found.is_file() else str(workdir.resolve())
 
 
 def find_initial_weights(workdir: Path, init_from: Path | None, config: Config) -> InitialWeights | None:

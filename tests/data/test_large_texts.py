@@ -18,8 +18,7 @@ def test_a_cache_that_cannot_be_written_is_only_slower(small, tmp_path, monkeypa
 
 
 def test_a_fingerprint_of_a_part_of_the_files_is_not_kept(small, tmp_path, monkeypatch):
-    for name in ("a.txt", "b.txt"):
-        (tmp_path / name).write_text(name)
+    _ = [(tmp_path / name).write_text(name) for name in ("a.txt", "b.txt")]
     find = lambda: corpora.open_corpus(small(data__path=f"{tmp_path}/?.txt", data__on_error="skip").data).fingerprint
     monkeypatch.setattr(text_corpus, "SAMPLED_FILES", 1)  # a.txt
     opened = text_corpus.files.open_regular

@@ -135,10 +135,7 @@ def make(fields, separator_id=None):
     return LoadedModel(noisy, definition, config, sharding.make_mesh(1, 1, 1), 1024, Layout(separator_id))
 
 
-@pytest.mark.parametrize(
-    "encoding, variant, window, separator_id",
-    COMBINATIONS,
-)
+@pytest.mark.parametrize("encoding, variant, window, separator_id", COMBINATIONS)
 def test_cached_logits_equal_a_full_forward_pass(encoding, variant, window, separator_id):
     fields = {f"model.variants.{name}": value for name, value in VARIANTS[variant].items()}
     fields |= {"model.position": encoding, "model.attention_window": window}

@@ -142,10 +142,7 @@ def test_blocks_are_those_with_a_visible_pair():
             assert list(blocks) == [tuple(pair) for pair in np.argwhere(seen)], (causal, window)
 
 
-@pytest.mark.parametrize(
-    "name, lengths",
-    [("alibi", (2048, 4096)), *slow(("t5", (2048, 4096, 8192, 16_384)))],
-)
+@pytest.mark.parametrize("name, lengths", [("alibi", (2048, 4096)), *slow(("t5", (2048, 4096, 8192, 16_384)))])
 def test_blockwise_memory_is_linear_in_the_length(name, lengths):
     overrides = {"model.position": name, "model.num_layers": 1, "model.d_model": 32, "model.num_heads": 2}
 
@@ -294,12 +291,7 @@ def attend_to_cache(core, q, k, v, row):
     return cached_attention.CachedCore(core, kept, new).attend(q[:, :1], k[:, :1], v[:, :1], context)
 
 
-SCALED = {
-    "reference": reference.attend,
-    "blockwise": blockwise.attend,
-    "cached": attend_to_cache,
-    "splash": splash,
-}
+SCALED = {"reference": reference.attend, "blockwise": blockwise.attend, "cached": attend_to_cache, "splash": splash}
 WIDTHS = [48, *slow(8, 16, 24, 32, 40, 56, 64, 80, 96, 112, 128)]
 
 

@@ -26,8 +26,7 @@ def test_the_least_count_is_that_of_the_attention_and_feed_forward_kernels(field
 
 
 @pytest.mark.parametrize(
-    "preset, heads, width",
-    [("gpt2_small", 12, 64), ("gpt3_175b", 96, 128), ("llama2_70b", 64, 128)],
+    "preset, heads, width", [("gpt2_small", 12, 64), ("gpt3_175b", 96, 128), ("llama2_70b", 64, 128)]
 )
 def test_presets_have_the_published_head_counts(preset, heads, width):
     model = loading.load(f"configs/presets.py:{preset}").model

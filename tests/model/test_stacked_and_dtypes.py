@@ -15,10 +15,7 @@ from tests.model.test_gpt import VOCAB, make_model, run
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "activation, dtype, tolerance",
-    [("gelu", "float32", 1e-4), ("swiglu", "bfloat16", 0.02)],
-)
+@pytest.mark.parametrize("activation, dtype, tolerance", [("gelu", "float32", 1e-4), ("swiglu", "bfloat16", 0.02)])
 def test_a_scan_over_layers_equals_the_unrolled_model(activation, dtype, tolerance):
     fields = {"position": ("rope", "t5"), "num_layers": 4, "dropout": 0.3, "tie_embeddings": False}
     fields |= {"activation": activation, "dtype": dtype}

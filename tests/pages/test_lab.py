@@ -205,11 +205,7 @@ def random_state(numbers):
     sentence = int(some(0, 1))
     order = ",".join(map(str, numbers.permutation(4 if sentence else 6)))
     entries = {"sentence": sentence, "order": order, "heads": some(1, 2), "temperature": some(0.1, 1, 2.5)}
-    entries |= {
-        "position": some(*DRAWN),
-        "mask": some("causal", ""),
-        "scale": some("off", ""),
-    }
+    entries |= {"position": some(*DRAWN), "mask": some("causal", ""), "scale": some("off", "")}
     entries |= {"x": some(matrix(4 if sentence else 6), "")}
     entries |= {letter: some(*example.PRESETS, "random.12", matrix(4)) for letter in LETTERS}
     return {name: str(value) for name, value in entries.items()}

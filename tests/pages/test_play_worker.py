@@ -110,13 +110,7 @@ def test_a_newer_run_cancels_the_older_one_of_its_slot():
     model = make({"position": "rope"})
     other, maps = RUN | {"slot": "plain"}, {"kind": "attention", "model": 0, "layer": 0, "head": 0}
     replies = talk([model, model], RUN, other, RUN | {"model": 1}, RUN | {"tokens": TEXT[::-1]}, maps)
-    assert sorted(kinds(replies)) == [
-        (0, "cancelled"),
-        (1, "result"),
-        (2, "result"),
-        (3, "result"),
-        (4, "attention"),
-    ]
+    assert sorted(kinds(replies)) == [(0, "cancelled"), (1, "result"), (2, "result"), (3, "result"), (4, "attention")]
 
 
 def test_cancel_ends_all_runs_and_generations():

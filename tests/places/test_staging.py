@@ -324,5 +324,5 @@ def test_a_lease_that_is_lost_before_the_last_copy_is_an_error(tmp_path, monkeyp
     make_run(trainer.local, "one", [1])
     trainer.lease.lost = True
     monkeypatch.setattr(trainer.lease, "check", lambda *, now=False: raises(lease.Lost("another run trains here")))
-    with pytest.raises(lease.Lost, match=r"^another run trains here$"):
+    with pytest.raises(UserError, match=r"^another run trains here; the last changes are not copied$"):
         trainer.finish(ended)

@@ -65,11 +65,7 @@ def normalised(weights_BLS):
     return weights_BLS / np.maximum(weights_BLS.sum(-1, keepdims=True), 1e-9)
 
 
-RESTS = {
-    "first token": np.arange(L) == np.zeros((L, 1)),
-    "self": BACK_LS == 0,
-    "uniform": CAUSAL_LS,
-}
+RESTS = {"first token": np.arange(L) == np.zeros((L, 1)), "self": BACK_LS == 0, "uniform": CAUSAL_LS}
 CONTENT = ("delimiter", "current word", "word start", "duplicate token", "rare token")
 CONTENT += ("matching bracket", "earlier use of a name", "definition of a call")
 

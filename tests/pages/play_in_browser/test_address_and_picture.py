@@ -8,10 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.pages.play_in_browser.play_page import (
-    TEXT,
-    VIEWS,
-)
+from tests.pages.play_in_browser.play_page import TEXT, VIEWS
 
 pytestmark = pytest.mark.slow
 
