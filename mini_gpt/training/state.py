@@ -61,7 +61,10 @@ def create(config: Config, vocab_size: int, abstract_state: TrainState) -> Train
         _, parameters = build.split(build.make(config.model, vocab_size, rngs=nnx.Rngs(config.seed)))
         return _initial(config, jax.tree.map(lambda leaf: leaf.astype(config.model.param_dtype), parameters))
 
-    return jax.jit(initialize, out_shardings=jax.tree.map(lambda leaf: leaf.sharding, abstract_state))()
+    shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract_state)
+    # On GPUs this pass makes a few huge kernels of all parameters: GPT-2 124M then compiles for minutes.
+    options = {"xla_disable_hlo_passes": "multi_output_fusion"}
+    return jax.jit(initialize, out_shardings=shardings, compiler_options=options)()
 
 
 def _initial(config: Config, parameters: Parameters) -> TrainState:
