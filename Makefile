@@ -68,7 +68,7 @@ exercises: $(VENV)/installed-dev
 structure: $(VENV)/installed-dev
 	$(VENV)/bin/python -m tests.structure
 
-# Check and measure on an NVIDIA GPU for ten minutes. Needs no network: PYTHON has JAX with CUDA, PyTorch, Transformers.
+# Check and measure on an NVIDIA GPU for at most 15 minutes. Needs no network: PYTHON has JAX with CUDA, PyTorch, Transformers.
 gpu:
 	$(PYTHON) -m benchmarks.gpu
 
