@@ -12,7 +12,7 @@ from mini_gpt.data.tokenizers import Tokenizer
 from mini_gpt.evaluation.loaded import LoadedModel
 from mini_gpt.insight import attention, budget
 from mini_gpt.insight.examples import Example, batch_of
-from mini_gpt.insight.heads import cross
+from mini_gpt.insight.heads import cross, english_stories
 from mini_gpt.insight.heads import inputs as head_inputs
 from mini_gpt.insight.heads import scores as head_scores
 from mini_gpt.insight.heads import templates as head_templates
@@ -171,7 +171,7 @@ def _measure(
     for count, rows in budget.within(name, in_full_batches(range(len(inputs.tokens_BL)), at_a_time), share):
         found, tokens_BL = templates(rows), inputs.tokens_BL[rows]
         is_query_BL = inputs.is_query_BL[rows] & (np.arange(at_a_time) < count)[:, None]
-        arguments = (np.stack(list(found.values()), axis=1), is_query_BL)
+        arguments = (np.stack(list(found.values()), axis=1), is_query_BL, english_stories.wider(found))
         kinds = tuple(found)
         measured += rows
         rows_B = np.array(rows, np.int32)
