@@ -114,7 +114,7 @@ def _of_words(
     model: LoadedModel, tokenizer: Tokenizer, tokens: np.ndarray, labels: HeadLabels | None
 ) -> dict[str, Any]:
     most = int((MOST_PAIRS / model.config.model.num_layers / model.config.model.num_heads) ** 0.5)
-    require(len(tokens) <= most, "--words", f"{len(tokens)} tokens", f"must have at most {most}; give a shorter --text")
+    require(len(tokens) <= most, "--words", len(tokens), f"must be at most {most} tokens; give a shorter --text")
     word_L, words = of_tokens(spans.decode_each(tokens, tokenizer))
     layers = grouped(attention.attention_maps(model, tokens[None]), word_L)
     of_heads = labels.by_kind["decoder"] if labels else None
