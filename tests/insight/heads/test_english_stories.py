@@ -3,9 +3,10 @@
 import jax
 import numpy as np
 import pytest
+from matplotlib import colormaps
 
 from mini_gpt.data import english, tokenizers
-from mini_gpt.insight.heads import english_stories, inputs, scores, templates
+from mini_gpt.insight.heads import english_stories, figure, inputs, scores, templates
 from mini_gpt.insight.heads.english_stories import relations
 from mini_gpt.insight.observing import AttentionMaps, Layer
 from mini_gpt.runtime.errors import UserError
@@ -76,6 +77,13 @@ def test_tokens_of_all_stories_in_a_window_have_relations():
     assert np.argwhere(templates["antecedent of the pronoun"][0]).tolist() == [[n + 6, n + 1] for n in at]
     assert np.argwhere(templates["verb of the object"][0]).tolist() == [[n + 4, n + 2] for n in at]
     assert "matching bracket" not in templates
+
+
+def test_the_last_of_many_kinds_has_a_colour():
+    kinds = {str(number): {"queries": 50, "strength": 1.0} for number in range(29)}
+    row = {"layer": 0, "head": 0, "label": "28", "also": [], "kinds": kinds, "entropy": 0}
+    (box,) = figure.head_figure([row], title="").axes[0].patches
+    assert box.get_facecolor() == colormaps["Pastel2"](7)
 
 
 def test_stories_are_recognised_in_other_tokens():
