@@ -55,7 +55,8 @@ def scores(run: Run, sentence: Sentence) -> np.ndarray:
 
 def weights(model: LoadedModel, tokens: np.ndarray, texts: list[str], names: tuple[str, ...]) -> np.ndarray:
     """Return [N, H, len(names) - 1]: the weights of the last of the named words on the others."""
-    word_L, found = words.of_tokens(texts)
+    word_L, with_spaces = words.of_tokens(texts)
+    found = [word.strip() for word in with_spaces]
     layers = words.grouped(attention.attention_maps(model, tokens[None]), word_L)
     *keys, query = (len(found) - 1 - found[::-1].index(name) for name in names)
     return np.stack([layer.weights_BHLS[0][:, query][:, keys] for layer in layers])

@@ -80,7 +80,8 @@ def _rows(panel: Panel) -> list[_Row]:
     label = f"{name}\nposition={model.config.model.position}"
     if isinstance(text, Words):
         word_L, words = of_tokens(spans.decode_each(text.tokens, tokenizer))
-        return [_averaged(label, grouped(attention.attention_maps(model, text.tokens[None]), word_L), words, words)]
+        layers, words = grouped(attention.attention_maps(model, text.tokens[None]), word_L), [*map(str.strip, words)]
+        return [_averaged(label, layers, words, words)]
     if not isinstance(text, Example):
         layers, texts = attention.attention_maps(model, text[None]), _texts(tokenizer, text)
         return [_averaged(label, layers, texts, texts)]

@@ -19,7 +19,7 @@ class Words(NamedTuple):
 
 
 def of_tokens(texts: Sequence[str]) -> tuple[np.ndarray, list[str]]:
-    """Return the number of each token's word, [L], and the words.
+    """Return the number of each token's word, [L], and the words, with the spaces before them.
 
     A token that contains parts of several words belongs to the first of them.
     """
@@ -30,7 +30,7 @@ def of_tokens(texts: Sequence[str]) -> tuple[np.ndarray, list[str]]:
     words = [""] * (word_L[-1] + 1)
     for word, text in zip(word_L, texts, strict=True):
         words[word] += text
-    return word_L, [word.strip() or word for word in words]
+    return word_L, words
 
 
 def grouped(layers: Sequence[AttentionMaps], word_L: np.ndarray) -> list[AttentionMaps]:
