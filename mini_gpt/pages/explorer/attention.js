@@ -25,6 +25,7 @@ class Attention {
     this.perHead = data.causal ? (this.rows * (this.rows + 1)) / 2 : this.rows * this.columns;
     this.cache = new Map(); // weights of the heads that were shown last
     this.unpacked = new Map();
+    this.vectors = data.vectors && vectorsOf(data.vectors);
     this.others = this.kept ? this.planes(levels) : null; // of a long text; null if all weights are in the page
     const weightAt = this.weightsAt(0, 0);
     const visible = this.tokens.map((_, i) => this.keys.filter((_, j) => weightAt(i, j) !== null).length);
@@ -101,6 +102,15 @@ class Attention {
         return weight === null ? sum : (sum ?? 0) + weight / this.heads;
       }, null);
   }
+  // The query and the key of a pair, and their products by dimension times the scale, which add up to the logit before
+  // anything else changes it; null if the page does not hold them.
+  products(layer, head, i, j) {
+    if (!this.vectors || Math.max(i, j) >= this.vectors.tokens) return null;
+    const { queries, keys, added } = this.vectors.layers[layer];
+    const [query, key] = [queries(i, head), keys(j, Math.floor((head * keys.heads) / this.heads))];
+    const products = query.map((value, n) => value * key[n] * this.vectors.scale);
+    return { query, key, products, sum: products.reduce((a, b) => a + b, 0), added };
+  }
   seen(i) {
     return this.causal ? i + 1 : this.columns;
   }
@@ -149,6 +159,19 @@ class Attention {
       return weights;
     });
   }
+}
+
+// The arrays of vectors.py as functions of a token and a head.
+function vectorsOf(held) {
+  const read = ({ values, units, shape: [heads, width] }) => {
+    const integers = new Int16Array(bytesOf(values).buffer);
+    const unit = new Float32Array(bytesOf(units).buffer);
+    const at = (token, head) =>
+      indices(width).map((n) => integers[(token * heads + head) * width + n] * unit[head * width + n]);
+    return Object.assign(at, { heads });
+  };
+  const layers = held.layers.map(({ queries, keys, added }) => ({ queries: read(queries), keys: read(keys), added }));
+  return { ...held, layers };
 }
 
 // A smaller map: a point is the weight on `by` keys together, averaged over `by` queries; null if all its pairs are

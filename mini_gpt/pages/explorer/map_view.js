@@ -19,7 +19,7 @@ function MapView({ attention, state, set }) {
   return html`<${HeadChoice} ...${{ attention, state: { ...state, head }, set }} />
     <p>
       Each cell is the ${isLogits ? "logit" : "attention weight"} of a pair: its row is the query, the token that reads;
-      its column is the key, the token that is read.
+      its column is the key, the token that is read. The bars show from which dimensions the logit comes.
     </p>
     <div class="controls">
       <${Choice}
@@ -49,21 +49,34 @@ function MapView({ attention, state, set }) {
           : html`<span class="soft">Point at a cell, or click or tap: its weight and its logit are shown here.</span>`
       }</output
     >
-    <${Heatmap}
-      id="map"
-      name=${`Attention ${isLogits ? "logits" : "weights"} of layer ${layer}, head ${head}`}
-      ...${{ rows, columns, scale, at, pinned }}
-      deps=${[attention, layer, head, isLogits]}
-      makeValueAt=${() => (isLogits ? attention.logitsAt(layer, head) : attention.weightsAt(layer, head))}
-      rowLabels=${attention.rowLabels}
-      columnLabels=${attention.columnLabels}
-      rowName="query"
-      columnName="key"
-      frames=${attention.alignment ?? []}
-      onPoint=${setHovered}
-      onPin=${(cell) => set({ cell })} />
+    <div class="map-and-neurons">
+      <${Heatmap}
+        id="map"
+        name=${`Attention ${isLogits ? "logits" : "weights"} of layer ${layer}, head ${head}`}
+        ...${{ rows, columns, scale, at, pinned }}
+        deps=${[attention, layer, head, isLogits]}
+        makeValueAt=${() => (isLogits ? attention.logitsAt(layer, head) : attention.weightsAt(layer, head))}
+        rowLabels=${attention.rowLabels}
+        columnLabels=${attention.columnLabels}
+        rowName="query"
+        columnName="key"
+        frames=${attention.alignment ?? []}
+        onPoint=${setHovered}
+        onPin=${(cell) => set({ cell })} />
+      <${Neurons} ...${{ attention, layer, head, at: at ?? opening(attention, layer, head) }} />
+    </div>
+    <p class="soft small">
+      All numbers of this head, to change by hand:${" "}
+      <code id="lab-command">python -m mini_gpt.lab --workdir=RUN --head=${layer}.${head}</code>
+    </p>
     <p class="soft small" id="precision">${errorOf(attention)}</p>`;
 }
+
+// The pair of the neuron view before the reader has chosen one: the typical query and the key that it reads the most.
+const opening = (attention, layer, head) => ({
+  i: attention.opening("query", layer, head),
+  j: attention.opening("key", layer, head),
+});
 
 function logitRange(attention, layer, head) {
   const logitAt = attention.logitsAt(layer, head);

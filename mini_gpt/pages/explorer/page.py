@@ -22,7 +22,7 @@ from mini_gpt.insight.observing import AttentionMaps
 from mini_gpt.insight.words import Words, grouped, of_tokens
 from mini_gpt.model.positions import biases, waves
 from mini_gpt.pages import document
-from mini_gpt.pages.explorer import largest
+from mini_gpt.pages.explorer import largest, vectors
 from mini_gpt.pages.explorer.largest import FLOOR, HIDDEN, MOST_STEPS
 from mini_gpt.runtime.errors import UserError, require
 
@@ -33,7 +33,7 @@ MOST_WHOLE_HEADS = 36  # of a model whose pages always have all weights; with mo
 FARTHEST = 1024  # tokens between a query and a key, in the curves of T5's biases
 FARTHEST_OF_OTHERS, MOST_CARDS, MOST_LINES = 256, 12, 8  # of encodings that have no card of their own
 MOST_POSITIONS = 256  # most rows of a learned table in the figure of cosines
-MOST_BYTES = 4_800_000  # of the compressed logits in base64; the page must stay under 5 MB
+MOST_BYTES = 4_800_000  # of the compressed logits in base64, and of vectors; the page must stay under 5 MB
 
 
 class HeadLabel(NamedTuple):
@@ -102,6 +102,8 @@ def explorer(
             held, query_NHK = largest.packed(model, text, _stacked(templates, (len(text), len(text))))
             typical_of = _typical(query_NHK, of_heads, templates)
             shown = {"attention": {**sizes, "labels": of_heads, "typical": typical_of, **held}}
+        left = max(0, MOST_BYTES - len(shown["attention"]["logits"]))
+        shown["attention"]["vectors"] = vectors.packed(model, text, min(vectors.MOST_BYTES, left))
     titles = {"title": title, "subtitle": subtitle, "labels_from": labels.measured_on if labels else None}
     data = {**titles, **shown, "positions": _positions(model)}
     try:
