@@ -35,3 +35,15 @@ def test_a_path_that_cannot_be_written_is_one_line(monkeypatch, tmp_path, name, 
     (tmp_path / "file").write_text("")
     error = run(monkeypatch, f"--out={tmp_path / name}")
     assert error.startswith("error: ") and said in error and "\n" not in error
+
+
+@pytest.mark.parametrize(
+    "arguments, said",
+    [
+        (["--head=0.1"], "--workdir: found None; must be the run of --head"),
+        (["--workdir=missing", "--head=1"], "--head: found 1; must be LAYER.HEAD, such as 0.1"),
+    ],
+)
+def test_a_head_needs_a_run_and_a_layer(monkeypatch, tmp_path, arguments, said):
+    assert said in run(monkeypatch, *arguments, f"--out={tmp_path / 'page.html'}")
+    assert not (tmp_path / "page.html").exists()

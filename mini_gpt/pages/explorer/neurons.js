@@ -8,9 +8,7 @@ function Neurons({ attention, layer, head, at: { i, j } }) {
   useDark();
   const found = attention.products(layer, head, i, j);
   const title = html`<h2>q · k by dimension</h2>
-    <p class="small">
-      query ${i} ${inContext(attention.tokens, i)}<br />key ${j} ${inContext(attention.keys, j)}
-    </p>`;
+    <p class="small">query ${i} ${inContext(attention.tokens, i)}<br />key ${j} ${inContext(attention.keys, j)}</p>`;
   if (found === null)
     return html`<section class="neurons" id="neurons">
       ${title}

@@ -19,6 +19,19 @@ const PLAIN = {
 
 const KINDS = {
   none: () => ({}),
+  // What a run's own encoding does in one head: a rotation, a bias, both, or nothing here.
+  run: ({ title, queries, bias }) => ({
+    ...(queries && {
+      split: `${title} rotates queries and keys by their positions.`,
+      atRow: KINDS.rotation({ title }).atRow,
+    }),
+    formula: bias ? " + B" : "",
+    score: bias ? `B is what ${title === "none" ? "the mask of the run" : title} adds; −∞ hides a key.` : "",
+    input: `Positions of the run: ${title}. What it adds to embeddings is already in X.`,
+    cause: title,
+    isShown: bias !== undefined,
+    atLogit: (head, i, j) => (bias ? ` + ${term(bias[head][i][j])}` : ""),
+  }),
   table: (encoding) => ({
     input: `The encoding ${encoding.title} adds P${asInitialized(encoding)}.`,
     cause: isZero(encoding) ? null : "P",

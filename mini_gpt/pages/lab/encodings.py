@@ -50,7 +50,7 @@ def computed(width: int, length: int) -> dict[str, dict[str, Any]]:
             continue
         if kind == "rotation" and any(np.isnan(x).any() for x in jax.tree.leaves(numbers)):
             continue
-        title, numbers = TITLES.get(encoding.name, encoding.name), jax.tree.map(_rounded, numbers)
+        title, numbers = TITLES.get(encoding.name, encoding.name), jax.tree.map(rounded, numbers)
         found[encoding.name] = {"title": title, "kind": kind, "trained": bool(parameters), "numbers": numbers}
     return found
 
@@ -76,7 +76,7 @@ def _table(encoding: InputEncoding, config: ModelConfig, places_BL: jax.Array) -
     return {"table": encoding.vectors(places_BL[0], config.d_model)}
 
 
-def _rotations(encoding: Rotation, config: ModelConfig, places_BL: jax.Array) -> dict[str, jax.Array]:
+def rotations(encoding: Rotation, config: ModelConfig, places_BL: jax.Array) -> dict[str, jax.Array]:
     """Return the matrices_HLKK of queries and of keys, for row · matrix."""
     return {
         "queries": _matrices(encoding.rotate, config, places_BL),
@@ -104,13 +104,13 @@ def _bias(encoding: Bias, config: ModelConfig, places_BL: jax.Array) -> dict[str
     return {"bias": jnp.maximum(jnp.broadcast_to(bias_BHLS, shape)[0], MASKING_BIAS)}
 
 
-def _rounded(values: jax.Array) -> list[Any]:
+def rounded(values: jax.Array) -> list[Any]:
     """Return nested lists with seven digits, and no -0."""
     return np.reshape([float(f"{value:.7g}") + 0.0 for value in np.ravel(values)], values.shape).tolist()
 
 
 KINDS: dict[type[Encoding], tuple[str, Callable[..., dict[str, jax.Array]]]] = {
     InputEncoding: ("table", _table),
-    Rotation: ("rotation", _rotations),
+    Rotation: ("rotation", rotations),
     Bias: ("bias", _bias),
 }

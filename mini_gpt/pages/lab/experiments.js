@@ -1,6 +1,20 @@
 "use strict";
 // Things to try: states of the page with what a reader sees in them, and the section in which it is seen.
 
+// Of a trained head.
+const TRIALS = [
+  ["", "Start", "the weights and outputs are those of the model.", "roles"],
+  [
+    "position=none",
+    "Leave out positions",
+    "what is left depends on X only, which has what the layers before added.",
+    "roles",
+  ],
+  ["scale=off", "Do not divide by √d", "the weights are closer to 0 and 1.", "roles"],
+  ["mask=none", "Let tokens see later ones", "the model was never trained for this.", "roles"],
+  ["K=zero", "Let W_K be zero", "queries find nothing to compare with.", "roles"],
+];
+
 // [fragment, what to do, what is seen, id of a section]
 const EXPERIMENTS = [
   ["", "Start", "head 1 pairs “cat” and “sat”, head 2 the determiners and “mat”.", "roles"],

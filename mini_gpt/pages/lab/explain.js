@@ -11,7 +11,14 @@ function brief(value) {
     : number(value, size < 9.995 ? 2 : size < 99.95 ? 1 : 0);
 }
 const term = (value) => (value < -0.005 ? `(${number(value)})` : number(value));
-const terms = (a, b) => a.map((value, n) => `${term(value)}·${term(b[n])}`).join(" + ");
+const MOST_TERMS = 8; // of a sum that is written in full; of a longer one, the largest
+function terms(a, b) {
+  const one = (n) => `${term(a[n])}·${term(b[n])}`;
+  if (a.length <= MOST_TERMS) return a.map((_, n) => one(n)).join(" + ");
+  const size = (n) => Math.abs(a[n] * b[n]);
+  const largest = [...a.keys()].sort((m, n) => size(n) - size(m)).slice(0, MOST_TERMS - 2);
+  return `${largest.map(one).join(" + ")} + ${a.length - largest.length} smaller terms`;
+}
 const columnOf = (matrix, j) => matrix.map((row) => row[j]);
 // exp of a value, with three digits.
 function exponential(value) {
@@ -60,7 +67,9 @@ function explain({ held, state, result }, { id, i, j }) {
   const input = result.added ? "input" : "X";
   if (id === "X")
     return said(
-      `embedding of ${matrix.rows[i]} in the dimension “${matrix.columns[j]}”, chosen by hand. Type another number.`,
+      matrix.about === "embedding"
+        ? `embedding of ${matrix.rows[i]} in the dimension “${matrix.columns[j]}”, chosen by hand. Type another number.`
+        : `${value}: ${matrix.about} at ${matrix.rows[i]}, dimension ${matrix.columns[j]}. Type another number.`,
     );
   if (id[0] === "W")
     return said(

@@ -18,16 +18,18 @@ function matricesShown(data, state, result) {
   const shown = {};
   const words = wordsOf(data, state);
   const dimensions = data.dimensions;
-  const all = counted(0, dimensions.length);
   const { matrices, x } = settingsOf(data, state);
+  const all = counted(0, matrices.Q[0].length);
   const add = (matrix) => {
     shown[matrix.id] = { python: matrix.name, scale: "signed", head: null, ...matrix };
   };
+  const places = words.map((word, place) => `${place} ${word}`); // positions count from 0
   const input = { step: "input", rows: words, columns: dimensions };
-  add({ ...input, id: "X", name: "X", values: x });
+  const aboutX = data.words ? "the input of the head, after the layer's norm," : "embedding";
+  add({ ...input, id: "X", name: "X", values: x, about: aboutX });
   if (result.added) {
-    add({ ...input, id: "P", name: "P", values: result.added });
-    add({ ...input, id: "input", name: "X + P", python: "X_P", values: result.input });
+    add({ ...input, id: "P", name: "P", values: result.added, rows: places });
+    add({ ...input, id: "input", name: "X + P", python: "X_P", values: result.input, rows: places });
   }
   const project = { step: "project", columns: all };
   for (const letter of ["Q", "K", "V"])
@@ -48,8 +50,8 @@ function matricesShown(data, state, result) {
     addOfHead("A", { step: "mix", values: head.weights, columns: words, scale: "weights", logits: head.logits });
     addOfHead("O", { step: "mix", values: head.out });
   });
-  const output = { step: "output", columns: all };
-  add({ ...output, id: "O", name: "O", values: result.concatenated, rows: words });
+  const output = { step: "output", columns: data.words ? counted(0, matrices.O[0].length) : all };
+  add({ ...output, id: "O", name: "O", values: result.concatenated, rows: words, columns: all });
   add({ ...output, id: "WO", name: "W_O", values: matrices.O, rows: all });
   add({ ...output, id: "Y", name: "Y", values: result.y, rows: words });
   return shown;

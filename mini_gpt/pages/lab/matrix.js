@@ -9,7 +9,7 @@ const typeset = (text) => text.split(/_([QKVO])(?!\w)/).map((part, n) => (n % 2 
 
 // A number that can be typed. The typed text stays until the field is left; what is not a number, or too large,
 // changes nothing.
-function NumberField({ value, label, onChange, onBlur, ...rest }) {
+function NumberField({ value, label, onChange, onBlur, digits = 3, ...rest }) {
   const [typed, setTyped] = useState(null);
   const isAllowed = (number) => Math.abs(number) <= LARGEST;
   const read = (text) => (text.trim() === "" ? NaN : Number(text.replace(",", ".").replace("−", "-")));
@@ -25,7 +25,7 @@ function NumberField({ value, label, onChange, onBlur, ...rest }) {
     aria-label=${label}
     aria-invalid=${isBad ? "true" : "false"}
     ...${rest}
-    value=${typed ?? String(Math.round(value * 1000) / 1000)}
+    value=${typed ?? String(+value.toFixed(digits))}
     onInput=${(event) => change(event.target.value)}
     onBlur=${() => {
       setTyped(null);
@@ -35,15 +35,14 @@ function NumberField({ value, label, onChange, onBlur, ...rest }) {
 
 // matrix: of matricesShown. page: {view, result, pointed, from, point, focus}. onEdit(i, j, value) or none.
 // place: which of the page's matrices it is; by default named by its view, as the same matrix is shown in several.
-// isBare: without labels of the rows, since the matrix on its left has them. children: what is beside the name.
-function Matrix({
-  matrix,
-  page,
-  onEdit,
-  isBare = false,
-  place = page.view === "main" ? matrix.id : `${page.view}-${matrix.id}`,
-  children,
-}) {
+// A large matrix is a map. isBare: without labels of the rows, since the matrix on its left has them. children: what is beside the name.
+function Matrix({ place, ...own }) {
+  const { matrix, page } = own;
+  const View = isLarge(matrix) ? MatrixMap : MatrixTable;
+  return html`<${View} ...${own} place=${place ?? (page.view === "main" ? matrix.id : `${page.view}-${matrix.id}`)} />`;
+}
+
+function MatrixTable({ matrix, page, onEdit, isBare = false, place, children }) {
   const { id, name, values, rows, columns } = matrix;
   const [stop, setStop] = useState([0, 0]);
   const box = useRef();

@@ -4,13 +4,21 @@
 function Controls({ page }) {
   const { data, state, set } = page;
   return html`<div class="card controls" role="group" aria-label="Settings">
-    <label
-      ><span class="soft">sentence</span
-      ><select id="sentence" value=${state.sentence} onChange=${(event) => set(opened(data, event.target.value))}>
-        ${sentencesOf(data).map((text) => html`<option value=${text}>${text}</option>`)}
-      </select></label
-    >
-    <${Choice} id="heads" name="heads" options=${HEADS} value=${state.heads} onChoose=${(heads) => set({ heads })} />
+    ${
+      !data.words &&
+      html`<label
+          ><span class="soft">sentence</span
+          ><select id="sentence" value=${state.sentence} onChange=${(event) => set(opened(data, event.target.value))}>
+            ${sentencesOf(data).map((text) => html`<option value=${text}>${text}</option>`)}
+          </select></label
+        >
+        <${Choice}
+          id="heads"
+          name="heads"
+          options=${HEADS}
+          value=${state.heads}
+          onChoose=${(heads) => set({ heads })} />`
+    }
     <label
       ><span class="soft">positions</span
       ><select id="position" value=${state.position} onChange=${(event) => set({ position: event.target.value })}>
@@ -51,6 +59,7 @@ function viewsOf(data, state) {
     const result = attention(settingsOf(data, own));
     return { state: own, result, held: matricesShown(data, own, result) };
   };
+  if (data.words) return { main: view({}) };
   return {
     main: view({}),
     one: view({ heads: 1 }),
@@ -104,7 +113,7 @@ function App({ data }) {
     sections,
   };
   return html`<header class="top">
-      <h1>The attention lab</h1>
+      <h1>${data.title ?? "The attention lab"}</h1>
       <${ThemeButton} />
     </header>
     <p id="unread" class="note" role="status">
@@ -114,17 +123,22 @@ function App({ data }) {
       }
     </p>
     <div class="opening">
-      <div>
-        <p>
-          A sentence, four numbers for each word, and four small matrices: this is multi-head attention, in five steps.
-          You can change every number with a dotted line; all steps are then computed again. Point at a number,${" "}
-          <span class="by-pointer">go to it with Tab and arrow keys, </span>or tap it, to see how it is computed.
-        </p>
-        <p>
-          The words' numbers and the matrices were <b>chosen by hand</b>, so that each head has one clear role. Heads of
-          trained models are rarely so clear.
-        </p>
-      </div>
+      ${
+        data.words
+          ? html`<${AboutHead} data=${data} />`
+          : html`<div>
+              <p>
+                A sentence, four numbers for each word, and four small matrices: this is multi-head attention, in five
+                steps. You can change every number with a dotted line; all steps are then computed again. Point at a
+                number,${" "}
+                <span class="by-pointer">go to it with Tab and arrow keys, </span>or tap it, to see how it is computed.
+              </p>
+              <p>
+                The words' numbers and the matrices were <b>chosen by hand</b>, so that each head has one clear role.
+                Heads of trained models are rarely so clear.
+              </p>
+            </div>`
+      }
       <${Experiments} page=${page} />
     </div>
     <${Controls} page=${page} />
@@ -156,9 +170,12 @@ function App({ data }) {
         )}
       </div>
     </${Section}>
-    ${[[Input, Project], [Split, Score, Mix], [Output, Shapes], [OneBesideTwo], [Reorder]].map(
+    ${(data.words
+      ? [[Input], [Project], [Split], [Score, Mix], [Output]]
+      : [[Input, Project], [Split, Score, Mix], [Output, Shapes], [OneBesideTwo], [Reorder]]
+    ).map(
       (sections, n) =>
-        html`<div class=${`line line-${n} ${result.added ? "added" : ""}`}>
+        html`<div class=${`line ${data.words ? "" : `line-${n}`} ${result.added ? "added" : ""}`}>
           ${sections.map((View) => html`<${View} page=${page} />`)}
         </div>`,
     )}
@@ -171,15 +188,29 @@ function App({ data }) {
     </div>`;
 }
 
+const AboutHead = ({ data: { place, dimensions, words } }) =>
+  html`<div>
+    <p>
+      One head of a trained model, layer ${place.layer}, head ${place.head}, with its real numbers: its input X of
+      ${" "}${words.length} tokens and ${dimensions.length} columns, W_Q, W_K, W_V and its part of W_O. All steps are
+      computed here again. The weights and outputs are those of the model up to ${place.error.toExponential(0)}.
+    </p>
+    <p>
+      A matrix with more than ${WIDEST} columns or ${TALLEST} rows is a map: point at a cell to read its number, click
+      it to change it. You can change every number of X and of the four matrices.
+    </p>
+  </div>`;
+
 // Links to states of the page. A link also brings the section into view in which its result is seen.
 function Experiments({ page: { data, state, sections } }) {
   const shortOf = (own) => JSON.stringify(entriesOf(data, own));
   const now = shortOf(state);
-  const each = useMemo(() => EXPERIMENTS.map(([hash]) => shortOf(stateOf(data, fragment.parse(hash)))), [data]);
+  const trials = data.words ? TRIALS : EXPERIMENTS;
+  const each = useMemo(() => trials.map(([hash]) => shortOf(stateOf(data, fragment.parse(hash)))), [data]);
   return html`<nav class="card" id="experiments" aria-label="Things to try">
     <h2>Things to try</h2>
     <ul>
-      ${EXPERIMENTS.map(
+      ${trials.map(
         ([hash, name, seen, id], n) =>
           html`<li>
             <a href=${`#${hash}`} aria-current=${now === each[n] ? "true" : null} onClick=${() => sections.goTo(id)}

@@ -26,6 +26,7 @@ function useSections(first) {
   useEffect(() => {
     if (goal === null) return;
     const section = document.getElementById(goal.id);
+    if (section === null) return; // a trained head does not have all sections
     const { top, bottom } = section.getBoundingClientRect();
     section.focus({ preventScroll: true });
     if (top < 0 || bottom > innerHeight) section.scrollIntoView({ block: "start" });

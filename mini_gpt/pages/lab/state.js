@@ -10,22 +10,31 @@ const HOTTEST = 5; // temperatures
 const LARGEST = 1000; // absolute value of an entry of X or of a weight matrix
 
 // Normal numbers, rounded to one decimal. Each letter has its own for the same seed.
-function randomCells(letter, seed, width) {
+function randomCells(letter, seed, rows, width) {
   const next = randomNumbers(1000 * seed + LETTERS.indexOf(letter));
   const normal = () => Math.sqrt(-2 * Math.log(1 - next())) * Math.cos(2 * Math.PI * next());
-  return filled(width, width, () => Math.round(10 * normal()) / 10 || 0);
+  return filled(rows, width, () => Math.round(10 * normal()) / 10 || 0);
 }
 
 function cellsOf(data, letter, { preset, seed, cells }) {
   if (preset === "edited") return cells;
-  return preset === "random" ? randomCells(letter, seed, data.dimensions.length) : data.presets[preset];
+  const first = presetOf(data, letter, data.defaults[letter]);
+  return preset === "random"
+    ? randomCells(letter, seed, first.length, first[0].length)
+    : presetOf(data, letter, preset);
 }
+
+// The matrix of a preset: one for all letters, or in a trained head one for each.
+const presetOf = (data, letter, preset) => data.presets[preset][letter] ?? data.presets[preset];
 
 const matricesOf = (data, state) =>
   Object.fromEntries(LETTERS.map((letter) => [letter, cellsOf(data, letter, state.matrices[letter])]));
 
 const sentencesOf = (data) => Object.keys(data.sentences);
-const wordsOf = (data, state) => state.order.map((n) => state.sentence.split(" ")[n]);
+const wordsOf = (data, state) => {
+  const words = data.words?.map(shown) ?? state.sentence.split(" ");
+  return state.order.map((n) => words[n]);
+};
 
 // The state of a sentence whose words and numbers were not changed.
 const opened = (data, sentence) => ({
@@ -46,6 +55,7 @@ function defaultState(data) {
     causal: false,
     scale: true,
     temperature: 1,
+    ...data.settings,
   };
 }
 
@@ -57,7 +67,7 @@ function settingsOf(data, state) {
     x: state.order.map((n) => state.x[n]),
     matrices: matricesOf(data, state),
     heads,
-    encoding: { name: position, ...about, ...numbers[[heads, causal]] },
+    encoding: { name: position, ...about, ...(numbers.all ?? numbers[[heads, causal]]) },
     causal,
     scale,
     temperature,
@@ -65,6 +75,22 @@ function settingsOf(data, state) {
 }
 
 const written = (matrix) => matrix.flat().join(",");
+
+// A matrix of a trained head is large: only its changed cells are written, as row, column, number.
+const changesOf = (matrix, first) =>
+  matrix.flatMap((row, i) => row.flatMap((value, j) => (value === first[i][j] ? [] : [i, j, value]))).join(",");
+
+function readChanges(text, first) {
+  const numbers = (text ?? "").split(",").map(Number);
+  if (!text || numbers.length % 3 || !numbers.every(Number.isFinite)) return null;
+  const matrix = first.map((row) => [...row]);
+  for (let n = 0; n < numbers.length; n += 3) {
+    const [i, j, value] = numbers.slice(n, n + 3);
+    if (matrix[i]?.[j] === undefined || Math.abs(value) > LARGEST) return null;
+    matrix[i][j] = value;
+  }
+  return matrix;
+}
 
 function readMatrix(text, rows, width) {
   const numbers = (text ?? "").split(",").map((part) => (part.trim() === "" ? NaN : Number(part)));
@@ -81,7 +107,7 @@ function allEntries(data, { sentence, order, x, heads, position, causal, scale, 
   const entries = {
     sentence: sentencesOf(data).indexOf(sentence),
     order: written([order]),
-    x: written(x),
+    x: data.words ? changesOf(x, data.sentences[sentence]) : written(x),
     heads,
     position,
     mask: causal ? "causal" : "none",
@@ -90,7 +116,8 @@ function allEntries(data, { sentence, order, x, heads, position, causal, scale, 
   };
   for (const letter of LETTERS) {
     const { preset, seed, cells } = matrices[letter];
-    entries[letter] = preset === "edited" ? written(cells) : preset === "random" ? `random.${seed}` : preset;
+    const edited = () => (data.words ? changesOf(cells, data.presets.trained[letter]) : written(cells));
+    entries[letter] = preset === "edited" ? edited() : preset === "random" ? `random.${seed}` : preset;
   }
   return Object.fromEntries(Object.entries(entries).map(([name, value]) => [name, String(value)]));
 }
@@ -130,15 +157,15 @@ function stateOf(data, entries) {
     Object.assign(state, opened(data, sentences[+entries.sentence]));
   const order = (entries.order ?? "").split(",").map(Number);
   if (entries.order && written([[...order].sort((a, b) => a - b)]) === written([state.order])) state.order = order;
-  state.x = readMatrix(entries.x, state.x.length, width) ?? state.x;
-  if (HEADS.includes(+entries.heads)) state.heads = +entries.heads;
+  state.x = (data.words ? readChanges(entries.x, state.x) : readMatrix(entries.x, state.x.length, width)) ?? state.x;
+  if (HEADS.includes(+entries.heads) && !data.words) state.heads = +entries.heads;
   if (Object.hasOwn(data.encodings, entries.position)) state.position = entries.position;
-  state.causal = entries.mask === "causal";
-  state.scale = entries.scale !== "off";
+  if (["none", "causal"].includes(entries.mask)) state.causal = entries.mask === "causal";
+  if (["on", "off"].includes(entries.scale)) state.scale = entries.scale === "on";
   if (+entries.temperature >= COLDEST && +entries.temperature <= HOTTEST) state.temperature = +entries.temperature;
   for (const letter of LETTERS) {
     const text = entries[letter] ?? "";
-    const cells = readMatrix(text, width, width);
+    const cells = data.words ? readChanges(text, data.presets.trained[letter]) : readMatrix(text, width, width);
     const random = /^random\.(\d{1,4})$/.exec(text);
     if (Object.hasOwn(data.presets, text)) state.matrices[letter] = { preset: text, seed: 1, cells: null };
     else if (random) state.matrices[letter] = { preset: "random", seed: +random[1], cells: null };

@@ -107,6 +107,8 @@ function WeightMatrix({ page, letter }) {
   </${Matrix}>`;
 }
 
+const ONES = " The last column is 1: its rows in W_Q, W_K and W_V are their biases.";
+
 function Input({ page }) {
   const { state, set, held, result } = page;
   const about = wordsAbout(result.encoding);
@@ -117,7 +119,11 @@ function Input({ page }) {
     id="input"
     page=${page}
     formula=${result.added ? "X + P" : "X"}
-    said=${`A row for each word. The four dimensions and their names were chosen by hand. ${about.input}`}>
+    said=${`${
+      page.data.words
+        ? "A row for each token: the real input of this head, after the layer's norm."
+        : "A row for each word. The four dimensions and their names were chosen by hand."
+    }${page.data.dimensions.at(-1) === "1" ? ONES : ""} ${about.input}`}>
     <div class="row">
       <${Matrix} ...${{ matrix: held.X, page, onEdit: edit }} />
       ${result.added && html`${sign("+")}${matrix("P")}${sign("=")}${matrix("input")}`}
@@ -145,7 +151,8 @@ function Project({ page }) {
 
 function Split({ page }) {
   const { state, held, result } = page;
-  const ofHeads = state.heads === 1 ? "One head has all four columns." : "Each head gets two of the four columns.";
+  const one = page.data.words ? "These are the columns of this head alone." : "One head has all four columns.";
+  const ofHeads = state.heads === 1 ? one : "Each head gets two of the four columns.";
   return html`<${Step}
     id="split"
     page=${page}
@@ -202,7 +209,11 @@ function Output({ page }) {
     id="output"
     page=${page}
     formula=${`O = ${state.heads === 1 ? "O₁" : "[O₁ O₂]"}   Y = O·W_O`}
-    said="W_O mixes the heads' outputs, put beside each other. In a model, Y is added to the residual stream.">
+    said=${
+      page.data.words
+        ? "Y is what this head adds to the output of the layer's attention, without the bias of W_O."
+        : "W_O mixes the heads' outputs, put beside each other. In a model, Y is added to the residual stream."
+    }>
     <div class="row tops">
       <${Matrix} ...${{ matrix: held.O, page }} />${sign("·")}<${WeightMatrix}
         ...${{ page, letter: "O" }} />${sign("=")}<${Matrix} ...${{ matrix: held.Y, page }} />

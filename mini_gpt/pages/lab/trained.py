@@ -1,0 +1,135 @@
+"""One head of a trained model in the lab: its real input, its four matrices, and what its positions do."""
+
+from typing import Any
+
+import jax
+import numpy as np
+
+from mini_gpt.data import spans
+from mini_gpt.data.tokenizers import Tokenizer
+from mini_gpt.evaluation.loaded import LoadedModel
+from mini_gpt.insight import attention, encodings
+from mini_gpt.insight.observing import Layer
+from mini_gpt.model import running
+from mini_gpt.model.attention.context import MASKING_BIAS
+from mini_gpt.model.positions.biases import Bias
+from mini_gpt.model.positions.rotary import Rotation
+from mini_gpt.pages.lab.encodings import TITLES, rotations, rounded
+from mini_gpt.runtime import sharding
+from mini_gpt.runtime.errors import UserError, require
+
+MOST_TOKENS = 24
+TOLERANCE = 1e-3  # of a weight, and of an output relative to the largest
+BIAS_COLUMN = "1"  # a column of ones in X: its row in W_Q, W_K and W_V is their bias
+
+
+def data(model: LoadedModel, tokenizer: Tokenizer, tokens_L: np.ndarray, place: tuple[int, int]) -> dict[str, Any]:
+    """Return what the lab's page holds of a head. Raises UserError if the lab can't compute its attention.
+
+    tokens_L: up to MOST_TOKENS of a text.
+    place: layer and head.
+    """
+    config, (layer, head) = model.config.model, place
+    require(not config.has_encoder, "--workdir: model.encoder_layers", config.encoder_layers, "must be 0 for --head")
+    if layer >= config.num_layers or head >= config.num_heads:
+        last = f"{config.num_layers - 1}.{config.num_heads - 1}"
+        raise UserError(f"--head: found {layer}.{head}; must be a head of the run, from 0.0 to {last}")
+    rows_BL = sharding.pad_rows(tokens_L[None], model.mesh)
+    x_BLD, *maps, out_BLHK = attention.each_layer(model, rows_BL, _observed)[layer]
+    weights_LS, seen_LS = (array_BHLS[0, head] for array_BHLS in maps)
+    x_LD, matrices = _matrices(model, np.asarray(x_BLD[0], np.float32), place)
+    numbers = _of_positions(model, place, seen_LS)
+    own = {"causal": config.causal, "scale": config.scale_attention}
+    computed = _attend(x_LD, matrices, numbers, own)
+    expected = weights_LS, np.asarray(out_BLHK[0, :, head], np.float32)
+    errors = [np.abs(a - b).max() / max(1, np.abs(b).max()) for a, b in zip(computed, expected, strict=True)]
+    if not max(errors) <= TOLERANCE or config.output_norm:
+        raise UserError(
+            f"--head={layer}.{head}: the lab computes softmax(Q·Kᵀ/√d + B)·V, and this model does something else, "
+            "such as a norm of queries and keys, a soft cap, a gate or an attention sink; use --suite=explorer"
+        )
+    names = [str(n) for n in range(x_BLD.shape[-1])] + [BIAS_COLUMN] * (x_LD.shape[1] - x_BLD.shape[-1])
+    texts = spans.decode_each(tokens_L, tokenizer)
+    parts = ", ".join(TITLES.get(each.name, each.name) for each in encodings.of_layers(model)[layer])
+    numbers_of = {"all": jax.tree.map(rounded, numbers)}
+    of_run = {"title": parts or "none", "kind": "run", "trained": False, "numbers": numbers_of}
+    return {
+        "dimensions": names,
+        "words": texts,
+        "sentences": {"".join(texts): rounded(x_LD)},
+        "presets": {
+            "trained": {letter: rounded(matrix) for letter, matrix in matrices.items()},
+            "zero": {letter: np.zeros(matrix.shape, int).tolist() for letter, matrix in matrices.items()},
+        },
+        "defaults": dict.fromkeys(matrices, "trained"),
+        "encodings": {"run": of_run, "none": {"title": "none", "kind": "none", "trained": False, "numbers": {}}},
+        "settings": own | {"heads": 1, "position": "run"},
+        "place": {"layer": layer, "head": head, "error": float(max(errors))},
+    }
+
+
+def _observed(layer: Layer) -> tuple[Any, ...]:
+    maps = layer.attention
+    return layer.input_BLD, maps.weights_BHLS, maps.seen_BHLS, layer.heads_BLHK
+
+
+def _matrices(model: LoadedModel, x_LD: np.ndarray, place: tuple[int, int]) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """Return the input, with a column of ones if the projections have biases, and the matrices of the head."""
+    config, (layer, head) = model.config.model, place
+    module = running.unstack(model.merge()).blocks[layer].attention
+    width, shared = config.head_width, config.num_heads // config.num_kv_heads
+    found, biases = {}, {}
+    for letter, linear, number in (
+        ("Q", module.query, head),
+        ("K", module.key, head // shared),
+        ("V", module.value, head // shared),
+    ):
+        own = slice(number * width, (number + 1) * width)
+        found[letter] = np.asarray(linear.kernel[...], np.float32)[:, own]
+        if linear.bias is not None:
+            biases[letter] = np.asarray(linear.bias[...], np.float32)[own]
+    if biases:
+        x_LD = np.concatenate([x_LD, np.ones_like(x_LD[:, :1])], axis=1)
+        none = np.zeros(width, np.float32)
+        found = {letter: np.vstack([w_DK, biases.get(letter, none)]) for letter, w_DK in found.items()}
+    out_DD = np.asarray(module.out.kernel[...], np.float32)
+    return x_LD, found | {"O": out_DD[head * width : (head + 1) * width]}
+
+
+def _of_positions(model: LoadedModel, place: tuple[int, int], seen_LS: np.ndarray) -> dict[str, np.ndarray]:
+    """Return the rotations_LKK of `queries` and of `keys`, and the `bias_LS`, each for one head, if there are any.
+
+    The bias also hides what the model hides from this head: keys outside a window, and of other documents.
+    """
+    config, (layer, head) = model.config.model, place
+    length = len(seen_LS)
+    places_BL = np.arange(length)[None]
+    found: dict[str, np.ndarray] = {}
+    bias_LS = np.zeros((length, length), np.float32)
+    for encoding in encodings.of_layers(model)[layer]:
+        if isinstance(encoding, Rotation):
+            turns = rotations(encoding, config, places_BL)
+            found |= {name: np.asarray(matrices_HLKK[head])[None] for name, matrices_HLKK in turns.items()}
+        elif isinstance(encoding, Bias):
+            bias_BHLS = np.asarray(encoding.bias(places_BL, places_BL))
+            bias_LS = bias_LS + bias_BHLS[0, head if bias_BHLS.shape[1] > 1 else 0]
+    is_hidden_LS = ~seen_LS & (np.tri(length, dtype=bool) | (not config.causal))
+    bias_LS = np.where(is_hidden_LS, MASKING_BIAS, np.maximum(bias_LS, MASKING_BIAS))
+    return found | ({"bias": bias_LS[None]} if bias_LS.any() else {})
+
+
+def _attend(
+    x_LD: np.ndarray, matrices: dict[str, np.ndarray], numbers: dict[str, np.ndarray], own: dict[str, bool]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return weights_LS and out_LK, as the page computes them."""
+    q_LK, k_SK, v_SK = (x_LD.astype(np.float64) @ matrices[letter] for letter in "QKV")
+    if "queries" in numbers:
+        q_LK = np.einsum("lk,lke->le", q_LK, numbers["queries"][0])
+        k_SK = np.einsum("lk,lke->le", k_SK, numbers["keys"][0])
+    logits_LS = q_LK @ k_SK.T * (q_LK.shape[1] ** -0.5 if own["scale"] else 1)
+    logits_LS = logits_LS + (numbers["bias"][0] if "bias" in numbers else 0)
+    if own["causal"]:
+        logits_LS = np.where(np.tri(len(x_LD), dtype=bool), logits_LS, -np.inf)
+    weights_LS = np.exp(logits_LS - logits_LS.max(axis=-1, keepdims=True))
+    weights_LS = weights_LS / weights_LS.sum(axis=-1, keepdims=True)
+    return weights_LS, weights_LS @ v_SK

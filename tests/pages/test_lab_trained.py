@@ -1,0 +1,87 @@
+"""A head of a trained model in the lab: the page's steps give the model's weights and outputs."""
+
+import sys
+
+import numpy as np
+import pytest
+
+from mini_gpt.commands import lab
+from mini_gpt.data.tokenizers import ByteTokenizer
+from mini_gpt.insight.attention import each_layer
+from mini_gpt.pages.lab import trained as trained_head
+from mini_gpt.runtime import sharding
+from mini_gpt.runtime.errors import UserError
+from tests.pages import node
+from tests.pages.test_explorer import data_of
+from tests.pages.test_explorer_vectors import TOKENS, made
+from tests.pages.test_lab import SCRIPTS
+
+PLACE = (1, 2)
+COMMON = SCRIPTS[0].parent / "../common"
+STATE = [COMMON / "numbers.js", COMMON / "tokens.js", *SCRIPTS]
+STEPS = """{ const { data, entries } = given; return entries.map((each) => {
+    const state = stateOf(data, each), { heads, y, input } = attention(settingsOf(data, state));
+    const { matrices } = settingsOf(data, state);
+    return { weights: heads[0].weights, out: heads[0].out, y, input, K: matrices.K, entries: entriesOf(data, state) };
+}); }"""
+
+
+def steps(data, *entries):
+    return node.evaluate(STATE, STEPS, {"data": data, "entries": entries})
+
+
+def held(model, place=PLACE):
+    return trained_head.data(model, ByteTokenizer(), TOKENS, place)
+
+
+def observed(layer):
+    return layer.attention.weights_BHLS, layer.heads_BLHK, layer.attention_BLD
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"model__position": "rope", "model__num_kv_heads": 2, "model__attention_window": 7},
+        {"model__position": "alibi", "model__use_bias": False},
+    ],
+    ids=str,
+)
+def test_the_page_computes_the_weights_and_outputs_of_the_model(fields):
+    model = made(**fields)
+    rows = each_layer(model, sharding.pad_rows(TOKENS[None], model.mesh), observed)[PLACE[0]]
+    weights_BHLS, heads_BLHK, _ = rows
+    (found,) = steps(held(model), {})
+    np.testing.assert_allclose(found["weights"], weights_BHLS[0, PLACE[1]], atol=1e-4)
+    np.testing.assert_allclose(found["out"], heads_BLHK[0, :, PLACE[1]], rtol=1e-3, atol=1e-3)
+    if "model__use_bias" in fields:  # the heads' parts of Y add up to what attention adds
+        every = [steps(held(model, (PLACE[0], head)), {})[0]["y"] for head in range(4)]
+        np.testing.assert_allclose(np.sum(every, axis=0), rows[2][0], rtol=1e-3, atol=1e-3)
+
+
+def test_changed_cells_are_in_the_address_and_without_positions_the_weights_change():
+    data = held(made(model__position="rope"))
+    changed = {"x": "3,5,2.5", "K": "0,1,-0.25,4,7,3"}
+    first, edited, without, bad = steps(data, {}, changed, {"position": "none"}, {"x": "3,99,1"})
+    assert first["entries"] == bad["entries"] == {} and edited["entries"] == changed
+    assert without["entries"] == {"position": "none"} and without["input"] == first["input"]
+    assert np.abs(np.subtract(without["weights"], first["weights"])).max() > 0.01
+    places = np.argwhere(np.array(first["input"]) != edited["input"]).tolist()
+    assert places == [[3, 5]] and edited["input"][3][5] == 2.5
+    assert np.argwhere(np.array(first["K"]) != edited["K"]).tolist() == [[0, 1], [4, 7]]
+
+
+def test_a_head_that_the_lab_cannot_compute_is_one_line():
+    with pytest.raises(UserError, match=r"--head=1.2: the lab computes softmax.*; use --suite=explorer"):
+        held(made(model__variants__qk_norm="weighted"))
+    with pytest.raises(UserError, match=r"--head: found 2\.0; must be a head of the run, from 0\.0 to 1\.3"):
+        held(made(), (2, 0))
+
+
+def test_the_command_writes_the_page_of_a_head(trained, monkeypatch, tmp_path):
+    workdir = trained()
+    arguments = [f"--workdir={workdir}", "--head=0.1", "--text=def f", f"--out={tmp_path / 'lab.html'}"]
+    monkeypatch.setattr(sys, "argv", ["lab", *arguments])
+    lab.main()
+    data = data_of((tmp_path / "lab.html").read_text(encoding="utf-8"))
+    assert data["place"]["error"] < 1e-4 and "".join(data["words"]) == "def f"
+    assert data["title"].endswith("layer 0, head 1")
