@@ -2,8 +2,11 @@
 
 python -m mini_gpt.commands.figures [--only=rope,biases] [--out=figures]
 python -m mini_gpt.commands.figures --maps runs/none runs/rope [--out=figures]
+python -m mini_gpt.commands.figures --depth runs/none runs/rope          kinds of heads by depth, of --suite=heads
+python -m mini_gpt.commands.figures --importance runs/copy runs/reverse  importance of heads by task, of --suite=pruning
 
-The encodings are those of configs/tiny.py before training. `python eval.py --suite=figures` plots those of a run.
+The encodings are those of configs/tiny.py before training; cache_mask is the mask of a KV cache. `python eval.py
+--suite=figures` plots the encodings of a run.
 """
 
 import contextlib
@@ -16,17 +19,19 @@ from matplotlib.figure import Figure
 from mini_gpt.commands import command_line, staging
 from mini_gpt.config import loading
 from mini_gpt.data import spans
-from mini_gpt.insight import figures
+from mini_gpt.insight import cache_masks, figures
 from mini_gpt.insight import maps as attention_maps
 from mini_gpt.insight.examples import Example
+from mini_gpt.insight.heads import across
 from mini_gpt.insight.maps import Panel
+from mini_gpt.runtime import files
 from mini_gpt.runtime.errors import UserError, require
 from mini_gpt.suites import base, results
 from mini_gpt.suites.base import SuiteOptions
 from mini_gpt.training.run import Run
 
 PLOTS = (figures.sinusoids, figures.similarity, figures.rope, figures.biases)
-ENCODINGS = {plot.__name__: plot for plot in PLOTS}
+ENCODINGS = {plot.__name__: plot for plot in PLOTS} | {"cache_mask": lambda _: cache_masks.figure()}
 
 
 def maps(workdirs: list[Path]) -> Figure:
@@ -67,15 +72,56 @@ def _pairs(runs: list[Run]) -> list[Example]:
     return [base.example_of(run, source, target) for run in runs]
 
 
+def _results(flag: str, suite: str, places: list[Path]) -> dict[str, Any]:
+    """Return {name: result} of a suite: of runs, or of files such as eval/pruning,data.corpus=english.json."""
+    found = {}
+    for place in places:
+        path = place if place.suffix == ".json" else place / "eval" / f"{suite}.json"
+        try:
+            result = files.read_with_checksum(path)
+            result["heads" if suite == "heads" else "ablation"]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            command = f"python eval.py --workdir=RUN --suite={suite}"
+            raise UserError(f"--{flag}: {path}: no result of the suite ({error}); write it with {command}") from None
+        more = [f"{field}={value}" for field, value in result["overrides"].items()]
+        found[", ".join([path.absolute().parents[1].name, *more])] = result
+    return found
+
+
+def _of_results(depth: list[Path], importance: list[Path]) -> results.Contents:
+    contents: results.Contents = {}
+    if depth:
+        of_runs = _results("depth", "heads", depth)
+        contents["depth.png"] = across.by_depth_figure({name: result["heads"] for name, result in of_runs.items()})
+    if importance:
+        found = _results("importance", "pruning", importance)
+        tasks = {name: np.array(result["ablation"], float) for name, result in found.items()}
+        rows = across.importance_rows(tasks)
+        print(results.table(rows), end="\n\n")
+        contents |= {"importance.png": across.importance_figure(tasks), "importance.csv": results.csv_text(rows)}
+    return contents
+
+
 @command_line.command
 def main() -> None:
     parser = command_line.parser(__doc__, prog="python -m mini_gpt.commands.figures")
     add = parser.add_argument
-    add("--only", help=f"comma-separated, from: {', '.join(ENCODINGS)}; default: all, or none with --maps")
+    add("--only", help=f"comma-separated, from: {', '.join(ENCODINGS)}; default: all, or none with runs")
     add("--out", type=command_line.directory, default=Path("figures"), help="directory for the PNG files")
     add("--maps", nargs="+", type=command_line.place, metavar="RUN", help="run directories to compare")
+    add(
+        "--depth",
+        nargs="+",
+        default=[],
+        type=command_line.path,
+        metavar="RUN",
+        help="runs, or results of --suite=heads",
+    )
+    said = "runs, or results of --suite=pruning, such as those with other data"
+    add("--importance", nargs="+", default=[], type=command_line.path, metavar="RUN", help=said)
     flags = parser.parse_args()
-    names = [] if flags.maps else list(ENCODINGS)
+    of_runs = flags.maps or flags.depth or flags.importance
+    names = [] if of_runs else list(ENCODINGS)
     if flags.only:
         names = flags.only.split(",")
     for name in names:
@@ -83,6 +129,7 @@ def main() -> None:
     command_line.set_up()
     config = loading.load("configs/tiny.py", {}).model
     contents: results.Contents = {f"{name}.png": ENCODINGS[name](config) for name in names}
+    contents |= _of_results(flags.depth, flags.importance)
     with contextlib.ExitStack() as copies:
         if flags.maps:
             contents["maps.png"] = maps([copies.enter_context(staging.reading(run)) for run in flags.maps])

@@ -20,6 +20,7 @@ from mini_gpt.insight.words import Words, grouped, of_tokens
 
 NARROWEST, WIDEST, TOKEN = 2.4, 7.0, 0.115  # inches: limits of a map's width, and the space of one token
 MOST_TOKENS = 32  # of a text; a pair is whole, because a part of a source has other attention
+MOST_HEADS = 6  # of a figure of heads side by side
 MOST_LABELS = 80  # tokens along an axis; more would overlap
 
 
@@ -59,6 +60,32 @@ def figure(panels: Sequence[Panel]) -> Figure:
     return _draw(rows, "Attention averaged over the heads")
 
 
+def heads_figure(panel: Panel) -> Figure:
+    """Return a figure of up to MOST_HEADS heads side by side, as in `figure`: those with the lowest relative entropy.
+
+    The relative entropy is the mean over the text's queries, see `attention.relative_entropy`.
+    """
+    layers, texts = _of_text(panel)
+    weights_NHLS, seen_NHLS = (
+        np.stack([array[0] for array in arrays])
+        for arrays in zip(*((maps.weights_BHLS, maps.seen_BHLS) for maps in layers), strict=True)
+    )
+    entropy_NHL = np.stack(
+        [attention.relative_entropy(maps.weights_BHLS, maps.seen_BHLS.sum(-1))[0] for maps in layers]
+    )
+    order = np.argsort(entropy_NHL.mean(axis=-1), axis=None, kind="stable")[:MOST_HEADS]
+    heads = [divmod(int(head), weights_NHLS.shape[1]) for head in sorted(order)]
+    rows = []
+    for first in range(0, len(heads), 3):
+        chosen = heads[first : first + 3]
+        at = tuple(zip(*chosen, strict=True))
+        titles = [f"head {layer}.{head}, entropy {entropy_NHL[layer, head].mean():.2f}" for layer, head in chosen]
+        rows.append(
+            _Row(f"position={panel.model.config.model.position}", titles, weights_NHLS[at], seen_NHLS[at], texts, texts)
+        )
+    return _draw(rows, f"{panel.name}: {len(heads)} heads of the lowest entropy")
+
+
 def cross_figure(panel: Panel) -> Figure:
     """Return a figure of cross-attention: a map for each layer (downwards) and head (across), as in `figure`."""
     pair = panel.text
@@ -78,12 +105,8 @@ def cross_figure(panel: Panel) -> Figure:
 def _rows(panel: Panel) -> list[_Row]:
     name, model, tokenizer, text = panel
     label = f"{name}\nposition={model.config.model.position}"
-    if isinstance(text, Words):
-        word_L, words = of_tokens(spans.decode_each(text.tokens, tokenizer))
-        layers, words = grouped(attention.attention_maps(model, text.tokens[None]), word_L), [*map(str.strip, words)]
-        return [_averaged(label, layers, words, words)]
     if not isinstance(text, Example):
-        layers, texts = attention.attention_maps(model, text[None]), _texts(tokenizer, text)
+        layers, texts = _of_text(panel)
         return [_averaged(label, layers, texts, texts)]
     found = attention.maps_by_kind(model, text.inputs[None], text.source[None])
     source, inputs, written = (_texts(tokenizer, tokens) for tokens in text[:3])
@@ -93,6 +116,16 @@ def _rows(panel: Panel) -> list[_Row]:
         _averaged(f"{label}\ndecoder: token read", found["decoder"], inputs, inputs),
         cross._replace(alignment=text.alignment),
     ]
+
+
+def _of_text(panel: Panel) -> tuple[list[AttentionMaps], list[str]]:
+    """Return the maps of each layer, and the tokens or the words."""
+    _, model, tokenizer, text = panel
+    assert not isinstance(text, Example)
+    if not isinstance(text, Words):
+        return attention.attention_maps(model, text[None]), _texts(tokenizer, text)
+    word_L, words = of_tokens(spans.decode_each(text.tokens, tokenizer))
+    return grouped(attention.attention_maps(model, text.tokens[None]), word_L), [*map(str.strip, words)]
 
 
 def _averaged(label: str, layers: Sequence[AttentionMaps], queries: list[str], keys: list[str]) -> _Row:

@@ -23,7 +23,7 @@ class Figures(Suite):
             plots = {"maps": maps.figure([panel]), "cross": maps.cross_figure(panel)}
         else:
             tokens = base.opening(run, options, maps.MOST_TOKENS)
-            text = Words(tokens) if options.words else tokens
-            plots = {"maps": maps.figure([Panel(title, run.model, run.tokenizer, text)])}
+            panel = Panel(title, run.model, run.tokenizer, Words(tokens) if options.words else tokens)
+            plots = {"maps": maps.figure([panel]), "heads": maps.heads_figure(panel)}
         plots |= figures.model_figures(title, run.model, tokens)
         return {f"/{name}.png": figure for name, figure in plots.items()}

@@ -12,10 +12,10 @@ from mini_gpt.training.run import Run
 from tests.commands.test_command_line import type_in
 
 OF_RUN = {
-    "learned": {"maps", "similarity", "sums"},
-    "sinusoidal": {"maps", "similarity", "sums", "sinusoids"},
-    "rope": {"maps", "similarity", "rope"},
-    "t5": {"maps", "similarity", "biases"},
+    "learned": {"maps", "heads", "similarity", "sums"},
+    "sinusoidal": {"maps", "heads", "similarity", "sums", "sinusoids"},
+    "rope": {"maps", "heads", "similarity", "rope"},
+    "t5": {"maps", "heads", "similarity", "biases"},
 }
 
 

@@ -6,8 +6,11 @@ const TABS = [
   ["Heads", "All heads"],
   ["Map", "One head"],
   ["Positions", "Positions"],
+  ["Lines", "Lines"],
+  ["Beside", "Side by side"],
+  ["Guess", "Guess"],
 ];
-const OF_ATTENTION = ["Text", "Heads", "Map"];
+const OF_ATTENTION = ["Text", "Heads", "Map", "Lines", "Beside", "Guess"];
 // Of the kinds of attention in a model with an encoder.
 const MEANINGS = {
   encoder: "source tokens attend to source tokens",
@@ -40,6 +43,9 @@ function stateOf(entries, data, kinds) {
     pin: entries.pin === "none" ? null : fragment.index(entries.pin, count, TYPICAL),
     cell: i !== null && j !== null && j !== undefined ? { i, j } : null,
     values: among(entries.values, ["weights", "logits"], "weights"),
+    from: fragment.index(entries.from, attention.longest),
+    beside: among(entries.beside, ["six", "layer"], "six"),
+    game: fragment.index(entries.game, MOST_GAMES + 1, 1),
     length: number(entries.length, LENGTHS),
     baseLog: number(entries.base, bases),
     shortcuts: entries.shortcuts !== "off",
@@ -58,6 +64,9 @@ function entriesOf(state, data, kinds) {
     show: isOther(state.side, "query"),
     cell: cell && `${cell.i},${cell.j}`,
     values: isOther(state.values, "weights"),
+    from: isOther(state.from, 0),
+    beside: isOther(state.beside, "six"),
+    game: isOther(state.game, 1),
     length: isOther(state.length, LENGTHS.own),
     base: isOther(state.baseLog, basesOf(data).own),
     shortcuts: state.shortcuts ? null : "off",
@@ -68,7 +77,7 @@ function entriesOf(state, data, kinds) {
 // head as a map then is head 0.
 function startOf({ tab, ...state }, what, by) {
   if (state[what] !== MEAN) return state[what];
-  return tab === "Map" || by < 0 ? 0 : -1;
+  return ["Map", "Lines", "Guess"].includes(tab) || by < 0 ? 0 : -1;
 }
 
 function App({ data, kinds }) {
@@ -100,7 +109,8 @@ function App({ data, kinds }) {
     },
     state.shortcuts,
   );
-  const View = { Text: TextView, Heads: HeadsView, Map: MapView, Positions }[state.tab];
+  const view = { Text: TextView, Heads: HeadsView, Map: MapView, Lines: LinesView, Beside: BesideView };
+  const View = { ...view, Guess: GuessView, Positions }[state.tab];
   return html`<header class="top">
       <h1>${data.title}</h1>
       <span class="soft">${data.subtitle}</span><${ThemeButton} />

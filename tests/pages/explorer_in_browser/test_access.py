@@ -22,7 +22,7 @@ FULL = "tab=Map&layer=1&head=3&pin=7&show=key&cell=20%2C4&values=logits&length=2
 @pytest.mark.parametrize("name", ["text", "stories", "pair"])
 def test_axe_finds_nothing(pages, browser, sized, name, theme, width):
     sized(width)
-    for tab in ("Text", "Heads", "Map", "Positions"):
+    for tab in ("Text", "Heads", "Map", "Positions", "Lines", "Beside", "Guess"):
         for more in ("", "&pin=3&cell=2%2C1&values=logits&layer=1"):
             go(browser, pages / f"{name}.html", f"tab={tab}&theme={theme}{more}")
             found = chromium.axe_violations(browser)
@@ -78,7 +78,7 @@ def test_tabs_follow_the_arrow_keys(pages, browser):
         ("\ue014", "Heads"),
         ("\ue014", "Map"),
         ("\ue012", "Heads"),
-        ("\ue010", "Positions"),
+        ("\ue010", "Guess"),
         ("\ue014", "Text"),
     ):
         ActionChains(browser).send_keys(key).perform()
@@ -167,7 +167,7 @@ def test_touch_pins_and_two_fingers_zoom(pages, browser, sized):
 @pytest.mark.slow
 def test_controls_are_large_enough_for_fingers(pages, browser, sized):
     sized(390, touch=True)
-    for tab in ("Text", "Heads", "Map", "Positions"):
+    for tab in ("Text", "Heads", "Map", "Positions", "Lines", "Beside", "Guess"):
         go(browser, pages / "text.html", f"tab={tab}")
         small = browser.execute_script("""
             const shown = [...document.querySelectorAll("button, select, input")].filter((e) => e.offsetParent);

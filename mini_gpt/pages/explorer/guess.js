@@ -1,0 +1,53 @@
+"use strict";
+// The game of guessing where a head looks: its queries and its scores. No view.
+
+const ROUNDS = 8;
+const LEAST_KEYS = 4; // visible keys of a query in the game
+
+const keysSeen = (attention, layer, head, i) => {
+  const weightAt = attention.weightsAt(layer, head);
+  return indices(attention.columns).filter((j) => weightAt(i, j) !== null);
+};
+
+// The queries of a game, drawn with its number as the seed.
+function queriesOf(attention, layer, head, game) {
+  const left = indices(attention.rows).filter((i) => keysSeen(attention, layer, head, i).length >= LEAST_KEYS);
+  const next = randomNumbers(game);
+  const queries = [];
+  while (queries.length < ROUNDS && left.length) queries.push(...left.splice(Math.floor(next() * left.length), 1));
+  return queries;
+}
+
+// The distance i - j with the largest mean weight over the queries that are not in the game; null without such queries.
+function bestOffset(attention, layer, head, queries) {
+  const weightAt = attention.weightsAt(layer, head);
+  const sums = new Map();
+  for (let i = 0; i < attention.rows; i++)
+    if (!queries.includes(i))
+      for (let j = 0; j < attention.columns; j++) sums.set(i - j, (sums.get(i - j) ?? 0) + (weightAt(i, j) ?? 0));
+  return [...sums].reduce((best, each) => (best === null || each[1] > best[1] ? each : best), null)?.[0] ?? null;
+}
+
+// Mean weights of the keys that the reader, the head itself and the best distance choose, and of even weights. `hits`:
+// shares of the reader's and the head's choices that the true alignment has; null if it is not known. guesses: a key
+// for each of the first queries.
+function scoresOf(attention, layer, head, queries, guesses) {
+  const weightAt = attention.weightsAt(layer, head);
+  const played = queries.slice(0, guesses.length);
+  const mean = (valueOf) => played.reduce((sum, i, n) => sum + valueOf(i, n), 0) / played.length;
+  const largest = (i) => {
+    const keys = keysSeen(attention, layer, head, i);
+    return keys.reduce((best, j) => (weightAt(i, j) > weightAt(i, best) ? j : best), keys[0]);
+  };
+  const offset = bestOffset(attention, layer, head, queries);
+  const isTrue = (i, j) => isAligned(attention, { side: "query", at: i }, j);
+  const known = attention.alignment && played.filter((i) => attention.keys.some((_, j) => isTrue(i, j)));
+  const share = (chosen) => known.reduce((sum, i) => sum + isTrue(i, chosen(i)), 0) / known.length;
+  return {
+    reader: mean((i, n) => weightAt(i, guesses[n])),
+    head: mean((i) => weightAt(i, largest(i))),
+    offset: { by: offset, score: offset === null ? null : mean((i) => weightAt(i, i - offset) ?? 0) },
+    even: mean((i) => 1 / keysSeen(attention, layer, head, i).length),
+    hits: known?.length ? { reader: share((i) => guesses[queries.indexOf(i)]), head: share(largest) } : null,
+  };
+}

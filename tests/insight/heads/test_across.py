@@ -1,0 +1,65 @@
+"""Figures of heads over runs and tasks."""
+
+import numpy as np
+import pytest
+
+from mini_gpt.commands import figures
+from mini_gpt.insight.heads import across
+from mini_gpt.runtime import files
+from mini_gpt.runtime.errors import UserError
+
+
+def head(layer, number, label, **strengths):
+    kinds = {kind.replace("_", " "): {"strength": strength, "queries": 9} for kind, strength in strengths.items()}
+    return {"layer": layer, "head": number, "label": label, "kinds": kinds}
+
+
+HEADS = [
+    head(0, 0, "previous token", previous_token=0.8, induction=0.0),
+    head(0, 1, "previous token", previous_token=0.6, induction=0.1),
+    head(1, 0, "induction", previous_token=0.2, induction=0.7),
+    head(1, 1, "mixed", previous_token=0.0, induction=0.1),
+]
+
+
+def test_bars_count_labels_by_layer_and_the_map_has_mean_strengths():
+    bars, _, below, *_ = across.by_depth_figure({"a": HEADS, "b": HEADS[::-1]}).axes
+    counts = {container.get_label(): [bar.get_height() for bar in container] for container in bars.containers}
+    assert counts == {"previous token": [2, 0], "induction": [0, 1], "mixed": [0, 1]}
+    assert [label.get_text() for label in below.get_yticklabels()] == ["previous token", "induction"]
+    np.testing.assert_allclose(below.get_images()[0].get_array(), [[0.7, 0.1], [0.05, 0.4]])
+
+
+def test_importance_has_a_column_for_each_task_and_one_scale():
+    tasks = {"copy": np.array([[0.5, 0.1], [0.2, 0.0]]), "reverse": np.array([[-0.1, 0.3], [1.5, np.nan]])}
+    drawn = across.importance_figure(tasks)
+    limits = {image.get_clim() for axes in drawn.axes[:2] for image in axes.get_images()}
+    assert limits == {(-1.5, 1.5)}
+    assert drawn.axes[1].get_title() == "reverse\nrank correlation -0.50"
+    assert across.importance_rows(tasks)[2:] == [
+        {"layer": 1, "head": 0, "copy": 0.2, "reverse": 1.5},
+        {"layer": 1, "head": 1, "copy": 0.0, "reverse": None},
+    ]
+
+
+def test_equal_values_have_their_mean_rank():
+    first, second = np.array([[1, 2, 2, 5]]), np.array([[3, 1, 2, 9]])
+    ranks = np.array([1, 2.5, 2.5, 4]), np.array([3, 1, 2, 4])
+    assert across.rank_correlation(first, second) == pytest.approx(np.corrcoef(*ranks)[0, 1])
+
+
+def test_the_command_reads_results_of_runs_and_names_overrides(tmp_path, monkeypatch):
+    folder = tmp_path / "tiny" / "eval"
+    folder.mkdir(parents=True)
+    paths = {}
+    for name, overrides in {"pruning": {}, "pruning,data.corpus=english": {"data.corpus": "english"}}.items():
+        paths[name] = folder / f"{name}.json"
+        files.write_json(paths[name], {"overrides": overrides, "ablation": [[0.5, 0.1 + len(overrides)]]})
+    places = ["--importance", str(tmp_path / "tiny"), str(paths["pruning,data.corpus=english"])]
+    monkeypatch.setattr("sys.argv", ["figures", *places, f"--out={tmp_path / 'out'}"])
+    figures.main()
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"importance.png", "importance.csv"}
+    lines = (tmp_path / "out" / "importance.csv").read_text(encoding="utf-8").splitlines()
+    assert lines == ['layer,head,tiny,"tiny, data.corpus=english"', "0,0,0.5,0.5", "0,1,0.1,1.1"]
+    with pytest.raises(UserError, match=r"--depth: .*heads.json: no result of the suite"):
+        figures._results("depth", "heads", [tmp_path / "tiny"])
