@@ -79,12 +79,13 @@ def _results(flag: str, suite: str, places: list[Path]) -> dict[str, Any]:
         path = place if place.suffix == ".json" else place / "eval" / f"{suite}.json"
         try:
             result = files.read_with_checksum(path)
-            result["heads" if suite == "heads" else "ablation"]
+            result["heads" if suite == "heads" else "ablation"]  # KeyError for another suite
         except (OSError, ValueError, KeyError, TypeError) as error:
             command = f"python eval.py --workdir=RUN --suite={suite}"
             raise UserError(f"--{flag}: {path}: no result of the suite ({error}); write it with {command}") from None
-        more = [f"{field}={value}" for field, value in result["overrides"].items()]
-        found[", ".join([path.absolute().parents[1].name, *more])] = result
+        more = path.stem.removeprefix(suite).replace(",", ", ")  # as split=train
+        name = f"{path.absolute().parents[1].name}{more}"
+        found[str(place) if name in found else name] = result
     return found
 
 

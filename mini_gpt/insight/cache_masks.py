@@ -43,7 +43,12 @@ class Masks(NamedTuple):
 @functools.cache
 def masks() -> list[Masks]:
     """Return the masks of two layers, one with a window, while two prompts get new tokens."""
-    fields = {"context_length": max(LENGTHS) + STEPS, "model.num_layers": 2, "model.d_model": 8, "model.num_heads": 1}
+    fields: dict[str, Any] = {
+        "context_length": max(LENGTHS) + STEPS,
+        "model.num_layers": 2,
+        "model.d_model": 8,
+        "model.num_heads": 1,
+    }
     fields |= {"model.attention_window": (None, WINDOW), "model.dtype": "float32"}
     config = loading.from_dict(loading.flatten(loading.defaults()) | fields)
     definition, parameters = build.split(build.make(config.model, VOCABULARY, rngs=nnx.Rngs(0)))

@@ -10,6 +10,7 @@ from mini_gpt import suites
 from mini_gpt.data import tasks
 from mini_gpt.data.tokenizers import CharacterTokenizer
 from mini_gpt.insight import attention, examples, maps
+from mini_gpt.insight.curves import token_label
 from mini_gpt.insight.maps import Panel
 from mini_gpt.runtime.errors import UserError
 from mini_gpt.suites import base
@@ -119,3 +120,21 @@ def test_the_commands_draw_a_problem_or_a_pair_of_your_own(small, tmp_path, monk
     assert (
         line == f"error: --maps: {tmp_path}/text: model.encoder_layers: found 0; must be above 0, as for the first run"
     )
+
+
+def test_heads_side_by_side_are_those_of_the_lowest_entropy(small):
+    config = small(model__num_layers=2)
+    model = random_model(config, TOKENIZER.token_bytes, noise=0.3)
+    tokens = np.arange(12, dtype=np.int32) % 5
+    drawn = maps.heads_figure(Panel("mine", model, TOKENIZER, tokens))
+    weights_NHLS = np.stack([layer.weights_BHLS[0] for layer in attention.attention_maps(model, tokens[None])])
+    with np.errstate(divide="ignore", invalid="ignore"):
+        entropy_NHL = -np.where(weights_NHLS > 0, weights_NHLS * np.log(weights_NHLS), 0).sum(-1)
+    relative_NH = (entropy_NHL / np.log(np.maximum(np.arange(1, 13), 2))).mean(-1)
+    lowest = sorted(np.argsort(relative_NH, axis=None)[:6].tolist())
+    places = [divmod(place, 4) for place in lowest]
+    axes = [axes for axes in drawn.axes if axes.get_title()]
+    assert [a.get_title() for a in axes] == [f"head {n}.{h}, entropy {relative_NH[n, h]:.2f}" for n, h in places]
+    for a, place in zip(axes, places, strict=True):
+        np.testing.assert_allclose(np.ma.filled(shown(a), 0), weights_NHLS[place], atol=1e-5)
+    assert labels(axes[0])[1] == [token_label(character) for character in TOKENIZER.decode(tokens)]

@@ -63,7 +63,7 @@ def importance_figure(tasks: Mapping[str, np.ndarray]) -> Figure:
     """
     limit = max(np.nanmax(np.abs(ablation_NH)) for ablation_NH in tasks.values())
     first_NH = next(iter(tasks.values()))
-    layers, heads = (max(array.shape[axis] for array in tasks.values()) for axis in (0, 1))
+    layers, heads = np.max([array.shape for array in tasks.values()], axis=0)
     size = (1.6 + len(tasks) * (1.0 + 0.62 * heads), 1.9 + 0.5 * layers)
     figure, grid = new_figure(size, 1, len(tasks), title="Loss without a head, minus the loss with it", squeeze=False)
     image = None
@@ -71,7 +71,7 @@ def importance_figure(tasks: Mapping[str, np.ndarray]) -> Figure:
         image = axes.imshow(ablation_NH, cmap=colours.SIGNED, vmin=-limit, vmax=limit, aspect="auto")
         both = ablation_NH.shape == first_NH.shape and ablation_NH is not first_NH
         said = f"\nrank correlation {rank_correlation(first_NH, ablation_NH):.2f}" if both else ""
-        label_heads(axes, *ablation_NH.shape, f"{name}{said}")
+        label_heads(axes, len(ablation_NH), len(ablation_NH[0]), f"{name}{said}")
         for (layer, head), value in np.ndenumerate(ablation_NH):
             if np.isfinite(value):
                 colour = colours.ink_on(image, value)

@@ -59,75 +59,6 @@ function OneBesideTwo({ page }) {
   </${Section}>`;
 }
 
-// The words in order. They move by drag, or by the buttons on both sides, which keep the focus.
-function OrderChips({ page }) {
-  const { data, state, set, say } = page;
-  const words = wordsOf(data, state);
-  const [dragged, setDragged] = useState(null);
-  const pressed = useRef(null);
-  useLayoutEffect(() => {
-    const [word, side] = pressed.current ?? [];
-    const buttons = document.querySelectorAll(`.chip[data-word="${word}"] button`);
-    pressed.current = null;
-    if (buttons.length) (buttons[side].disabled ? buttons[1 - side] : buttons[side]).focus();
-  }, [state.order]);
-  const press = (place, step) => {
-    pressed.current = [state.order[place], step < 0 ? 0 : 1];
-    move(place, place + step);
-  };
-  const move = (from, to) => {
-    if (from === null || to < 0 || to >= words.length || from === to) return;
-    const order = [...state.order];
-    order.splice(to, 0, ...order.splice(from, 1));
-    set({ order });
-    say(`${words[from]} is now word ${to + 1}.`);
-  };
-  const over = (event) => {
-    if (dragged === null) return;
-    const chip = document.elementFromPoint(event.clientX, event.clientY)?.closest(".chip");
-    if (chip && +chip.dataset.place !== dragged) {
-      move(dragged, +chip.dataset.place);
-      setDragged(+chip.dataset.place);
-    }
-  };
-  return html`<ol
-    class="chips"
-    aria-label="Order of the words"
-    onPointerMove=${over}
-    onPointerUp=${() => setDragged(null)}
-    onPointerCancel=${() => setDragged(null)}>
-    ${words.map(
-      (word, place) =>
-        html`<li
-          class=${`chip ${dragged === place ? "dragged" : ""}`}
-          data-place=${place}
-          data-word=${state.order[place]}
-          key=${state.order[place]}>
-          <button
-            onClick=${() => press(place, -1)}
-            disabled=${place === 0}
-            aria-label=${`Move ${word}, word ${place + 1}, to the left`}>
-            ←
-          </button>
-          <span
-            class="grip"
-            onPointerDown=${(event) => {
-              event.target.closest("ol").setPointerCapture(event.pointerId);
-              setDragged(place);
-            }}
-            >${word}</span
-          >
-          <button
-            onClick=${() => press(place, 1)}
-            disabled=${place === words.length - 1}
-            aria-label=${`Move ${word}, word ${place + 1}, to the right`}>
-            →
-          </button>
-        </li>`,
-    )}
-  </ol>`;
-}
-
 function Reorder({ page }) {
   const { state, set, held, result } = page;
   const { result: before, state: original } = page.views.before;
@@ -137,6 +68,11 @@ function Reorder({ page }) {
     Math.max(...result.y[state.order.indexOf(n)].map((value, k) => Math.abs(value - before.y[n][k]))),
   );
   const words = state.sentence.split(" ");
+  const shownWords = wordsOf(page.data, state);
+  const move = (from, to) => {
+    set({ order: movedOrder(state.order, from, to) });
+    page.say(`${shownWords[from]} is now word ${to + 1}.`);
+  };
   const most = Math.max(...changes);
   const largest = Math.max(...result.y.flat().map(Math.abs));
   const swap = () => {
@@ -157,7 +93,7 @@ function Reorder({ page }) {
     <button id="reverse" onClick=${() => set({ order: [...state.order].reverse() })}>reverse</button>
     <button id="original" disabled=${!isChanged} onClick=${() => set({ order: first })}>original order</button>`;
   return html`<${Section} id="reorder" page=${page} title="Change the order of the words" beside=${buttons}>
-    <${OrderChips} page=${page} />
+    <${OrderChips} words=${shownWords} ids=${state.order} onMove=${move} />
     <div class="row tops">
       <div>
         <h3>before</h3>

@@ -104,7 +104,7 @@ def _bias(encoding: Bias, config: ModelConfig, places_BL: jax.Array) -> dict[str
     return {"bias": jnp.maximum(jnp.broadcast_to(bias_BHLS, shape)[0], MASKING_BIAS)}
 
 
-def rounded(values: jax.Array) -> list[Any]:
+def rounded(values: jax.Array | np.ndarray) -> list[Any]:
     """Return nested lists with seven digits, and no -0."""
     return np.reshape([float(f"{value:.7g}") + 0.0 for value in np.ravel(values)], values.shape).tolist()
 

@@ -3,6 +3,7 @@
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from mini_gpt.data import spans
@@ -103,7 +104,7 @@ def _of_positions(model: LoadedModel, place: tuple[int, int], seen_LS: np.ndarra
     """
     config, (layer, head) = model.config.model, place
     length = len(seen_LS)
-    places_BL = np.arange(length)[None]
+    places_BL = jnp.arange(length)[None]
     found: dict[str, np.ndarray] = {}
     bias_LS = np.zeros((length, length), np.float32)
     for encoding in encodings.of_layers(model)[layer]:

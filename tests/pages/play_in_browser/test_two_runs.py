@@ -1,5 +1,6 @@
 """Two runs on one page in Chromium read the same text, and the page says when their steps differ."""
 
+import numpy as np
 import pytest
 
 from mini_gpt.data.simple_tokenizers import ByteTokenizer
@@ -50,3 +51,24 @@ def test_measured_heads_are_those_of_one_run(page):
     )
     page.wait(lambda: page.find("measure").is_enabled())
     assert 0 < page.js("return sent.filter((slot) => slot === 'probe').length") < 8
+
+
+def test_a_moved_word_moves_the_predictions_as_the_models_say(page, runs):
+    page.open("two", text="one two three")
+    page.js("document.querySelector('#order .chip button:last-child').click()")
+    page.wait(lambda: page.js("return document.querySelectorAll('#duel tr[data-moved]').length") == 2)
+    assert page.js("return document.getElementById('text').value") == "two one three"
+    for number, run in enumerate(runs):
+        probabilities = [next_of(run.model, text) for text in ("one two three", "two one three")]
+        moved = page.js(f"return +document.querySelectorAll('#duel tr[data-moved]')[{number}].dataset.moved")
+        assert moved == pytest.approx(np.abs(probabilities[0] - probabilities[1]).sum() / 2, abs=0.02)
+    page.click("order-first")
+    assert page.js("return document.getElementById('text').value") == "one two three"
+    page.wait(lambda: page.js("return document.getElementById('duel')") is None)
+
+
+def next_of(model, text):
+    tokens_BL = np.tile(np.frombuffer(text.encode(), np.uint8).astype(np.int32), (8, 1))
+    logits_V = np.asarray(model(tokens_BL), np.float64)[0, -1]
+    exp_V = np.exp(logits_V - logits_V.max())
+    return exp_V / exp_V.sum()

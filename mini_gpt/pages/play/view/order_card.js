@@ -1,0 +1,130 @@
+"use strict";
+// The order duel: words that the reader moves, and how far that moves the prediction of each run.
+
+const MOST_MOVED = 16; // the last words of the text can be moved
+
+// The last words of a text, with what stays in its place: {before, gaps, words}. gaps: white space before each word.
+function wordsOf(text) {
+  const found = [...text.matchAll(/(\s*)(\S+)/g)].slice(-MOST_MOVED);
+  const end = found.length ? found.at(-1).index + found.at(-1)[0].length : 0;
+  return {
+    before: text.slice(0, found[0]?.index ?? 0),
+    gaps: found.map(([, gap]) => gap),
+    words: found.map(([, , word]) => word),
+    after: text.slice(end),
+  };
+}
+const inOrder = ({ before, gaps, words, after }, order) =>
+  before + order.map((n, place) => gaps[place] + words[n]).join("") + after;
+
+// The likely tokens after the whole text, {token: probability}.
+function lastNext({ length, next: { top, tokens, probabilities } }) {
+  const at = (length - 1) * top;
+  return new Map(indices(top).map((n) => [tokens[at + n], probabilities[at + n]]));
+}
+
+// How far a prediction moved: the share of the probability that went to other tokens, half of the sum of |p − q|. Of a
+// token that is not among the likely ones, the probability counts as 0.
+function movement(before, after) {
+  const tokens = new Set([...before.keys(), ...after.keys()]);
+  return [...tokens].reduce((sum, token) => sum + Math.abs((before.get(token) ?? 0) - (after.get(token) ?? 0)), 0) / 2;
+}
+
+function OrderCard({ facts, state, set, ids, results, tokenizer, writer }) {
+  const [moved, setMoved] = useState({ text: state.text, order: null });
+  const base = useMemo(() => wordsOf(moved.text), [moved.text]);
+  const order = moved.order ?? base.words.map((_, n) => n);
+  const isOwn = inOrder(base, order) === state.text;
+  useLayoutEffect(() => {
+    if (!isOwn) setMoved({ text: state.text, order: null }); // typed, or another address
+  }, [isOwn, state.text]);
+  const isMoved = isOwn && order.some((n, place) => n !== place);
+  const first = useRef([]); // the results of the first order
+  const isThere = (each) => each.edited !== null && !each.busy;
+  if (isOwn && !isMoved && results.every(isThere))
+    first.current = results.map(({ edited }) => ({ text: moved.text, written: edited.written, edited }));
+  const rearrange = (next) => {
+    writer.stop(false);
+    setMoved({ text: moved.text, order: next });
+    set({ text: inOrder(base, next), pin: null, range: null });
+  };
+  const duel = facts.map((run, n) => {
+    const from = first.current[n];
+    const now = results[n];
+    if (!isMoved || !isThere(now) || from?.text !== moved.text || from.written !== now.edited.written) return null;
+    const [before, after] = [from.edited, now.edited].map(lastNext);
+    return {
+      name: run.name,
+      before,
+      after,
+      moved: movement(before, after),
+      losses: [from.edited, now.edited].map((r) => meanLoss(r, null)),
+    };
+  });
+  if (base.words.length < 2) return null;
+  return html`<section class="card" id="order" aria-labelledby="order-title">
+    <div class="bar-of-card">
+      <h2 id="order-title">Order of the words</h2>
+      <span class="soft small"
+        >${base.before ? `the last ${base.words.length} words` : `${base.words.length} words`}</span
+      >
+      <button id="order-reverse" onClick=${() => rearrange([...order].reverse())}>reverse</button>
+      <button id="order-first" disabled=${!isMoved} onClick=${() => rearrange(base.words.map((_, n) => n))}>
+        first order
+      </button>
+    </div>
+    <p class="small soft" data-picture="no">
+      Move words, and see how far the prediction after the text moves${facts.length > 1 ? " in each run" : ""}.
+    </p>
+    <${OrderChips}
+      words=${order.map((n) => base.words[n])}
+      ids=${order}
+      onMove=${(from, to) => rearrange(movedOrder(order, from, to))} />
+    ${isMoved && html`<${Duel} ...${{ facts, duel, tokenizer, unit: state.unit }} />`}
+  </section>`;
+}
+
+function Duel({ facts, duel, tokenizer, unit }) {
+  const likely = (next) => {
+    const [token, probability] = [...next][0];
+    return `${labelOf(tokenizer, token)} ${percent(probability)}`;
+  };
+  const loss = (nats) => (nats === null ? "—" : (nats * UNITS[unit]).toFixed(3));
+  const known = duel.every(Boolean);
+  const sorted = known ? [...duel].sort((a, b) => b.moved - a.moved) : [];
+  return html`<div class="wide" tabindex="0" role="group" aria-label="How far predictions moved">
+      <table id="duel">
+        <thead>
+          <tr>
+            <th scope="col">run</th>
+            <th scope="col">moved</th>
+            <th scope="col">most likely next token</th>
+            <th scope="col">mean loss (${unit})</th>
+          </tr>
+        </thead>
+        <tbody>
+          ${facts.map((run, n) => {
+            const found = duel[n];
+            return html`<tr data-moved=${found?.moved}>
+              <th scope="row" style=${`color:${seriesColour(n)}`}>${run.name}</th>
+              <td><b>${found ? percent(found.moved) : "…"}</b></td>
+              <td>${found ? `${likely(found.before)} → ${likely(found.after)}` : ""}</td>
+              <td>${found ? `${loss(found.losses[0])} → ${loss(found.losses[1])}` : ""}</td>
+            </tr>`;
+          })}
+        </tbody>
+      </table>
+    </div>
+    <p id="duel-said" class="small" role="status">
+      ${
+        known && sorted.length > 1
+          ? `The order matters more to ${sorted[0].name}: its prediction moves by ${percent(sorted[0].moved)}, that of ` +
+            `${sorted[1].name} by ${percent(sorted[1].moved)}. `
+          : ""
+      }
+      <span class="soft"
+        >“Moved” is the probability that goes to other tokens: half of the sum of |p − q| over the likely tokens before
+        and after.</span
+      >
+    </p>`;
+}
