@@ -7,10 +7,8 @@ import jax
 from flax import nnx
 
 from mini_gpt.model import running
-from mini_gpt.model.attention.context import MASKING_BIAS, Context
+from mini_gpt.model.attention.context import MASKING_BIAS
 from mini_gpt.model.attention.multi_head import MultiHeadAttention
-from mini_gpt.model.attention.parts import HeadChange, InputChange
-from mini_gpt.model.layers import observe
 
 
 class AttentionMaps(NamedTuple):
@@ -38,8 +36,6 @@ class Layer(NamedTuple):
     heads_BLHK: the heads' outputs, as they are concatenated.
     attention_BLD, feed_forward_BLD: what the sublayers add.
     cross_attention: the maps of cross-attention, or None.
-    input_BLD: the input of the projections of self-attention, after the norm.
-    queries_BLHK, keys_BLGK: of self-attention, after norms and rotations, as their products are the logits.
     """
 
     attention: AttentionMaps
@@ -50,26 +46,6 @@ class Layer(NamedTuple):
     attention_BLD: jax.Array
     feed_forward_BLD: jax.Array
     cross_attention: AttentionMaps | None = None
-    input_BLD: jax.Array | None = None
-    queries_BLHK: jax.Array | None = None
-    keys_BLGK: jax.Array | None = None
-
-
-class _SeenInput(InputChange):
-    """Names the input of the projections, and changes nothing."""
-
-    def __call__(self, x_BLD: jax.Array, context: Context) -> tuple[jax.Array, Context]:
-        observe(self, "input", x_BLD)
-        return x_BLD, context
-
-
-class _SeenHeads(HeadChange):
-    """Names the queries and the keys, and changes nothing."""
-
-    def __call__(self, q_BLHK: jax.Array, k_BSGK: jax.Array, context: Context) -> tuple[jax.Array, jax.Array]:
-        observe(self, "queries", q_BLHK)
-        observe(self, "keys", k_BSGK)
-        return q_BLHK, k_BSGK
 
 
 def observed(model: Any, call: Callable[[Any], jax.Array]) -> tuple[jax.Array, list[Layer], list[Layer]]:
@@ -85,8 +61,6 @@ def observed(model: Any, call: Callable[[Any], jax.Array]) -> tuple[jax.Array, l
     for _, module in nnx.iter_modules(model):
         if isinstance(module, MultiHeadAttention):
             module.core.implementation = "reference"
-            module.on_input.append(_SeenInput())
-            module.on_heads.append(_SeenHeads())
     result, state = nnx.capture(call, nnx.Intermediate)(model)
     seen = nnx.to_pure_dict(state)
     return result, _layers(seen), _layers(seen.get("encoder", {}))
@@ -115,9 +89,6 @@ def _layer(sites: Mapping[str, Any], after_BLD: Any) -> Layer:
         attention_BLD=edited["attention"],
         feed_forward_BLD=edited["feed_forward"],
         cross_attention=_maps(sites, "cross_") if "cross_logits" in sites else None,
-        input_BLD=sites["input"],
-        queries_BLHK=sites["queries"],
-        keys_BLGK=sites["keys"],
     )
 
 

@@ -5,15 +5,11 @@ import math
 from typing import Any
 
 import numpy as np
-from flax import nnx
 
 from mini_gpt.evaluation.loaded import LoadedModel
-from mini_gpt.insight import attention
-from mini_gpt.insight.observing import Layer
-from mini_gpt.model import running
+from mini_gpt.insight import vectors
 from mini_gpt.model.attention.core import Core
 from mini_gpt.model.attention.parts import Shared
-from mini_gpt.runtime import sharding
 
 MOST_BYTES = 1_200_000  # of all queries and keys in base64
 STEPS = 32767  # of quantisation, on each side of 0
@@ -27,22 +23,15 @@ def packed(model: LoadedModel, tokens: np.ndarray, most: int = MOST_BYTES) -> di
     layers: queries and keys [tokens, heads, dimensions] after norms and rotations, as int16 in base64; `units`, float32
       [heads, dimensions] of each, are their steps. added: what changes the logits after that, such as a bias.
     """
-    found = attention.each_layer(model, sharding.pad_rows(tokens[None], model.mesh), _vectors)
-    each = sum(math.prod(x_BLHK.shape[2:]) for layer in found for x_BLHK in layer) * 2 * 4 / 3  # bytes of a token
+    found = vectors.of_layers(model, tokens)
+    each = sum(math.prod(x_LHK.shape[1:]) for _, *both in found for x_LHK in both) * 2 * 4 / 3  # bytes of a token
     shown = min(len(tokens), int(most / each))
-    cores = [
-        next(module for _, module in nnx.iter_modules(block) if isinstance(module, Core))
-        for block in running.unstack(model.merge()).blocks
-    ]
+    cores = vectors.cores(model)
     layers = [
-        _quantised("queries", q_BLHK[0, :shown]) | _quantised("keys", k_BLGK[0, :shown]) | {"added": _added(core)}
-        for core, (q_BLHK, k_BLGK) in zip(cores, found, strict=True)
+        _quantised("queries", q_LHK[:shown]) | _quantised("keys", k_LGK[:shown]) | {"added": _added(core)}
+        for core, (_, q_LHK, k_LGK) in zip(cores, found, strict=True)
     ]
     return {"tokens": shown, "scale": cores[0].scale, "layers": layers}
-
-
-def _vectors(layer: Layer) -> tuple[Any, Any]:
-    return layer.queries_BLHK, layer.keys_BLGK
 
 
 def _added(core: Core) -> list[str]:

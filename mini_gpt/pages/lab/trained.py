@@ -9,7 +9,7 @@ import numpy as np
 from mini_gpt.data import spans
 from mini_gpt.data.tokenizers import Tokenizer
 from mini_gpt.evaluation.loaded import LoadedModel
-from mini_gpt.insight import attention, encodings
+from mini_gpt.insight import attention, encodings, vectors
 from mini_gpt.insight.observing import Layer
 from mini_gpt.model import running
 from mini_gpt.model.attention.context import MASKING_BIAS
@@ -17,7 +17,7 @@ from mini_gpt.model.positions.biases import Bias
 from mini_gpt.model.positions.rotary import Rotation
 from mini_gpt.pages.lab.encodings import TITLES, rotations, rounded
 from mini_gpt.runtime import sharding
-from mini_gpt.runtime.errors import UserError, require
+from mini_gpt.runtime.errors import UserError
 
 MOST_TOKENS = 24
 TOLERANCE = 1e-3  # of a weight, and of an output relative to the largest
@@ -31,14 +31,16 @@ def data(model: LoadedModel, tokenizer: Tokenizer, tokens_L: np.ndarray, place: 
     place: layer and head.
     """
     config, (layer, head) = model.config.model, place
-    require(not config.has_encoder, "--workdir: model.encoder_layers", config.encoder_layers, "must be 0 for --head")
+    if config.has_encoder:
+        raise UserError("--workdir: the model has an encoder; --head needs a model without one")
     if layer >= config.num_layers or head >= config.num_heads:
         last = f"{config.num_layers - 1}.{config.num_heads - 1}"
         raise UserError(f"--head: found {layer}.{head}; must be a head of the run, from 0.0 to {last}")
     rows_BL = sharding.pad_rows(tokens_L[None], model.mesh)
-    x_BLD, *maps, out_BLHK = attention.each_layer(model, rows_BL, _observed)[layer]
+    *maps, out_BLHK = attention.each_layer(model, rows_BL, _observed)[layer]
     weights_LS, seen_LS = (array_BHLS[0, head] for array_BHLS in maps)
-    x_LD, matrices = _matrices(model, np.asarray(x_BLD[0], np.float32), place)
+    input_LD = np.asarray(vectors.of_layers(model, tokens_L)[layer].input_LD, np.float32)
+    x_LD, matrices = _matrices(model, input_LD, place)
     numbers = _of_positions(model, place, seen_LS)
     own = {"causal": config.causal, "scale": config.scale_attention}
     computed = _attend(x_LD, matrices, numbers, own)
@@ -49,7 +51,7 @@ def data(model: LoadedModel, tokenizer: Tokenizer, tokens_L: np.ndarray, place: 
             f"--head={layer}.{head}: the lab computes softmax(Q·Kᵀ/√d + B)·V, and this model does something else, "
             "such as a norm of queries and keys, a soft cap, a gate or an attention sink; use --suite=explorer"
         )
-    names = [str(n) for n in range(x_BLD.shape[-1])] + [BIAS_COLUMN] * (x_LD.shape[1] - x_BLD.shape[-1])
+    names = [str(n) for n in range(input_LD.shape[1])] + [BIAS_COLUMN] * (x_LD.shape[1] - input_LD.shape[1])
     texts = spans.decode_each(tokens_L, tokenizer)
     parts = ", ".join(TITLES.get(each.name, each.name) for each in encodings.of_layers(model)[layer])
     numbers_of = {"all": jax.tree.map(rounded, numbers)}
@@ -71,7 +73,7 @@ def data(model: LoadedModel, tokenizer: Tokenizer, tokens_L: np.ndarray, place: 
 
 def _observed(layer: Layer) -> tuple[Any, ...]:
     maps = layer.attention
-    return layer.input_BLD, maps.weights_BHLS, maps.seen_BHLS, layer.heads_BLHK
+    return maps.weights_BHLS, maps.seen_BHLS, layer.heads_BLHK
 
 
 def _matrices(model: LoadedModel, x_LD: np.ndarray, place: tuple[int, int]) -> tuple[np.ndarray, dict[str, np.ndarray]]:

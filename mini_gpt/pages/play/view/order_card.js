@@ -23,11 +23,15 @@ function lastNext({ length, next: { top, tokens, probabilities } }) {
   return new Map(indices(top).map((n) => [tokens[at + n], probabilities[at + n]]));
 }
 
-// How far a prediction moved: the share of the probability that went to other tokens, half of the sum of |p − q|. Of a
-// token that is not among the likely ones, the probability counts as 0.
+// How far a prediction moved: the probability that went to other tokens, which is the sum of max(0, p − q) over all
+// tokens, or of max(0, q − p). Only likely tokens are known, and others have at most the least known probability, so
+// this is a lower bound; it is exact if all tokens are known.
 function movement(before, after) {
-  const tokens = new Set([...before.keys(), ...after.keys()]);
-  return [...tokens].reduce((sum, token) => sum + Math.abs((before.get(token) ?? 0) - (after.get(token) ?? 0)), 0) / 2;
+  const gone = (from, to) => {
+    const most = Math.min(...to.values());
+    return [...from].reduce((sum, [token, probability]) => sum + Math.max(0, probability - (to.get(token) ?? most)), 0);
+  };
+  return Math.max(gone(before, after), gone(after, before));
 }
 
 function OrderCard({ facts, state, set, ids, results, tokenizer, writer }) {
@@ -123,8 +127,8 @@ function Duel({ facts, duel, tokenizer, unit }) {
           : ""
       }
       <span class="soft"
-        >“Moved” is the probability that goes to other tokens: half of the sum of |p − q| over the likely tokens before
-        and after.</span
+        >“Moved” is the probability that went to other tokens, at least: by the ${ASKED} most likely ones before and
+        after.</span
       >
     </p>`;
 }
