@@ -23,22 +23,26 @@ function GuessView({ attention, state, set }) {
   if (!queries.length)
     return html`<${HeadChoice} ...${{ attention, state: { ...state, head }, set }} />
       <p>This text has no query that sees ${LEAST_KEYS} keys or more.</p>`;
+  const scores = guesses.length > 0 && scoresOf(attention, layer, head, queries, guesses);
+  const marks = (j) => [
+    weightAt(query, j) === null ? "masked" : "",
+    isOpen && guesses[round] === j ? "pointed" : "",
+    !attention.isCross && j === query ? (isOpen ? "framed" : "pinned") : "",
+  ];
   const keys = html`<${FlowingText}
     id="guesses"
     name="keys"
     tokens=${attention.keys}
-    pinned=${attention.isCross ? null : query}
     onPin=${guess}
     styleOf=${(j) => (isOpen && weightAt(query, j) !== null ? shadeStyle(scales.weights, weightAt(query, j)) : "")}
-    markOf=${(j) =>
-      `${weightAt(query, j) === null ? "masked" : ""} ${isOpen && guesses[round] === j ? "pointed" : ""}`} />`;
+    markOf=${(j) => marks(j).join(" ")} />`;
   return html`<${HeadChoice} ...${{ attention, state: { ...state, head }, set }} />
     <p>
       Where does layer ${layer}, head ${head} look? Click the key that the marked query reads the most. You have
       ${" "}${queries.length} queries. Hatched tokens cannot be seen.
     </p>
     <p id="round" role="status">
-      ${isDone ? html`<b>All ${queries.length} queries are done.</b>` : html`<b>Query ${round + 1} of ${queries.length}</b>`}
+      <b>${isDone ? `All ${queries.length} queries are done.` : `Query ${round + 1} of ${queries.length}`}</b>
       ${" "}${!isDone && inContext(attention.tokens, query)}
       ${isOpen && html`<${Answer} ...${{ attention, weightAt, query, guessed: guesses[round] }} />`}
     </p>
@@ -46,8 +50,7 @@ function GuessView({ attention, state, set }) {
       <button id="next-query" disabled=${!isOpen} onClick=${() => setOpen(false)}>next query</button>
       <button id="new-game" onClick=${() => set({ game: (state.game % MOST_GAMES) + 1 })}>new game</button>
     </div>
-    ${keys}
-    ${guesses.length > 0 && html`<${Scores} ...${scoresOf(attention, layer, head, queries, guesses)} count=${guesses.length} />`}`;
+    ${keys} ${scores && html`<${Scores} ...${scores} count=${guesses.length} />`}`;
 }
 
 const MOST_GAMES = 9999;
@@ -103,8 +106,8 @@ function Scores({ reader, head, offset, even, hits, count }) {
     </div>
     <p class="soft small">
       A score is the mean of the weights that the head gives to the chosen keys, 0 to 1. The fixed distance is the one
-      with the largest mean weight on the other queries of this text; a key that it cannot see counts as
-      0.${hits && " “Aligned” is the share of chosen keys that the true alignment has, of the queries that have one."}
+      with the largest mean weight on the other queries of this text; a key that it cannot see counts as 0.
+      ${hits && " “Aligned”: of the queries with a true alignment, the share whose chosen key it has."}
     </p>
   </section>`;
 }

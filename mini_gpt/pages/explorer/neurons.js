@@ -16,7 +16,7 @@ function Neurons({ attention, layer, head, at: { i, j } }) {
         ${
           attention.vectors
             ? `The page holds queries and keys of the first ${attention.vectors.tokens} tokens only.`
-            : "A page of a model with an encoder does not hold queries and keys."
+            : "A page of whole words, or of a model with an encoder, does not hold queries and keys."
         }
       </p>
     </section>`;

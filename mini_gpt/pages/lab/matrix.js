@@ -35,7 +35,8 @@ function NumberField({ value, label, onChange, onBlur, digits = 3, ...rest }) {
 
 // matrix: of matricesShown. page: {view, result, pointed, from, point, focus}. onEdit(i, j, value) or none.
 // place: which of the page's matrices it is; by default named by its view, as the same matrix is shown in several.
-// A large matrix is a map. isBare: without labels of the rows, since the matrix on its left has them. children: what is beside the name.
+// isBare: without labels of the rows, since the matrix on its left has them. children: what is beside the name.
+// A large matrix is a map.
 function Matrix({ place, ...own }) {
   const { matrix, page } = own;
   const View = isLarge(matrix) ? MatrixMap : MatrixTable;
@@ -109,7 +110,7 @@ function MatrixTable({ matrix, page, onEdit, isBare = false, place, children }) 
         </td>`;
   };
   return html`<figure
-    class=${`matrix ${onEdit ? "editable" : ""} ${matrix.step === "input" ? "named" : ""}`}
+    class=${`matrix ${onEdit ? "editable" : ""} ${columns.length > 6 ? "many" : ""} ${matrix.step === "input" ? "named" : ""}`}
     id=${`matrix-${place}`}>
     <figcaption>
       <b class="name">${typeset(name)}</b> <span class="soft">${shapeOf(matrix)}</span>${children}

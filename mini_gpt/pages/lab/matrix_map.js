@@ -72,7 +72,7 @@ function MatrixMap({ matrix, page, onEdit, place, children }) {
             : html`<span class="soft">${onEdit ? "Click a cell to change it." : "Point at a cell."}</span>`
       }
       <span class="soft">
-        ${matrix.scale === "weights" ? " Colours: 0 to 1." : ` Colours: −${number(reach)} blue, ${number(reach)} red.`}
+        ${matrix.scale === "weights" ? " Colours: 0 to 1." : ` Blue: −${number(reach)}; red: ${number(reach)}.`}
       </span>
     </p>
   </figure>`;

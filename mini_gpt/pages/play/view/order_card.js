@@ -122,8 +122,8 @@ function Duel({ facts, duel, tokenizer, unit }) {
     <p id="duel-said" class="small" role="status">
       ${
         known && sorted.length > 1
-          ? `The order matters more to ${sorted[0].name}: its prediction moves by ${percent(sorted[0].moved)}, that of ` +
-            `${sorted[1].name} by ${percent(sorted[1].moved)}. `
+          ? `The order matters more to ${sorted[0].name}: its prediction moves by ` +
+            `${percent(sorted[0].moved)}, that of ${sorted[1].name} by ${percent(sorted[1].moved)}. `
           : ""
       }
       <span class="soft"
