@@ -28,6 +28,8 @@ def test_a_new_token_sees_itself_and_the_keys_before_it_within_the_window():
     assert (full.window, window.window) == (None, 4) and window.visible_BTS.shape[-1] == 4
     for layer in (full, window):
         reach = layer.window or 99
+        distance_LL = np.subtract.outer(np.arange(5), np.arange(5))
+        np.testing.assert_array_equal(layer.prompt_BLL, [(distance_LL >= 0) & (distance_LL < reach)] * 2)
         for row, length in enumerate(cache_masks.LENGTHS):
             for step, (visible_S, indices_S) in enumerate(
                 zip(layer.visible_BTS[row], layer.indices_BTS[row], strict=True)

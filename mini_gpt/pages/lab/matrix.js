@@ -110,7 +110,9 @@ function MatrixTable({ matrix, page, onEdit, isBare = false, place, children }) 
         </td>`;
   };
   return html`<figure
-    class=${`matrix ${onEdit ? "editable" : ""} ${columns.length > 6 ? "many" : ""} ${matrix.step === "input" ? "named" : ""}`}
+    class=${["matrix", onEdit && "editable", columns.length > 6 && "many", matrix.step === "input" && "named"]
+      .filter(Boolean)
+      .join(" ")}
     id=${`matrix-${place}`}>
     <figcaption>
       <b class="name">${typeset(name)}</b> <span class="soft">${shapeOf(matrix)}</span>${children}
