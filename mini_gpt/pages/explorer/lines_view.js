@@ -3,7 +3,7 @@
 
 const MOST_LINES = 32; // tokens on each side
 const FAINTEST = 0.02; // the smallest weight with a line
-const LINE_HEIGHT = 24; // pixels of a token
+const lineHeight = () => (matchMedia("(pointer: coarse)").matches ? 40 : 24); // pixels of a token
 
 // The part of a text that is shown, [first, end].
 const partOf = (count, from, most) => {
@@ -34,8 +34,9 @@ function LinesView({ attention, state, set }) {
   const pinned = state.side === "query" && rows.includes(state.pin) ? state.pin : null;
   const marked = hovered ?? pinned;
   const weightAt = attention.weightsAt(layer, head);
-  const height = LINE_HEIGHT * Math.max(rows.length, keys.length);
-  const middle = (n, first) => LINE_HEIGHT * (n - first + 0.5);
+  const each = lineHeight();
+  const height = each * Math.max(rows.length, keys.length);
+  const middle = (n, first) => each * (n - first + 0.5);
   const lines = rows.flatMap((i) =>
     marked === null || marked === i
       ? keys.flatMap((j) => {
@@ -51,7 +52,7 @@ function LinesView({ attention, state, set }) {
       weight; weights below ${FAINTEST} have no line. Point at a query to see its lines alone, click it to keep them.
     </p>
     <div class="controls"><${PartSlider} ...${{ attention, state, set, most: MOST_LINES }} /></div>
-    <div class="head-lines" id="lines" style=${`--row:${LINE_HEIGHT}px`}>
+    <div class="head-lines" id="lines" style=${`--row:${each}px`}>
       <b>query</b><span></span><b>key</b>
       <div role="group" aria-label="queries">
         ${rows.map(
