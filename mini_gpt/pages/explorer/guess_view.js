@@ -64,7 +64,7 @@ function Answer({ attention, weightAt, query, guessed }) {
   return html`: the key that you chose, ${guessed}, has the weight <b>${weightAt(query, guessed).toFixed(2)}</b>${
       best === guessed
         ? ", the largest."
-        : html`; the largest has key ${best}
+        : html`; the largest has key ${best}${" "}
           ${inContext(attention.keys, best)}:${" "}<b>${weightAt(query, best).toFixed(2)}</b>.`
     }`;
 }
