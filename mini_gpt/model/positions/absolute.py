@@ -57,7 +57,7 @@ class Sinusoidal(InputEncoding):
         angles_BLP = positions_BL[..., None].astype(jnp.float32) * frequencies_P
         waves_BLP2 = jnp.stack([jnp.sin(angles_BLP), jnp.cos(angles_BLP)], axis=-1)
         waves_BLP = (self.amplitude * waves_BLP2).reshape(*positions_BL.shape, -1)[..., :width].astype(x_BLD.dtype)
-        return x_BLD + waves_BLP if self.columns is None else jnp.concatenate([x_BLD[..., :-width], waves_BLP], axis=-1)
+        return x_BLD + waves_BLP if self.columns is None else x_BLD.at[..., -width:].set(waves_BLP)
 
 
 def embedding_std(config: ModelConfig) -> float:
