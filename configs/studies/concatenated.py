@@ -2,9 +2,9 @@
 
     python -m mini_gpt.study run configs/studies/concatenated.py
 
-21 runs of configs/small.py, of width 64. `added`: x = E[token] + p, both of width 64. `concatenated=P`: the first 64 - P
-entries of E[token], then the P entries of p. The width and the number of parameters are equal. With tied embeddings the
-last P columns of E are trained in the output only. Results: docs/results/studies.md.
+21 runs of configs/small.py, of width 64. `added`: x = E[token] + p, both of width 64. `concatenated=P`: the first
+64 - P entries of E[token], then the P entries of p. The width and the number of parameters are equal. With tied
+embeddings, the last P columns of E are trained in the output only. Results: docs/results/studies.md.
 """
 
 from mini_gpt.study.definition import Contrast, Fit, Study
