@@ -26,7 +26,7 @@ def state_width(config: ModelConfig) -> int:
 
 
 class Recurrence(nnx.Module):
-    """Gated recurrent units in Flax's form (Cho et al. 2014, 2.3), and a projection of their states to the stream.
+    """Gated recurrent units (Cho et al. 2014, 2.3; the reset gate after the product, as in Flax), and a projection.
 
     The products with the inputs are computed for all tokens at once, those with the state token by token.
     """
