@@ -11,13 +11,13 @@ train: $(VENV)/installed
 test: $(VENV)/installed-dev
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
-	$(VENV)/bin/python -m pytest -q -n 2 -m "not slow" tests
+	$(VENV)/bin/python -m pytest -q -n 2 --dist=worksteal -m "not slow" tests
 
 types: $(VENV)/installed-dev
 	$(VENV)/bin/mypy
 
 test-slow: $(VENV)/installed-dev
-	$(VENV)/bin/python -m pytest -q -n 2 -m "slow and not exhaustive" $(SLOW)
+	$(VENV)/bin/python -m pytest -q -n 2 --dist=worksteal -m "slow and not exhaustive" $(SLOW)
 
 # Run the slow tests in an order that each day's commits change, for MINUTES; print what was not run.
 MINUTES ?= 15
@@ -68,7 +68,7 @@ exercises: $(VENV)/installed-dev
 structure: $(VENV)/installed-dev
 	$(VENV)/bin/python -m tests.structure
 
-# Check and measure on an NVIDIA GPU for ten minutes. Needs no network: PYTHON has JAX with CUDA, PyTorch, Transformers.
+# Check and measure on an NVIDIA GPU for at most 15 minutes. Needs no network: PYTHON has JAX with CUDA, PyTorch, Transformers.
 gpu:
 	$(PYTHON) -m benchmarks.gpu
 

@@ -3,8 +3,8 @@
     python train.py --config=configs/shakespeare_char.py
     python train.py --config=configs/shakespeare_char.py --config.data.path=FILE    (without a network)
 
-nanoGPT's README reports 1.4697 nats per character after about 3 minutes on an A100. This recipe was never trained to
-the end, for lack of a GPU: two CPU cores would need about two hours.
+nanoGPT's README reports 1.4697 nats per character. This recipe reached 1.4559 after 2,000 steps on an H100 (one seed,
+the whole validation split), and overfits later; 5,000 steps take 47 s. Two CPU cores would need about two hours.
 """
 
 from ml_collections import ConfigDict

@@ -60,6 +60,7 @@ def test_the_summary_counts_the_tests_that_are_left_out():
     assert f"\n{count} slow tests were left out; make test-slow runs them" in said["-n"], said
 
 
+@pytest.mark.slow
 def test_a_part_of_the_tests_says_which_files_it_left_out():
     call = [sys.executable, "-m", "pytest", "-q", "-n", "0", "--minutes=0", "tests/config"]
     said = subprocess.run(call, cwd=REPOSITORY, capture_output=True, text=True).stdout

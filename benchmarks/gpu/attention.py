@@ -2,6 +2,7 @@
 
 Each positional encoding and each mask runs in float32 and in bfloat16, with each implementation that accepts it. The
 wanted numbers are those of the reference in float32 on the CPU, with full precision and the same parameters and tokens.
+Cases are compiled at the same time, on half of the cores.
 An error is the largest difference in an array, relative to the array's largest entry; or to a hundredth of the largest
 gradient, for arrays whose gradient is a sum that cancels.
 
@@ -11,7 +12,10 @@ Without a GPU, cuDNN can't run. Then it is compiled as far as its calls, for CUD
 import argparse
 import contextlib
 import math
+import os
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -38,6 +42,8 @@ DTYPES = ("float32", "bfloat16")
 # Errors of rounding, in units of the dtype's eps. In float32, sums of up to 600 terms are in another order. In
 # bfloat16, weights, activations and their gradients are each rounded several times between the tokens and an output.
 TOLERANCE = {"float32": 256 * float(jnp.finfo(jnp.float32).eps), "bfloat16": 8 * float(jnp.finfo(jnp.bfloat16).eps)}
+# Gradients are sums that cancel: float32 on a CPU differs from float64 by 2.9e-4 (FIRE), 3.9e-4 (CoPE), 2e-5 (FoX).
+CANCELLING = {"fire": 1e-3, "cope": 1e-3, "fox": 1e-4}
 # CoPE interpolates a table linearly, so its gradient jumps where a position passes an integer: another rounding gives
 # another gradient. In bfloat16, only its output is compared.
 JUMPS = ("cope",)
@@ -47,6 +53,7 @@ COMPILER = {"cpu": {"xla_backend_optimization_level": 0}, "gpu": {"xla_gpu_autot
 if jaxlib.__version__.startswith("0.10."):
     COMPILER["cpu"]["xla_cpu_use_fusion_emitters"] = False  # newer versions do not have it
 CUDNN_VERSION = 91_000  # as which cuDNN is taken where there is none
+TRACING = threading.Lock()  # programs are traced one at a time: what is patched for one holds for the whole process
 
 
 class Case(NamedTuple):
@@ -100,14 +107,16 @@ def as_on_cuda() -> Iterator[None]:
 
 @contextlib.contextmanager
 def recorded() -> Iterator[set[str]]:
-    """Yield a set, to which each call of an implementation adds its name while a program is traced."""
+    """Yield a set, to which each call of an implementation adds its name while one program is traced."""
     names: set[str] = set()
 
     def recording(name: str, attend: Callable) -> Callable:
         return lambda *arguments, **options: names.add(name) or attend(*arguments, **options)
 
-    with mock.patch.dict(core.IMPLEMENTATIONS, {name: recording(name, f) for name, f in core.IMPLEMENTATIONS.items()}):
-        yield names
+    with TRACING:
+        recordings = {name: recording(name, attend) for name, attend in core.IMPLEMENTATIONS.items()}
+        with mock.patch.dict(core.IMPLEMENTATIONS, recordings):
+            yield names
 
 
 class Layer:
@@ -175,10 +184,10 @@ def check(case: Case, dtype: str, wanted: Any, *, small: bool) -> list[dict[str,
     device = jax.devices()[0]
     has_gpu = devices.platform(device) == "cuda"
     on_cuda = contextlib.nullcontext if has_gpu else as_on_cuda
-    with on_cuda(), recorded() as auto:
+    with recorded() as auto, on_cuda():
         Layer(case, dtype, "auto", small=small).traced(device)
     for name in ("cudnn", "blockwise", "reference"):
-        with on_cuda(), recorded() as taken:
+        with recorded() as taken, on_cuda():
             layer = Layer(case, dtype, name, small=small)
             traced = layer.traced(device)
         if name not in taken:
@@ -186,15 +195,16 @@ def check(case: Case, dtype: str, wanted: Any, *, small: bool) -> list[dict[str,
         row = {"encoding": case.encoding, "mask": case.mask, "dtype": dtype}
         row |= {"implementation": " + ".join(sorted(taken)), "auto": " + ".join(sorted(auto))}
         if name == "cudnn" and not has_gpu:
-            with as_on_cuda():
+            with TRACING, as_on_cuda():
                 lowered = traced.lower(lowering_platforms=("cuda",)).as_text()
             rows.append(row | {"ok": "__cudnn$fmhaSoftmaxBackward" in lowered})
             continue
         output_only = case.encoding in JUMPS and dtype != "float32"
         error = error_of(layer.run(device, traced), wanted, output_only=output_only)
         row |= {"compared": "output" if output_only else "output and gradients"}
-        row |= {"error": error if math.isfinite(error) else None, "tolerance": TOLERANCE[dtype]}
-        rows.append(row | {"ok": error <= TOLERANCE[dtype]})
+        tolerance = max(TOLERANCE[dtype], CANCELLING.get(case.encoding, 0.0))
+        row |= {"error": error if math.isfinite(error) else None, "tolerance": tolerance}
+        rows.append(row | {"ok": error <= tolerance})
     return rows
 
 
@@ -206,6 +216,26 @@ def failure(row: dict[str, Any]) -> str:
     return f"{found}, allowed {row['tolerance']:.2g}"
 
 
+def checked(case: Case, *, small: bool) -> tuple[list[dict[str, Any]], list[str]]:
+    """Return the rows of a case, and a line for each that failed. If a program fails, the others are still checked."""
+    rows: list[dict[str, Any]] = []
+    problems: list[str] = []
+    layer, cpu = Layer(case, "float32", "reference", small=small), jax.devices("cpu")[0]
+    with TRACING:
+        traced = layer.traced(cpu)
+    wanted = layer.run(cpu, traced)
+    for dtype in DTYPES:
+        named = f"{case.encoding}, {case.mask}, {dtype}"
+        try:
+            new = check(case, dtype, wanted, small=small)
+        except Exception as error:
+            problems.append(f"{named}: {type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}")
+            continue
+        rows += new
+        problems += [f"{named}, {row['implementation']}: {failure(row)}" for row in new if not row["ok"]]
+    return rows, problems
+
+
 @command_line.command
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -214,19 +244,12 @@ def main() -> None:
     command_line.set_up()
     rows: list[dict[str, Any]] = []
     problems: list[str] = []
-    for case in CASES:
-        wanted = Layer(case, "float32", "reference", small=flags.small).run(jax.devices("cpu")[0])
-        for dtype in DTYPES:
-            named = f"{case.encoding}, {case.mask}, {dtype}"
-            try:
-                new = check(case, dtype, wanted, small=flags.small)
-            except Exception as error:  # of one case: the others are still checked
-                problems.append(f"{named}: {type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}")
-                continue
-            rows += new
-            problems += [f"{named}, {row['implementation']}: {failure(row)}" for row in new if not row["ok"]]
-        progress = f"{len(rows)} rows of {CASES.index(case) + 1} of {len(CASES)} cases"
-        processes.write({"rows": rows, "problems": problems, "progress": progress})
+    with ThreadPoolExecutor(max(1, (os.cpu_count() or 1) // 2)) as pool:
+        found = pool.map(lambda case: checked(case, small=flags.small), CASES)
+        for number, (new_rows, new_problems) in enumerate(found, 1):
+            rows, problems = rows + new_rows, problems + new_problems
+            progress = f"{len(rows)} rows of {number} of {len(CASES)} cases"
+            processes.write({"rows": rows, "problems": problems, "progress": progress})
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Check and measure mini_gpt on one NVIDIA GPU in ten minutes, without a network: one JSON file and one page.
+"""Check and measure mini_gpt on one NVIDIA GPU in at most 15 minutes, without a network: one JSON file and one page.
 
 python -m benchmarks.gpu [--small] [--output=runs/gpu] [--only=NAME]
 

@@ -87,12 +87,12 @@ def add_process_flags(parser: argparse.ArgumentParser) -> None:
 
 def place(text: str) -> Path | buckets.Place:
     """Return the directory that a flag names, or the place of an address such as s3://bucket/run."""
-    return buckets.Place(text) if buckets.is_address(text) else directory(text)
+    return buckets.Place(text) if files.is_address(text) else directory(text)
 
 
 def source(text: str) -> Path | buckets.Place:
     """Return the path that a flag names, or the place of an address."""
-    return buckets.Place(text) if buckets.is_address(text) else path(text)
+    return buckets.Place(text) if files.is_address(text) else path(text)
 
 
 def directory(text: str) -> Path:
@@ -110,7 +110,7 @@ def path(text: str) -> Path:
     """
     if not text:
         raise UserError("found a flag without its directory; give one, such as --workdir=DIR")
-    if buckets.is_address(text):
+    if files.is_address(text):
         shown_url = files.without_password(text)
         raise UserError(f"found the URL {shown_url!r}; must be a directory of this machine: copy or mount it")
     if sys.getfilesystemencoding() != "utf-8" and not text.isascii():
@@ -134,7 +134,7 @@ def utf8(text: str) -> str:
 
 def new_directory(text: str) -> Path | buckets.Place:
     """Return the absolute path of a directory, or a place. Raise UserError like `path`, or if it exists."""
-    if buckets.is_address(text):
+    if files.is_address(text):
         return buckets.Place(text)
     found = path(text).resolve()
     files.check_new(found)

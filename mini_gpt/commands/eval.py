@@ -31,13 +31,14 @@ def main() -> None:
         help="time of each suite: measures what fits; default: 5 above 20M parameters; inf: all",
     )
     add("--beside", type=command_line.place, metavar="RUN", help="for play: another run to show on the same text")
+    add("--words", action="store_true", default=None, help="for figures and explorer: whole words instead of tokens")
     command_line.add_override_flag(parser)
     command_line.add_suite_flags(parser)
     command_line.add_process_flags(parser)
     flags, rest = parser.parse_known_args()
     overrides = command_line.config_overrides(rest, flags.override)
     names = [*dict.fromkeys(flags.suite.split(","))]
-    given = flags.lengths, flags.strides, flags.text, flags.tokens, flags.other, flags.beside
+    given = flags.lengths, flags.strides, flags.text, flags.tokens, flags.other, flags.beside, flags.words
     options = SuiteOptions(flags.split, *given)
     suites.check(names, options)
     require(flags.minutes is None or flags.minutes > 0, "--minutes", flags.minutes, "must be above 0")

@@ -12,7 +12,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from mini_gpt.config.data import DataConfig
-from mini_gpt.runtime import buckets, files
+from mini_gpt.runtime import files
 from mini_gpt.runtime.errors import UserError, shown
 
 CACHE = "data.cache_dir"
@@ -74,7 +74,7 @@ def _cache_key(data: DataConfig) -> str | None:
 
 
 def _absolute(path: str) -> str:
-    if buckets.is_address(path):
+    if files.is_address(path):
         return path
     expanded = os.path.expanduser(path)
     # abspath() removes "link/.." without following the link, so that two places would have one key.

@@ -21,7 +21,7 @@ from mini_gpt.data import builders, english, pair_files, tasks, text_corpus, tex
 from mini_gpt.data.builders import PythonLibrary, PythonStdlib, TinyShakespeare
 from mini_gpt.data.corpus import Corpus
 from mini_gpt.data.splits import SPLITS
-from mini_gpt.runtime import buckets, copies, files, processes
+from mini_gpt.runtime import copies, files, processes
 from mini_gpt.runtime.errors import UserError, require, shown, suggestion
 
 NAME_IN_TFDS = re.compile(r"\w+(/[\w+.-]+)?(:[\d*]+(\.[\d*]+){2})?")
@@ -36,7 +36,7 @@ def open_corpus(data: DataConfig) -> Corpus:
     Files with an address, such as s3://bucket/texts/*.jsonl.gz, are first copied into the cache. With `data.cache_dir`
     in a bucket, only process 0 reads the texts: the others get a corpus without texts.
     """
-    if data.cache_dir is None or not buckets.is_address(data.cache_dir):
+    if data.cache_dir is None or not files.is_address(data.cache_dir):
         return processes.main_process_first()(_opened)(data)
     own = list[Corpus]()
 
@@ -86,7 +86,7 @@ def _opened(data: DataConfig) -> Corpus:
 
 
 def _local(data: DataConfig, path: str | None) -> str | None:
-    if path is None or not buckets.is_address(path):
+    if path is None or not files.is_address(path):
         return path
     return str(copies.fetch(path, files.cache_directory(data.cache_dir)))
 

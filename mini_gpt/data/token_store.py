@@ -18,7 +18,7 @@ from mini_gpt.config.data import TOKENS, DataConfig
 from mini_gpt.data import bucket_tokens, simple_tokenizers, splits, tasks, token_files, tokenizers, tokenizing
 from mini_gpt.data.corpus import Corpus
 from mini_gpt.data.tokenizers import Tokenizer
-from mini_gpt.runtime import buckets, continued, devices, files, processes, progress
+from mini_gpt.runtime import continued, devices, files, processes, progress
 from mini_gpt.runtime.buckets import Place
 from mini_gpt.runtime.errors import UserError, require
 
@@ -71,7 +71,7 @@ def open_store(corpus: Corpus, data: DataConfig, tokenizer: tokenizers.Tokenizer
     if target.exists() and (reason := _damage(target)) is not None:
         log.warning(f"{target} is damaged ({reason}): it is built again")
         shutil.rmtree(target)
-    if data.cache_dir is not None and buckets.is_address(data.cache_dir):
+    if data.cache_dir is not None and files.is_address(data.cache_dir):
         place = Place(f"{data.cache_dir.rstrip('/')}/tokens/{name}")
         if not target.exists() and place.entry(META) is not None:
             part = bucket_tokens.fetch(place, cache / "tokens" / f"{name}-in-part", META)

@@ -16,6 +16,7 @@ from mini_gpt.insight import attention, colours
 from mini_gpt.insight.curves import new_figure, token_label
 from mini_gpt.insight.examples import Alignment, Example
 from mini_gpt.insight.observing import AttentionMaps
+from mini_gpt.insight.words import Words, grouped, of_tokens
 
 NARROWEST, WIDEST, TOKEN = 2.4, 7.0, 0.115  # inches: limits of a map's width, and the space of one token
 MOST_TOKENS = 32  # of a text; a pair is whole, because a part of a source has other attention
@@ -23,12 +24,12 @@ MOST_LABELS = 80  # tokens along an axis; more would overlap
 
 
 class Panel(NamedTuple):
-    """A model and what it reads: the tokens of a text, or a pair if the model has an encoder."""
+    """A model and what it reads: the tokens of a text, also to show by words, or a pair if it has an encoder."""
 
     name: str
     model: LoadedModel
     tokenizer: Tokenizer
-    text: np.ndarray | Example
+    text: np.ndarray | Words | Example
 
 
 class _Row(NamedTuple):
@@ -77,6 +78,10 @@ def cross_figure(panel: Panel) -> Figure:
 def _rows(panel: Panel) -> list[_Row]:
     name, model, tokenizer, text = panel
     label = f"{name}\nposition={model.config.model.position}"
+    if isinstance(text, Words):
+        word_L, words = of_tokens(spans.decode_each(text.tokens, tokenizer))
+        layers, words = grouped(attention.attention_maps(model, text.tokens[None]), word_L), [*map(str.strip, words)]
+        return [_averaged(label, layers, words, words)]
     if not isinstance(text, Example):
         layers, texts = attention.attention_maps(model, text[None]), _texts(tokenizer, text)
         return [_averaged(label, layers, texts, texts)]

@@ -196,11 +196,6 @@ def split(address: str) -> tuple[str, str]:
     return {"gcs": "gs", "s3a": "s3"}.get(matched[1], matched[1]), matched[2]
 
 
-def is_address(text: str) -> bool:
-    """Return whether a text names a place with a scheme, not a local path."""
-    return re.match(r"\w[\w+.-]*://", text) is not None
-
-
 def s3_endpoint() -> str | None:
     """Return the URL of a server that is not Amazon's, from the environment; None without one."""
     return os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")

@@ -36,9 +36,14 @@ class Exists(UserError):
     """The directory to be written exists already."""
 
 
+def is_address(text: str) -> bool:
+    """Return whether a text names a place with a scheme, not a local path."""
+    return re.match(r"\w[\w+.-]*://", text) is not None
+
+
 def expanded(path: str) -> Path:
     """Return a path with `~` expanded. Raises UserError for a URL, and if there is no such home directory."""
-    if re.match(r"\w+://", path):
+    if is_address(path):
         raise UserError(f"{without_password(path)}: found a URL; must be a path of this machine")
     found = os.path.expanduser(path)
     if found.startswith("~"):
@@ -54,7 +59,7 @@ def without_password(address: str) -> str:
 def cache_directory(cache_dir: str | None) -> Path:
     """Return `data.cache_dir`, or if it is None or in a bucket, $XDG_CACHE_HOME/mini_gpt or ~/.cache/mini_gpt."""
     default = os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "mini_gpt")
-    return expanded(default if cache_dir is None or "://" in cache_dir else cache_dir)
+    return expanded(default if cache_dir is None or is_address(cache_dir) else cache_dir)
 
 
 @contextlib.contextmanager

@@ -12,6 +12,7 @@ from mini_gpt.study.results import Results
 from mini_gpt.training import stopping
 
 POLL_SECONDS = 0.25
+BUSY = "--workdir: another run trains in "  # how the message of a lock or a lease begins
 log = logging.getLogger("mini_gpt.study")
 
 
@@ -67,7 +68,9 @@ class Runner:
             elif job.is_paused:
                 job.state = "waiting"
             else:
-                job.state, job.reason = "failed", _reason(job, status, said)
+                job.reason = _reason(job, status, said)
+                # In a bucket, only the worker finds the process of another machine.
+                job.state = "elsewhere" if job.reason.startswith(BUSY) else "failed"
             job.is_paused = False
 
     def _stop_all(self) -> None:

@@ -40,6 +40,7 @@ class SuiteOptions:
     tokens: the most of heads and lens, in a pass of pruning, or targets of the sliding windows of extrapolation.
     other: the second text of patching and play.
     beside: another run directory, which play shows beside the first.
+    words: True: figures and explorer show whole words instead of tokens.
     """
 
     split: str = "validation"
@@ -49,6 +50,7 @@ class SuiteOptions:
     tokens: int | None = None
     other: str | None = None
     beside: str | None = None
+    words: bool | None = None
 
 
 class Suite:
@@ -75,6 +77,7 @@ class Suite:
                 other = "perplexity" if has_spans else "translation"
                 reason = f"does not support model.encoder_layers with {found}"
                 raise UserError(f"--suite={self.name} {reason}; use --suite={other}")
+            require(not options.words, "--words", True, "must not be given for a model with an encoder")
         if self.needs_next_token and trained.train.objective != "next_token":
             found, other = trained.train.objective, "use --suite=perplexity"
             raise UserError(f"--suite={self.name} needs train.objective=next_token, and this run has {found}; {other}")
@@ -163,6 +166,7 @@ def file_stem(
     parts += [] if checkpoint == "last" else [f"checkpoint={checkpoint}"]
     parts += [f"{field}={value}" for field, value in (overrides or {}).items()]
     parts += [f"{flag}={text}" for flag in ("text", "other") if (text := getattr(options, flag)) is not None]
+    parts += ["words"] if options.words else []
     parts += [] if options.beside is None else [f"beside={Path(options.beside).resolve().name}"]
     return files.plain_name(",".join(parts))
 

@@ -10,6 +10,7 @@ from mini_gpt.config.schema import Config
 from mini_gpt.insight.examples import Example
 from mini_gpt.insight.heads import inputs, report
 from mini_gpt.insight.heads.templates import Templates
+from mini_gpt.insight.words import Words
 from mini_gpt.model import editing
 from mini_gpt.pages.explorer import page
 from mini_gpt.pages.explorer.page import HeadLabel, HeadLabels
@@ -27,7 +28,7 @@ MOST_PARAMETERS = 10_000_000  # of a model that the page measures itself; it tak
 
 class Explorer(Suite):
     name = "explorer"
-    flags = ("text",)
+    flags = ("text", "words")
     supports_encoder = True
     needs_logits = False
 
@@ -60,7 +61,7 @@ class Explorer(Suite):
         html = page.explorer(
             run.model,
             run.tokenizer,
-            text,
+            Words(text) if options.words else text,
             labels=self._labels(run, options, text),
             title=f"{run.workdir.resolve().name}: attention, {layers} layers × {config.num_heads} heads",
             subtitle=f"{f'step {run.step:,}, ' if run.step else ''}{count} of {source}, position={config.position}",

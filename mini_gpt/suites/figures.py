@@ -2,6 +2,7 @@
 
 from mini_gpt.insight import figures, maps
 from mini_gpt.insight.maps import Panel
+from mini_gpt.insight.words import Words
 from mini_gpt.suites import base
 from mini_gpt.suites.base import Suite, SuiteOptions
 from mini_gpt.suites.results import Contents
@@ -10,7 +11,7 @@ from mini_gpt.training.run import Run
 
 class Figures(Suite):
     name = "figures"
-    flags = ("text",)
+    flags = ("text", "words")
     supports_encoder = True
     needs_logits = False
 
@@ -22,6 +23,7 @@ class Figures(Suite):
             plots = {"maps": maps.figure([panel]), "cross": maps.cross_figure(panel)}
         else:
             tokens = base.opening(run, options, maps.MOST_TOKENS)
-            plots = {"maps": maps.figure([Panel(title, run.model, run.tokenizer, tokens)])}
+            text = Words(tokens) if options.words else tokens
+            plots = {"maps": maps.figure([Panel(title, run.model, run.tokenizer, text)])}
         plots |= figures.model_figures(title, run.model, tokens)
         return {f"/{name}.png": figure for name, figure in plots.items()}

@@ -49,9 +49,8 @@ def adapted(config: Config, vocab_size: int) -> MiniGPT:
 
 def first(config: Config, parameters: Parameters, abstract_state: TrainState) -> TrainState:
     """Return the state at step 0 with the given parameters, which are donated. abstract_state: from `abstract`."""
-    initial = functools.partial(_initial, config)
     shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract_state)
-    return jax.jit(initial, donate_argnums=0, out_shardings=shardings)(parameters)
+    return jax.jit(functools.partial(_initial, config), donate_argnums=0, out_shardings=shardings)(parameters)
 
 
 def create(config: Config, vocab_size: int, abstract_state: TrainState) -> TrainState:
@@ -61,9 +60,8 @@ def create(config: Config, vocab_size: int, abstract_state: TrainState) -> Train
         _, parameters = build.split(build.make(config.model, vocab_size, rngs=nnx.Rngs(config.seed)))
         return _initial(config, jax.tree.map(lambda leaf: leaf.astype(config.model.param_dtype), parameters))
 
+    options = {"xla_disable_hlo_passes": "multi_output_fusion"}  # with it, GPT-2 124M compiles for minutes on a GPU
     shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract_state)
-    # On GPUs this pass makes a few huge kernels of all parameters: GPT-2 124M then compiles for minutes.
-    options = {"xla_disable_hlo_passes": "multi_output_fusion"}
     return jax.jit(initialize, out_shardings=shardings, compiler_options=options)()
 
 

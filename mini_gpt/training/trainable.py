@@ -18,8 +18,7 @@ def split(pattern: str, parameters: Parameters) -> tuple[Parameters, Parameters]
     """
     is_trained = jax.tree_util.tree_map_with_path(lambda path, _: bool(re.search(pattern, path_name(path))), parameters)
     trained = jax.tree.map(lambda leaf, chosen: leaf if chosen else None, parameters, is_trained)
-    fixed = jax.tree.map(lambda leaf, chosen: None if chosen else leaf, parameters, is_trained)
-    return trained, fixed
+    return trained, jax.tree.map(lambda leaf, chosen: None if chosen else leaf, parameters, is_trained)
 
 
 def checked(config: Config, parameters: Parameters) -> Parameters:

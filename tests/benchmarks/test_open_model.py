@@ -32,6 +32,7 @@ def test_the_induction_heads_of_the_handmade_model_are_found_and_needed(small, m
     assert without > with_all + 1
 
 
+@pytest.mark.slow
 def test_patching_single_heads_equals_the_suite(small):
     model = handmade.induction(small)
     (*clean, answer), (*corrupted, other) = encode("abcdab"), encode("aecdae")
@@ -101,6 +102,7 @@ def test_a_short_text_is_refused(tmp_path):
         open_model.texts_of(run, tmp_path / "short.txt")
 
 
+@pytest.mark.slow
 def test_losses_by_window_and_beyond_the_context_are_those_of_each_target_alone(trained, monkeypatch):
     for name, value in {"DOCUMENTS": {"windows": 3, "beyond": 3}, "WINDOWS": ((8, 8), (2, 8)), "BINS": 4}.items():
         monkeypatch.setattr(open_model_context, name, value)

@@ -18,6 +18,7 @@ def printed(*flags, **variables):
     return done, dict(line.split(maxsplit=1) for line in done.stdout.splitlines())
 
 
+@pytest.mark.slow
 def test_versions_devices_and_variables_are_printed():
     done, said = printed(XLA_FLAGS="--xla_force_host_platform_device_count=2", SECRET_TOKEN="hidden")
     assert done.returncode == 0, done.stderr

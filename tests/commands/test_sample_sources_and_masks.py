@@ -73,6 +73,7 @@ def test_a_file_of_sources_has_a_target_for_each_line(trained, monkeypatch, caps
 MASKED = {"model__causal": False, "train__objective": "masked"}
 
 
+@pytest.mark.slow
 def test_masks_are_filled_with_the_most_likely_tokens(trained, monkeypatch, capsys):
     workdir = trained(**MASKED)
     command, text = ["sample.py", f"--workdir={workdir}", "--top=3"], "the [MASK]at s[MASK]t"

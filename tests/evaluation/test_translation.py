@@ -185,6 +185,7 @@ def test_alignment_errors_equal_a_literal_count(model, monkeypatch):
         assert alignment.chosen_rate(heads, name) == pytest.approx(expected[2][int(np.argmin(expected[1]))])
 
 
+@pytest.mark.slow
 def test_the_maps_of_the_alignment_are_those_of_the_model(model):
     made = model()
     (question, answer), *_ = drawn(1)

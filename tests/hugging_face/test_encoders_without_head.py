@@ -84,6 +84,7 @@ def test_weights_in_another_format_are_named(source, corpus_files, tmp_path):
         imported(source, tmp_path / "run", corpus_files)
 
 
+@pytest.mark.slow
 def test_compare_finds_the_first_layer_that_differs(source, corpus_files, tmp_path):
     left = imported(source, tmp_path / "left", corpus_files).workdir
     tensors = load_file(source / "model.safetensors")

@@ -53,6 +53,7 @@ def batch(seed=0, rows=3):
     return rng.integers(VOCAB, size=(rows, L)), source_BS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("overrides", [*QUICK, *slow(*SLOW)], ids=str)
 def test_logits_equal_an_independent_forward(overrides):
     config, definition, params = make(**overrides)

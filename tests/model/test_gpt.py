@@ -258,6 +258,7 @@ def test_the_activated_gate_multiplies_the_other_half(activation, exact):
         )
 
 
+@pytest.mark.slow
 def test_the_prediction_heads_bias_is_added_to_the_logits():
     """Logits, hidden states · output table, losses and gradients agree with a bias that is added by hand."""
     _, definition, params = make_model(**BERT)

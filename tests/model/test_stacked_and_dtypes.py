@@ -91,6 +91,7 @@ def test_last_hidden_states_have_the_compute_dtype(placement):
     assert model.hidden(tokens).dtype == jnp.bfloat16 and model(tokens).dtype == jnp.float32
 
 
+@pytest.mark.slow
 def test_without_residuals_the_stream_is_float32_in_a_scan_too():
     for scan in (False, True):
         _, definition, params = make_model(dtype="bfloat16", residual=False, scan_layers=scan)

@@ -60,6 +60,7 @@ def test_the_page_holds_the_maps_of_all_kinds(run, monkeypatch):
         assert np.abs(shown - weights).max() == pytest.approx(held["error"], abs=1e-6) and held["error"] < 0.005
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("known", [True, False])
 def test_the_page_holds_the_known_alignment_of_cross_attention(small, known):
     config = small(**PAIRS | SIZE)

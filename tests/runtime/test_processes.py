@@ -228,6 +228,7 @@ def test_other_clients_are_ignored_and_conflicts_refused(joined):
     assert set(raised.values()) == {"--num_processes: process 1 has 2, process 0 has 3"}
 
 
+@pytest.mark.slow
 def test_a_process_that_ends_before_the_start_is_named(joined):
     port, raised = free_port(), {}
     first = threading.Thread(target=lambda: raised.update(start_all([(f"localhost:{port}", 3, 0)], 20)))

@@ -10,8 +10,9 @@ from pathlib import Path
 from mini_gpt.runtime import files
 from mini_gpt.runtime.errors import UserError
 from mini_gpt.study import child
+from mini_gpt.training import workdir as workdirs
 
-FAILS, DIES, WAITS = 48, 50, 52
+FAILS, DIES, WAITS, LOCKS = 48, 50, 52, 54
 
 
 def main() -> None:
@@ -26,6 +27,9 @@ def main() -> None:
     if width == FAILS:
         print("some log", file=sys.stderr)
         raise UserError("model.d_ff: found 48; use another")
+    if width == LOCKS:
+        with workdirs.locked(workdir, new=False):
+            pass
     if width == DIES:
         os.kill(os.getpid(), signal.SIGKILL)
     if width == WAITS and not (workdir / "stopped").exists():

@@ -63,12 +63,14 @@ def test_a_run_ends_when_the_study_is_killed(monkeypatch, overrides, tmp_path):
     killed_after_start("-c", STARTS, "tests.study.fake_worker", json.dumps(content))
 
 
+@pytest.mark.slow
 def test_a_measurement_ends_when_its_command_is_killed(overrides):
     config = loading.to_dict(loading.load("configs/default.py", overrides))
     content = {"configs": [config], "suites": {"perplexity": {}}}
     assert killed_after_start("-c", STARTS, "mini_gpt.study.measure", json.dumps(content)) == ""
 
 
+@pytest.mark.slow
 def test_a_process_of_call_in_ends_when_its_command_is_killed(tmp_path):
     (tmp_path / "calls.py").write_text(CALLS)
     killed_after_start(str(tmp_path / "calls.py"))

@@ -21,10 +21,11 @@ from mini_gpt.runtime import errors
 from mini_gpt.study import processes, progress
 from mini_gpt.study.report import Report
 from mini_gpt.study.results import Results
+from mini_gpt.training import workdir as workdirs
 from tests.commands.test_command_line import type_in
 from tests.conftest import REPOSITORY
 from tests.study.conftest import sweep
-from tests.study.fake_worker import DIES, FAILS, WAITS
+from tests.study.fake_worker import DIES, FAILS, LOCKS, WAITS
 
 
 def test_each_run_is_done_once_and_the_report_has_their_statistics(monkeypatch, flags, fake, tmp_path, capsys):
@@ -191,6 +192,14 @@ def test_a_run_of_another_process_is_left_alone(monkeypatch, flags, fake, tmp_pa
     assert said.startswith("error: 1 of 2 runs are trained by another process (d_ff=64,seed=3); run the same")
     assert fake == ["d_ff=96,seed=3"]
     assert sweep(monkeypatch, flags, "64,96") is None
+
+
+def test_a_run_that_trains_on_another_machine_has_not_failed(monkeypatch, flags, fake, tmp_path):
+    """The worker finds the lock or the lease of a run, as in a bucket."""
+    with workdirs.locked(tmp_path / "sweep" / f"d_ff={LOCKS},seed=3", new=False):
+        said = sweep(monkeypatch, flags, f"{LOCKS},96")
+    assert said.startswith(f"error: 1 of 2 runs are trained by another process (d_ff={LOCKS},seed=3); run the same")
+    assert sweep(monkeypatch, flags, f"{LOCKS},96") is None
 
 
 def test_shards_are_disjoint_and_complete(monkeypatch, flags, fake, tmp_path):

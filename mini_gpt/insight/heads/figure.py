@@ -13,6 +13,7 @@ from mini_gpt.insight import colours, curves
 from mini_gpt.insight.heads.scores import layer_of
 
 WIDEST = 12  # characters in a line of a label
+MAPS = {"Set3": 12, "Pastel1": 9, "Pastel2": 8}  # of colours; numbers of colours
 OTHER_COLOURS = {"mixed": "#d8d8d8", "global": "#b3cde3"}  # of labels that are not kinds
 
 
@@ -34,7 +35,7 @@ def head_figure(rows: list[dict[str, Any]], *, title: str) -> Figure:
 
 
 def _plot_labels(axes: Axes, rows: list[dict[str, Any]], kinds: list[str]) -> None:
-    palette = [colormaps[name](number) for name, size in (("Set3", 12), ("Pastel1", 9)) for number in range(size)]
+    palette = [colormaps[name](number) for name, size in MAPS.items() for number in range(size)]
     colour_of = dict(zip(kinds, palette, strict=False)) | OTHER_COLOURS
     rounded = "round,pad=0,rounding_size=0.06"
     places = list(dict.fromkeys(map(layer_of, rows)))

@@ -45,8 +45,7 @@ def of_text(tokens: np.ndarray, tokenizer: Tokenizer, length: int, most: int | N
     tokens_BL = batches.windows(tokens, starts, length)
     relations, error = parsed_relations(tokens, tokenizer, starts, length)
     if error is not None:
-        kinds = ", ".join(_parser(tokenizer).KINDS)
-        log.warning(f"{kinds}: not measured, since no document can be parsed ({error})")
+        log.warning(f"{', '.join(relations([]))}: not measured, since no document can be parsed ({error})")
     return Inputs(tokens_BL, np.ones(tokens_BL.shape, bool), relations)
 
 
@@ -105,14 +104,16 @@ def parsed_relations(
 ) -> tuple[Callable[[Sequence[int]], Templates], UserError | None]:
     """Return the function `Inputs.relations` for the windows at `starts`, which must not overlap, and an error or None.
 
-    Documents are read as English stories if the tokens are words, otherwise as Python source. Others have no relations;
-    the error is that of the first document, if this is true of all documents.
+    Documents are read as English stories if the tokens are words or the first document is one, otherwise as Python
+    source. Others have no relations; the error is that of the first document, if this is true of all documents.
     """
-    parser = _parser(tokenizer)
+    documents = list(_documents(tokens, tokenizers.separator(tokenizer), starts, length))
+    first = next((document for _, document in documents if len(document)), tokens[:0])
+    parser = _parser(tokenizer, tokenizer.decode(first))
     pairs: dict[str, dict[int, list[tuple[int, int]]]]  # {kind: {window: its (query, key)}}
     pairs = {kind: collections.defaultdict(list) for kind in parser.KINDS}
     reach, parsed, errors = length * int(tokenizer.token_bytes.max()), 0, list[UserError]()
-    for begin, document in _documents(tokens, tokenizers.separator(tokenizer), starts, length):
+    for begin, document in documents:
         ends = np.cumsum(tokenizer.token_bytes[document])
         text = tokenizer.decode(document)
         if not len(ends) or len(text.encode()) != ends[-1]:
@@ -144,8 +145,15 @@ def parsed_relations(
     return relations, errors[0] if errors and not parsed else None
 
 
-def _parser(tokenizer: Tokenizer) -> ModuleType:
-    return english_stories if tokenizer.kind == "words" else python_source
+def _parser(tokenizer: Tokenizer, text: str) -> ModuleType:
+    """Return the module that reads the documents. text: the first of them."""
+    if tokenizer.kind == "words":
+        return english_stories
+    try:
+        english_stories.relations(text, reach=0)
+    except UserError:
+        return python_source
+    return english_stories if text.strip() else python_source
 
 
 def _documents(tokens: np.ndarray, separator: int, starts: np.ndarray, length: int) -> Iterator[tuple[int, np.ndarray]]:

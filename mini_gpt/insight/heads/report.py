@@ -12,7 +12,7 @@ from mini_gpt.data.tokenizers import Tokenizer
 from mini_gpt.evaluation.loaded import LoadedModel
 from mini_gpt.insight import attention, budget
 from mini_gpt.insight.examples import Example, batch_of
-from mini_gpt.insight.heads import cross
+from mini_gpt.insight.heads import cross, english_stories
 from mini_gpt.insight.heads import inputs as head_inputs
 from mini_gpt.insight.heads import scores as head_scores
 from mini_gpt.insight.heads import templates as head_templates
@@ -29,7 +29,9 @@ TEXTS_SHARE = 0.7  # of a budget; the rest is for texts of repeated tokens
 CLEAR, CLEAR_BY_CONTENT = 0.5, 0.25  # least strength for a label; heads without content stay below the second
 FEWEST = 50  # least number of queries for a label
 EVEN = 0.9  # least entropy / entropy of uniform attention for the label "global"
-MEASURES = {"encoder": head_scores.measure, "decoder": head_scores.measure, "cross": head_scores.measure_cross}
+Measure = Callable[..., tuple[Any, StrongestPairs]]
+MEASURES: dict[str, Measure] = {"encoder": head_scores.measure, "decoder": head_scores.measure}
+MEASURES["cross"] = head_scores.measure_cross
 AROUND = 12  # tokens of text shown before each token of a pair
 IMPLIED = {"local window": ("previous token", "next token", "self", "fixed offset")}  # dropped if one of these is clear
 SINKS = ("first token", "delimiter", "source separator", "last source token", "source delimiter")
@@ -171,7 +173,7 @@ def _measure(
     for count, rows in budget.within(name, in_full_batches(range(len(inputs.tokens_BL)), at_a_time), share):
         found, tokens_BL = templates(rows), inputs.tokens_BL[rows]
         is_query_BL = inputs.is_query_BL[rows] & (np.arange(at_a_time) < count)[:, None]
-        arguments = (np.stack(list(found.values()), axis=1), is_query_BL)
+        arguments = (np.stack(list(found.values()), axis=1), is_query_BL, english_stories.wider(found))
         kinds = tuple(found)
         measured += rows
         rows_B = np.array(rows, np.int32)

@@ -5,7 +5,9 @@ A template marks the keys of a kind for each query. The score is the mean weight
 
 Chance is the score of a head that does not know the kind. For PLACES, fixed offsets and cross-attention, this head
 attends to all visible keys alike. For all other kinds, it has the mean weight of the measured head at each distance, so
-that a head that selects keys by distance only has strength 0.
+that a head that selects keys by distance only has strength 0. For a kind inside wider kinds, it has the weight of the
+measured head on their keys, divided by the mean weights of each wider kind at each distance, so that a head that knows
+only the wider kinds has strength 0.
 """
 
 from typing import Any, NamedTuple
@@ -79,9 +81,12 @@ class StrongestPairs(NamedTuple):
     index_BH: jax.Array
 
 
-def measure(layer: Layer, templates_BTLS: jax.Array, is_query_BL: jax.Array) -> tuple[HeadSums, StrongestPairs]:
+def measure(
+    layer: Layer, templates_BTLS: jax.Array, is_query_BL: jax.Array, wider_BNWLS: jax.Array | None = None
+) -> tuple[HeadSums, StrongestPairs]:
     """Return sums over the queries with True in is_query_BL, and the strongest pairs.
 
+    wider_BNWLS: the wider kinds (W) of each of the last N kinds, without a common key.
     Pairs are taken from queries that see at least MANY keys, or if there are none, from those that see the most.
     """
     visible_BLS, weights_BHLS, eligible_BTL, counted_BTLS = _counted(layer.attention, templates_BTLS, is_query_BL)
@@ -110,10 +115,16 @@ def measure(layer: Layer, templates_BTLS: jax.Array, is_query_BL: jax.Array) -> 
         return (of_kind_BLH / jnp.maximum(of_all_BLH, 1e-9)).sum((0, 1))
 
     kinds = (counted_BTLS.swapaxes(0, 1), factor_HTO.swapaxes(0, 1), jnp.moveaxis(of_all_BLHT, -1, 0))
+    by_distance_HT = jax.lax.map(by_distance, kinds).T
+    if wider_BNWLS is not None:
+        narrow = wider_BNWLS.shape[1]
+        pairs = zip(wider_BNWLS.swapaxes(0, 1), counted_BTLS.swapaxes(0, 1)[-narrow:], strict=True)
+        within = [_within(weights_BHLS, visible_BLS, wider, counted) for wider, counted in pairs]
+        by_distance_HT = by_distance_HT.at[:, -narrow:].set(jnp.stack(within, axis=1))
     sums = HeadSums(
         jnp.einsum("bhx,btx->bht", weights_BHX, counted_BTX).sum(0),
         jnp.einsum("bx,btx->bt", uniform_BX, counted_BTX).sum(0),
-        jax.lax.map(by_distance, kinds).T,
+        by_distance_HT,
         eligible_BTL.sum((0, 2)).astype(jnp.int32),
         weights_BHLO.sum((0, 2)),
         uniform_BLO.sum((0, 1)),
@@ -126,6 +137,23 @@ def measure(layer: Layer, templates_BTLS: jax.Array, is_query_BL: jax.Array) -> 
     pairs_BLS = sees_many_BL[..., None] & (offset_LS != 0)
     pairs_BHX = jnp.where(pairs_BLS[:, None], weights_BHLS, 0).reshape(*weights_BHLS.shape[:2], -1)
     return sums, StrongestPairs(pairs_BHX.max(-1), pairs_BHX.argmax(-1))
+
+
+def _within(
+    weights_BHLS: jax.Array, visible_BLS: jax.Array, wider_BWLS: jax.Array, counted_BLS: jax.Array
+) -> jax.Array:
+    """Return mass_H on the counted keys of a head that knows only the wider kinds, without a common key."""
+    wider_BWLS &= visible_BLS[:, None]
+    uniform_BLS = 1 / jnp.maximum(visible_BLS.sum(-1, keepdims=True), 1)
+    mass_BLH, of_kind_BLH, of_all_BLH = jnp.zeros((3, 1, 1, 1))
+    for keys_BLS in wider_BWLS.swapaxes(0, 1):
+        own_BHLS = jnp.where(keys_BLS[:, None], weights_BHLS, 0)
+        uniform_O = by_offset(keys_BLS * uniform_BLS).sum((0, 1))
+        factor_HO = by_offset(own_BHLS).sum((0, 2)) / jnp.maximum(uniform_O, 1e-9)
+        mass_BLH += own_BHLS.sum(-1).swapaxes(1, 2)
+        of_all_BLH += jnp.einsum("blo,ho->blh", by_offset(keys_BLS.astype(jnp.float32)), factor_HO)
+        of_kind_BLH += jnp.einsum("blo,ho->blh", by_offset(keys_BLS * counted_BLS), factor_HO)
+    return (mass_BLH * of_kind_BLH / jnp.maximum(of_all_BLH, 1e-9)).sum((0, 1))
 
 
 def _counted(
@@ -180,8 +208,11 @@ def measure_cross(layer: Layer, templates_BTLS: jax.Array, is_query_BL: jax.Arra
 
 
 def strength(mass: Numbers, chance: Numbers, queries: Numbers) -> Numbers:
-    """Return (mass - chance) / (queries - chance): 0 by chance, at most 1, negative for avoided keys."""
-    return (mass - chance) / np.maximum(queries - chance, 1e-9)
+    """Return (mass - chance) / (queries - chance): 0 by chance, at most 1, negative for avoided keys.
+
+    Near 0 also if chance leaves less than 0.001 of the weight, where only rounding is left.
+    """
+    return (mass - chance) / np.maximum(queries - chance, np.maximum(1e-3 * queries, 1e-9))
 
 
 def of_kinds(kinds: tuple[str, ...], sums: HeadSums | CrossSums, head: int) -> dict[str, dict[str, Any]]:

@@ -19,11 +19,12 @@ from mini_gpt.insight.examples import Example
 from mini_gpt.insight.heads import typical
 from mini_gpt.insight.heads.templates import Templates
 from mini_gpt.insight.observing import AttentionMaps
+from mini_gpt.insight.words import Words, grouped, of_tokens
 from mini_gpt.model.positions import biases, waves
 from mini_gpt.pages import document
 from mini_gpt.pages.explorer import largest
 from mini_gpt.pages.explorer.largest import FLOOR, HIDDEN, MOST_STEPS
-from mini_gpt.runtime.errors import UserError
+from mini_gpt.runtime.errors import UserError, require
 
 PAGE = Path(__file__).parent / "page.html"
 MOST_PAIRS = 36 * 512 * 513 // 2  # pairs of tokens that fit in the page: 6 layers of 6 causal heads, 512 tokens
@@ -67,7 +68,7 @@ def most_tokens(config: Config) -> int:
 def explorer(
     model: LoadedModel,
     tokenizer: Tokenizer,
-    text: np.ndarray | Example,
+    text: np.ndarray | Words | Example,
     *,
     title: str,
     subtitle: str,
@@ -87,6 +88,8 @@ def explorer(
         if text.alignment:  # [first key, end, first query, end]; the first source token is a separator
             held["cross"]["alignment"] = [(1 + first, 1 + end, *queries) for (first, end), queries in text.alignment]
         shown = {"kinds": held}
+    elif isinstance(text, Words):
+        shown = {"attention": _of_words(model, tokenizer, text.tokens, labels)}
     else:
         config, tokens = model.config.model, spans.decode_each(text, tokenizer)
         pairs = len(text) * (len(text) + 1) // 2 if config.causal else len(text) ** 2
@@ -105,6 +108,17 @@ def explorer(
         return document.build(PAGE, data)
     except ValueError:
         raise UserError("--suite=explorer: the model's attention is not finite; take another --checkpoint") from None
+
+
+def _of_words(
+    model: LoadedModel, tokenizer: Tokenizer, tokens: np.ndarray, labels: HeadLabels | None
+) -> dict[str, Any]:
+    most = int((MOST_PAIRS / model.config.model.num_layers / model.config.model.num_heads) ** 0.5)
+    require(len(tokens) <= most, "--words", len(tokens), f"must be at most {most} tokens; give a shorter --text")
+    word_L, words = of_tokens(spans.decode_each(tokens, tokenizer))
+    layers = grouped(attention.attention_maps(model, tokens[None]), word_L)
+    of_heads = labels.by_kind["decoder"] if labels else None
+    return _held(layers, (words, words), (of_heads, {}), causal=model.config.model.causal)
 
 
 def check_fits(config: Config, pair: Example) -> None:

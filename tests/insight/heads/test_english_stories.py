@@ -1,11 +1,14 @@
 """Relations between words of the English stories, in bytes and in tokens."""
 
+import jax
 import numpy as np
 import pytest
+from matplotlib import colormaps
 
-from mini_gpt.data import tokenizers
-from mini_gpt.insight.heads import inputs
+from mini_gpt.data import english, tokenizers
+from mini_gpt.insight.heads import english_stories, figure, inputs, scores, templates
 from mini_gpt.insight.heads.english_stories import relations
+from mini_gpt.insight.observing import AttentionMaps, Layer
 from mini_gpt.runtime.errors import UserError
 
 STORY = "The cats near a box see two dogs that the boy likes. He laughs. Who likes the dogs? The boy."
@@ -29,7 +32,16 @@ def test_keys_are_the_words_that_a_reader_would_name():
         ("antecedent of the pronoun", "He", "boy"),
         ("determiner of the noun", "cats", "The"),
         ("answer to the question", "The", "boy"),
+        ("earlier animal", "boy", "dogs"),
+        ("noun of the same class", "dogs", "cats"),
     }
+    assert found("A big box that two men see is heavy. The king likes the woman.") >= {
+        ("adjective of the noun", "box", "big"),
+        ("noun of the adjective", "heavy", "box"),
+        ("noun of the same class", "woman", "king"),
+    }
+    by_class = [pair for pair in found(STORY) if pair[0].startswith(("earlier", "noun of the same"))]
+    assert not [pair for pair in by_class if pair[1] == pair[2]], "the same noun again is no other noun"
     assert not any(kind == "subject of the next verb" and query == key for kind, query, key in found(STORY))
 
 
@@ -65,3 +77,65 @@ def test_tokens_of_all_stories_in_a_window_have_relations():
     assert np.argwhere(templates["antecedent of the pronoun"][0]).tolist() == [[n + 6, n + 1] for n in at]
     assert np.argwhere(templates["verb of the object"][0]).tolist() == [[n + 4, n + 2] for n in at]
     assert "matching bracket" not in templates
+
+
+def test_the_last_of_many_kinds_has_a_colour():
+    kinds = {str(number): {"queries": 50, "strength": 1.0} for number in range(29)}
+    row = {"layer": 0, "head": 0, "label": "28", "also": [], "kinds": kinds, "entropy": 0}
+    (box,) = figure.head_figure([row], title="").axes[0].patches
+    assert box.get_facecolor() == colormaps["Pastel2"](7)
+
+
+def test_stories_are_recognised_in_other_tokens():
+    tokenizer = tokenizers.ByteTokenizer()
+    tokens = np.array(tokenizer.encode("Two cats see a box. They hide."))
+    related, error = inputs.parsed_relations(tokens, tokenizer, np.array([0]), len(tokens))
+    found = np.argwhere(related([0])["antecedent of the pronoun"][0])
+    assert error is None and found.tolist() == [[23, key] for key in range(4, 8)]
+    other, _ = inputs.parsed_relations(tokenizer.encode("f(x)"), tokenizer, np.array([0]), 4)
+    assert other([0])["matching bracket"].any()
+
+
+ROWS, L = 40, 60
+
+
+def normalised(mask_BLS, otherwise_BLS):
+    """Return even weights on the keys of a mask; queries without such a key have those of `otherwise`."""
+    keys_BLS = np.where((mask_BLS & np.tri(L, dtype=bool)).any(-1, keepdims=True), mask_BLS, otherwise_BLS)
+    keys_BLS = keys_BLS & np.tri(L, dtype=bool)
+    return keys_BLS / keys_BLS.sum(-1, keepdims=True)
+
+
+def test_content_of_nouns_and_adjectives_has_strength_one_for_its_own_head_only():
+    """Heads that know less are at chance: the distance, the part of speech, the class of the key, the same word."""
+    texts = [english.write(seed).text for seed in range(ROWS * 3)]
+    tokenizer = tokenizers.WordTokenizer.of_texts(texts)
+    encoded = [[*tokenizer.encode(text), tokenizers.separator(tokenizer)] for text in texts]
+    tokens = np.concatenate(encoded)[: ROWS * L]
+    texts = inputs.of_text(tokens, tokenizer, L)
+    found = texts.relations(range(ROWS))
+    same_word = texts.tokens_BL[:, :, None] == texts.tokens_BL[:, None]
+    first, previous = np.arange(L) == np.zeros((ROWS, L, 1)), np.eye(L, k=-1, dtype=bool) | np.zeros((ROWS, L, 1), bool)
+    nouns = found["earlier person"] | found["earlier animal"] | found["earlier thing"]
+    narrow = ("adjective of the noun", "noun of the same class", "noun of the adjective")
+    heads = {kind: normalised(found[kind], first) for kind in narrow} | {
+        "uniform": normalised(first | True, first),
+        "previous": normalised(previous, first),
+        "first": normalised(first, first),
+        "same word": normalised(same_word & ~np.eye(L, dtype=bool), first),
+        "nouns": normalised(nouns, first),
+        "persons": normalised(found["earlier person"], first),
+    }
+    weights_BHLS = np.stack(list(heads.values()), axis=1).astype(np.float32)
+    layer = Layer(AttentionMaps(weights_BHLS * 0, weights_BHLS, np.tri(L, dtype=bool)[None]), *[None] * 6)
+    stacked = np.stack(list(found.values()), axis=1)
+    sums, _ = jax.jit(scores.measure)(layer, stacked, np.ones((ROWS, L), bool), english_stories.wider(found))
+    sums = scores.HeadSums(*map(np.asarray, sums))
+    values = [scores.of_kinds(tuple(found), sums, head) for head in range(len(heads))]
+    strengths = {name: {kind: of[kind]["strength"] for kind in narrow} for name, of in zip(heads, values, strict=True)}
+    for name, of_head in strengths.items():
+        for kind, strength in of_head.items():
+            assert strength == pytest.approx(1, abs=1e-4) if kind == name else strength < 0.1, (name, kind, strength)
+    assert all(abs(strength) < 1e-5 for strength in strengths["uniform"].values())
+    even = values[list(heads).index("uniform")]["noun of the same class"]
+    assert even["queries"] > templates.LOCAL * ROWS and even["score"] > 0.03

@@ -48,6 +48,7 @@ def is_kind(kind, pair, place, key, shift):
     }[kind]
 
 
+@pytest.mark.slow
 def test_cross_scores_equal_sums_over_single_pairs(small):
     model, of = made(small)
     rows = report.pair_report(model, TOKENIZER, of, of)

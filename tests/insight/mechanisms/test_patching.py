@@ -67,6 +67,7 @@ def test_a_flipped_bracket_is_found_in_its_place(small):
     assert balanced[0] == pytest.approx(0.5, abs=1e-4)
 
 
+@pytest.mark.slow
 def test_equal_answers_are_scored_by_their_log_probability(small):
     model = random_model(
         small(model__num_layers=2, model__num_heads=2, context_length=8), handmade.TOKENIZER.token_bytes
