@@ -32,6 +32,19 @@ def linear(p, x):
     return x @ p["kernel"] + p.get("bias", 0.0)
 
 
+def recurrence(p, x, segments):
+    """Return the states of a GRU after a linear layer (Cho et al. 2014, 2.3; the reset gate after the product)."""
+    states = []
+    for i, token in enumerate(x):
+        h = np.zeros(len(p["cell"]["dense_h"]["kernel"])) if i == 0 or segments[i] != segments[i - 1] else states[-1]
+        of_token, of_state = linear(p["cell"]["dense_i"], token), linear(p["cell"]["dense_h"], h)
+        r, z, n = np.split(of_token, 3)
+        hr, hz, hn = np.split(of_state, 3)
+        reset, keep = sigmoid(r + hr), sigmoid(z + hz)
+        states.append(keep * h + (1 - keep) * np.tanh(n + reset * hn))
+    return linear(p["out"], np.stack(states))
+
+
 def selected(logits, visible, segments):
     """Return what selective attention subtracts from the logits, by the logits of the first head."""
     length = len(logits)
@@ -231,14 +244,21 @@ def hidden(config, parameters, tokens, positions, segments, memory=None, is_padd
     if config.position == "learned":
         x = x + tables["learned"]["embedding"][positions]
     if config.position == "sinusoidal":
-        waves = np.stack([sinusoid(p, config.d_model, config.sinusoidal.base) for p in positions])
-        x = x + config.sinusoidal.amplitude * std * waves
+        width = config.sinusoidal.columns or config.d_model
+        waves = (
+            std
+            * config.sinusoidal.amplitude
+            * np.stack([sinusoid(p, width, config.sinusoidal.base) for p in positions])
+        )
+        x = x + waves if config.sinusoidal.columns is None else np.concatenate([x[:, :-width], waves], axis=1)
     if config.embedding_norm:
         x = norm(config, parameters["embedding_norm"], x)
     for layer in range(config.num_layers):
         p = parameters["blocks"][layer]
 
         def attend(x, p=p, layer=layer):
+            if config.block == "gru":
+                return recurrence(p["recurrence"], x, segments)
             seen = visible(at_layer(config.attention_window, layer))
             return attention(config, p["attention"], x, layer, tables, positions, seen, segments)
 
@@ -252,7 +272,8 @@ def hidden(config, parameters, tokens, positions, segments, memory=None, is_padd
             of_cross = parameters.get("cross_positions", {})
             return attention(config, p["cross_attention"], x, layer, of_cross, positions, seen, segments, memory)
 
-        sublayers = [(attend, "attention_norm"), (mlp, "mlp_norm")]
+        first = "attention_norm" if config.block == "attention" else "recurrence_norm"
+        sublayers = [(attend, first), (mlp, "mlp_norm")]
         sublayers[1:1] = [] if memory is None else [(cross, "cross_norm")]
         if config.parallel_residual != "none":
             of_mlp = "attention_norm" if config.parallel_residual == "one_norm" else "mlp_norm"

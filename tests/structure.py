@@ -43,15 +43,15 @@ LIMITS = {
     "lines of a module and of all that it imports": {
         "model.gpt": (3168, 2400),
         "training.step": (2415, 3600),
-        "commands.train": (16152, 9000),
+        "commands.train": (16240, 9000),
     },
     "the package": {
         "lines with encoder_layers": (35, 35),
         f"functions of more than {LONGEST_FUNCTION} lines": (0, 0),
         f"functions with more than {MOST_PARAMETERS} parameters": (0, 0),
         "imports from the core into a tool": (0, 0),
-        "lines of mini_gpt/": (34615, 24000),
-        "lines of tests/": (39490, 28500),
+        "lines of mini_gpt/": (34712, 24000),
+        "lines of tests/": (39644, 28500),
     },
 }
 Found = dict[str, int | list[str]]  # the number of each measure, or what is counted

@@ -5,7 +5,7 @@ import math
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, NamedTuple
 
-from mini_gpt.config.fields import Epsilon, Positive, Section, ShareAbove0, Size, above, at_least, field
+from mini_gpt.config.fields import Epsilon, OptionalSize, Positive, Section, ShareAbove0, Size, above, at_least, field
 
 Rotary = Literal["rope", "pope"]
 Bias = Literal["alibi", "hard_alibi", "t5", "kerple", "fire"]
@@ -96,6 +96,7 @@ class SinusoidalConfig(Section, prefix="model.sinusoidal."):
 
     base: Base = field(10_000.0, "wavelengths are between 2π and 2π × base")
     amplitude: Positive = field(1.0, "in standard deviations of the embedding's entries")
+    columns: OptionalSize = field(None, "concatenated: they replace the last columns of embeddings; None: added to all")
 
 
 class T5Config(Section, prefix="model.t5."):

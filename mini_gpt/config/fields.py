@@ -30,8 +30,8 @@ def above(bound: int) -> Range:
     return Range(f"above {bound}", lambda value: value > bound)
 
 
-def up_to(most: int) -> Range:
-    return Range(f"in 1..{most}", lambda value: 1 <= value <= most)
+def up_to(most: int, least: int = 1) -> Range:
+    return Range(f"in {least}..{most}", lambda value: least <= value <= most)
 
 
 LARGEST = 2**24  # above any real model

@@ -22,19 +22,7 @@ from mini_gpt.config.attention import (
     VariantsConfig,
     pattern,
 )
-from mini_gpt.config.fields import (
-    Epsilon,
-    OptionalSize,
-    Positive,
-    Range,
-    Rate,
-    Section,
-    Size,
-    above,
-    field,
-    specs,
-    up_to,
-)
+from mini_gpt.config.fields import Epsilon, OptionalSize, Positive, Rate, Section, Size, above, field, specs, up_to
 from mini_gpt.runtime.errors import UserError
 
 INPUT_POSITIONS = ("learned", "sinusoidal")  # added once, at the input, so not allowed in a pattern of layers
@@ -70,22 +58,17 @@ class ModelConfig(Section, prefix="model."):
     position: Position | tuple[Position, ...] = field("rope", "positional encoding; a tuple repeats over the layers")
     max_positions: Size = field(None, "rows of the table of learned positions", _most_positions)
     dtype: Literal["auto", "float32", "bfloat16"] = field("auto", "of matmuls; auto: bfloat16 if the hardware has it")
-    param_dtype: Literal["float32", "bfloat16"] = field(
-        "float32", "of the parameters; bfloat16 halves their memory, for evaluation and sampling only"
-    )
+    param_dtype: Literal["float32", "bfloat16"] = field("float32", "of parameters; bfloat16: to evaluate or sample")
+    block: Literal["attention", "gru"] = field("attention", "gru: a recurrent unit in its place (Cho et al. 2014)")
     attention: Literal["auto", "reference", "blockwise", "cudnn", "splash"] = field(
         "auto", "implementation: cudnn for NVIDIA GPUs, splash for TPUs, auto: the fastest"
     )
-    num_layers: Annotated[int, up_to(MOST_LAYERS)] = field(
-        4, "Transformer blocks; of the decoder if there are two stacks"
-    )
-    encoder_layers: Annotated[int, Range(f"in 0..{MOST_LAYERS}", lambda value: 0 <= value <= MOST_LAYERS)] = field(
+    num_layers: Annotated[int, up_to(MOST_LAYERS)] = field(4, "blocks; of the decoder if there are two stacks")
+    encoder_layers: Annotated[int, up_to(MOST_LAYERS, least=0)] = field(
         0, "blocks of an encoder, which the decoder reads by cross-attention; 0: none (Vaswani et al. 2017)"
     )
     share_embeddings: bool = field(True, "encoder and decoder have one table of embeddings")
-    cross_positions: bool = field(
-        False, "relative positions in cross-attention too: a target token's place minus a source token's"
-    )
+    cross_positions: bool = field(False, "relative positions in cross-attention too: target's minus source's place")
     d_model: Size = field(128, "width of the residual stream")
     num_heads: Size = field(4, "query heads; must divide d_model, unless head_width is given")
     num_kv_heads: Size = field(None, "< num_heads: grouped-query attention (Ainslie et al. 2023)", "model.num_heads")
@@ -161,7 +144,11 @@ class ModelConfig(Section, prefix="model."):
             reason = f"{self.own_encodings[0]} has parameters in each layer, and the scan needs the same in every layer"
             self.refuse("position", f"with model.scan_layers, {reason}")
         if self.parallel_residual != "none":
-            self._check_parallel_residual()
+            self._needs("parallel_residual", norm_placement="pre", residual=True, encoder_layers=0)
+        if self.sinusoidal.columns and (encodings != ("sinusoidal",) or self.sinusoidal.columns >= self.d_model):
+            self.refuse("sinusoidal.columns", f"needs sinusoidal positions, and less than model.d_model={self.d_model}")
+        if self.block == "gru":
+            self._check_gru()
         self._check_causal()
         self._check_encoder()
         if self.prediction_head and self.gated:
@@ -200,10 +187,9 @@ class ModelConfig(Section, prefix="model."):
     def _check_encoder(self) -> None:
         """Raise UserError for a part that the encoder or cross-attention does not support."""
         if not self.has_encoder:
-            if not self.share_embeddings:
-                self.refuse("share_embeddings", "needs an encoder: set model.encoder_layers")
-            if self.cross_positions:
-                self.refuse("cross_positions", "needs an encoder: set model.encoder_layers")
+            for name, without in {"share_embeddings": True, "cross_positions": False}.items():
+                if getattr(self, name) != without:
+                    self.refuse(name, "needs an encoder: set model.encoder_layers")
             return
         if self.cross_positions and not set(self.position_pattern) <= set(CROSS_POSITIONS):
             self.refuse("cross_positions", f"needs model.position to be one of {', '.join(CROSS_POSITIONS)}")
@@ -214,10 +200,21 @@ class ModelConfig(Section, prefix="model."):
         if self.random_positions is not None:
             self.refuse("random_positions", "must be None with model.encoder_layers")
 
-    def _check_parallel_residual(self) -> None:
-        for name, needed in {"norm_placement": "pre", "residual": True, "encoder_layers": 0}.items():
+    def _needs(self, chosen: str, **others: Any) -> None:
+        for name, needed in others.items():
             if getattr(self, name) != needed:
-                self.refuse("parallel_residual", f"needs model.{name}={needed}")
+                self.refuse(chosen, f"needs model.{name}={needed}")
+
+    def _check_gru(self) -> None:
+        """Raise UserError for a part of attention, or one that the recurrent block does not have."""
+        self._needs("block", causal=True, encoder_layers=0, parallel_residual="none", output_norm=False, use_bias=True)
+        if not {"none", *INPUT_POSITIONS} >= set(self.position_pattern):
+            self.refuse("position", f"must be none, {' or '.join(INPUT_POSITIONS)} with model.block=gru")
+        for name, spec in specs(ModelConfig).items():
+            name = name.removeprefix(self.prefix)
+            is_unused = name.startswith(("variants.", "attention_window")) and spec.follows is None
+            if is_unused and operator.attrgetter(name)(self) != spec.default:
+                self.refuse(name, "it changes attention, but model.block is gru")
 
     def _check_hard_alibi(self) -> None:
         if self.hard_alibi.heads > self.num_heads:
@@ -225,9 +222,7 @@ class ModelConfig(Section, prefix="model."):
         if self.random_positions is not None:
             self.refuse("random_positions", "must be None for hard_alibi, which counts tokens by their positions")
         if self.variants.selective:
-            self.refuse(
-                "variants.selective", "must be False for hard_alibi: it uses the first head, which sees one token"
-            )
+            self.refuse("variants.selective", "must be False for hard_alibi: its first head sees one token")
         if self.variants.query_scale == "ssmax":
             self.refuse("variants.query_scale", "must be none for hard_alibi: its heads see different numbers of keys")
 
@@ -308,6 +303,8 @@ class ModelConfig(Section, prefix="model."):
 
     def without_cache(self, length: float = math.inf) -> str | None:
         """Return why texts of up to this length have no KV cache; None if they have one."""
+        if self.block != "attention":
+            return f"model.block: found {self.block!r}, which has no keys and values"
         if self.variants.selective:
             return "model.variants.selective: found True, and selective attention needs all earlier queries"
         if self.rope.scaling == "dynamic" and (self.random_positions or length) > (self.rope.original_context or 0):

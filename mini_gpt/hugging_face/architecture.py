@@ -15,6 +15,8 @@ Arrays = dict[str, np.ndarray]
 Ids = Mapping[str, Any]  # {field of config.json: id, list of ids or None}
 # Values that architectures need, unless their `needs` has others. Fields for training only are not checked.
 NEEDED = {
+    "block": "attention",
+    "sinusoidal.columns": None,
     "causal": True,
     "encoder_layers": 0,
     "norm_placement": "pre",

@@ -52,6 +52,7 @@ def model_figures(name: str, model: LoadedModel, tokens: np.ndarray) -> dict[str
         positions_1L = model.layout.positions_and_segments(config, jnp.asarray(tokens)[None])[0]
         places_L = jnp.arange(len(tokens)) if positions_1L is None else positions_1L[0]
         p_LD = np.asarray(encoding.vectors(places_L, config.d_model))
+        x_LD = np.asarray(encoding.embed(x_LD[None], places_L[None])[0]) - p_LD  # without columns that p replaces
         by_name["sums"] = sums(x_LD, p_LD, [""] * len(tokens), title=title)
     return by_name
 
@@ -99,8 +100,8 @@ def initial_table(encoding: str, config: ModelConfig, length: int) -> np.ndarray
 
 def sinusoids(config: ModelConfig, length: int = 128) -> Figure:
     """Plot the table, four of its dimensions, and the wavelength of every pair (Vaswani et al. 2017, 3.5)."""
-    encoding, width = positions.Sinusoidal(config, rngs=nnx.Rngs(0)), config.d_model
-    table_LD = initial_table("sinusoidal", config, length) / encoding.amplitude
+    encoding, width = positions.Sinusoidal(config, rngs=nnx.Rngs(0)), config.sinusoidal.columns or config.d_model
+    table_LD = initial_table("sinusoidal", config, length)[:, -width:] / encoding.amplitude
     title = f"Sinusoidal positions, width {width}, base {encoding.base:,g}"
     figure, (heat, bands, waves) = new_figure((3 * 5.0, 4.3), 1, 3, title=title)
     image = heat.imshow(table_LD, aspect="auto", vmin=-1, vmax=1, **SIGNED)

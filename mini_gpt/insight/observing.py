@@ -9,6 +9,7 @@ from flax import nnx
 from mini_gpt.model import running
 from mini_gpt.model.attention.context import MASKING_BIAS
 from mini_gpt.model.attention.multi_head import MultiHeadAttention
+from mini_gpt.runtime.errors import require
 
 
 class AttentionMaps(NamedTuple):
@@ -54,7 +55,10 @@ def observed(model: Any, call: Callable[[Any], jax.Array]) -> tuple[jax.Array, l
     model: a module such as `LoadedModel.edited` returns; it is changed: its blocks become a list, and attention uses
       the reference implementation, which has all weights.
     call: runs `model.hidden` or `model.encode`.
+
+    Raises UserError for a model without attention.
     """
+    require(model.config.block == "attention", "model.block", model.config.block, "needs attention to look inside")
     stacks = [model, *([model.encoder] if hasattr(model, "encoder") else [])]
     for stack in stacks:
         running.unstack(stack)

@@ -16,8 +16,10 @@ def attention_metrics(model: LoadedModel, row: ProbeRow) -> tuple[dict[str, floa
     """Return statistics of the attention on the row, and images by name, as RGB pixels in uint8.
 
     The images show the attention maps at the start of the row, and the similarity of learned positions. With an
-    encoder, there is an image for each of the three kinds of attention.
+    encoder, there is an image for each of the three kinds of attention. A model without attention has nothing.
     """
+    if model.config.model.block != "attention":
+        return {}, {}
     if row.source_BS is None:
         curves, maps_NHLS = attention_statistics(model, row.tokens_BL, row.is_query_BL)
         pictures = {"attention/maps": images.map_grid(maps_NHLS)}

@@ -6,11 +6,13 @@ from mini_gpt.config.model import ModelConfig
 from mini_gpt.model.encoder_decoder import EncoderDecoder
 from mini_gpt.model.gpt import MiniGPT
 from mini_gpt.model.parameters import Parameters
+from mini_gpt.model.recurrent import RecurrentGPT
 
 
 def make(config: ModelConfig, vocab_size: int, *, rngs: nnx.Rngs) -> MiniGPT:
-    """Return a new model: MiniGPT, or with `model.encoder_layers` an EncoderDecoder."""
-    return (EncoderDecoder if config.has_encoder else MiniGPT)(config, vocab_size, rngs=rngs)
+    """Return a new model: MiniGPT, with `model.encoder_layers` an EncoderDecoder, with `model.block` a RecurrentGPT."""
+    other = EncoderDecoder if config.has_encoder else RecurrentGPT if config.block == "gru" else MiniGPT
+    return other(config, vocab_size, rngs=rngs)
 
 
 def split(model: MiniGPT) -> tuple[nnx.GraphDef, Parameters]:

@@ -125,10 +125,11 @@ class EditedScores(ScoreMod):
 
 
 def edited(model: Any, edits: Edits) -> Any:
-    """Return the model with these edits; the model is changed. Its blocks become a list.
+    """Return the model with these edits; the model is changed. Its blocks become a list, and need attention.
 
     Raises UserError for another number of layers than the model has; JAX would silently clamp indices.
     """
+    require(model.config.block == "attention", "model.block", model.config.block, "edits need attention")
     encoder, decoder, cross = by_kind(model.config, edits)
     stacks = [(model, decoder)] + ([] if encoder == NO_EDITS else [(model.encoder, encoder)])
     for stack, stack_edits in stacks:

@@ -19,7 +19,7 @@ from mini_gpt.model.layers import Mlp, dropout, dropout_keys, make_norm, make_ta
 from mini_gpt.runtime import devices, sharding, token_ids
 from mini_gpt.runtime.errors import UserError, require
 
-NO_ENCODER = "must be 0 for MiniGPT; build.make gives the model with an encoder"
+PLAIN = {"encoder_layers": 0, "block": "attention"}  # the fields for which build.make makes another class
 
 
 class Block(nnx.Module):
@@ -68,15 +68,15 @@ class MiniGPT(Stack):
 
     Variants are in other files. `encoder_decoder`: a model with an encoder; `other_blocks`: other residual branches;
     `running`: a scan over the layers, or recomputed activations; `output`: a bias of the logits, or a prediction head.
-    Raises UserError for a config with an encoder; `build.make` makes the model of any config.
+    Raises UserError for a config of another class; `build.make` makes the model of any config.
     """
 
     block_class: type | None = None  # the class of the blocks; None: chosen from the config
 
     def __init__(self, config: ModelConfig, vocab_size: int, *, rngs: nnx.Rngs):
         self.vocab_size, self.dtype = vocab_size, devices.compute_dtype(config.dtype)
-        is_supported = self.block_class is not None or not config.has_encoder
-        require(is_supported, "model.encoder_layers", config.encoder_layers, NO_ENCODER)
+        for name, plain in {} if self.block_class else PLAIN.items():
+            require(getattr(config, name) == plain, f"model.{name}", getattr(config, name), "use build.make")
         self.embedding = make_table(vocab_size, config, rngs=rngs)
         super().__init__(config, self.block_class or other_blocks.choose(config) or Block, rngs=rngs)
         self.unembedding = None if config.tie_embeddings else make_table(vocab_size, config, rngs=rngs)

@@ -48,7 +48,7 @@ def with_layers(tree: Any, *, stacked: bool) -> Any:
     def convert(parameters: Any) -> Any:
         if has_blocks(parameters) and "encoder" in parameters:
             parameters = parameters | {"encoder": convert(parameters["encoder"])}
-        if not has_blocks(parameters) or ("attention" in parameters["blocks"]) == stacked:
+        if not has_blocks(parameters) or (0 in parameters["blocks"]) != stacked:
             return parameters
         blocks = parameters["blocks"]
         if stacked:

@@ -54,6 +54,7 @@ ALL = (
     Play(),
     Diagnose(),
 )
+WITHOUT_ATTENTION = ("perplexity", "extrapolation", "tasks", "needles", "grammar")  # for model.block=gru too
 LARGE, MINUTES = 20_000_000, 5.0  # parameters above which eval.py gives each suite these minutes
 FLAGS = [field.name for field in dataclasses.fields(SuiteOptions) if field.name != "split"]
 SUITES: Mapping[str, Suite] = MappingProxyType({suite.name: suite for suite in ALL})
@@ -86,6 +87,9 @@ def check_run(run: Run, name: str, options: SuiteOptions) -> None:
         without = ",".join(other.name for other in ALL if not other.needs_logits)
         reason = f"the model has no prediction head, whose logits --suite={name} needs; use --suite={without}"
         raise UserError(f"{run.workdir}: {reason}")
+    if run.trained.model.block != "attention" and name not in WITHOUT_ATTENTION:
+        remedy = f"--suite={name} needs attention; use --suite={','.join(WITHOUT_ATTENTION)}"
+        raise UserError(f"{run.workdir}: model.block: found {run.trained.model.block!r}; {remedy}")
     suite.check(run.trained, options)
     if suite.needs_text:
         suite.check_split(run.trained, options, len(run.store.tokens(options.split)))

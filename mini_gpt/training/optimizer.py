@@ -139,7 +139,7 @@ def _layers_together(inner: optax.GradientTransformation) -> optax.GradientTrans
     def update(updates: Parameters, state: optax.OptState, parameters: Parameters | None = None):
         del parameters
         together = inner.update(*with_layers((updates, state), stacked=True))
-        return with_layers(together, stacked="attention" in updates["blocks"])
+        return with_layers(together, stacked=0 not in updates["blocks"])
 
     return optax.GradientTransformation(inner.init, update)
 

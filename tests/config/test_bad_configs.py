@@ -10,6 +10,7 @@ from mini_gpt.config.schema import Config
 from mini_gpt.runtime.errors import UserError
 
 HARD = {"model.position": "hard_alibi"}
+RECURRENT = {"model.block": "gru", "model.position": "none"}
 COPY = {"data.corpus": "task:copy", "data.tokenizer": "characters"}
 MASKED = {"train.objective": "masked", "model.causal": False}
 ENCODER = {"model.encoder_layers": 1}
@@ -61,6 +62,19 @@ BAD = [
         r"^model\.parallel_residual: found 'two_norms'; needs model\.residual=True$",
     ),
     ({"model.norm_placement": "none", "model.parallel_residual": "one_norm"}, r"needs model\.norm_placement=pre$"),
+    (
+        {"model.block": "gru"},
+        r"^model\.position: found 'rope'; must be none, learned or sinusoidal with model\.block=gru$",
+    ),
+    (RECURRENT | {"model.causal": False}, r"^model\.block: found 'gru'; needs model\.causal=True$"),
+    (RECURRENT | {"model.encoder_layers": 2}, r"^model\.block: found 'gru'; needs model\.encoder_layers=0$"),
+    (RECURRENT | {"model.attention_window": 4}, r"^model\.attention_window: found 4; it changes attention, but"),
+    (
+        RECURRENT | {"model.variants.soft_cap": 2.0},
+        r"^model\.variants\.soft_cap: found 2\.0; it changes attention, but",
+    ),
+    ({"model.sinusoidal.columns": 8}, r"^model\.sinusoidal\.columns: found 8; needs sinusoidal positions"),
+    ({"model.position": "sinusoidal", "model.sinusoidal.columns": 128}, r"found 128; .* less than model\.d_model=128$"),
     ({"model.output_soft_cap": 0.0}, r"^model\.output_soft_cap: found 0\.0; must be above 0"),
     ({"model.scale_width": 0.0}, r"^model\.scale_width: found 0\.0; must be above 0"),
     ({"model.variants.clip_qkv": -1.0}, r"^model\.variants\.clip_qkv: found -1\.0; must be above 0"),

@@ -192,9 +192,10 @@ def test_a_bidirectional_model_cannot_generate():
 
 DYNAMIC = {"model.rope.scaling": "dynamic", "model.rope.factor": 4.0, "model.rope.original_context": 5}
 SELECTIVE = {"model.variants.selective": True}
+RECURRENT = {"model.block": "gru", "model.position": "none", "model.use_bias": True}
 
 
-@pytest.mark.parametrize("fields", [DYNAMIC, *slow(SELECTIVE)])
+@pytest.mark.parametrize("fields", [DYNAMIC, RECURRENT, *slow(SELECTIVE)])
 def test_a_full_pass_predicts_what_a_pass_of_its_own_length_does(fields):
     model, lengths = make(**fields), (7, 9)
     tokens_BT, module = np.random.default_rng(0).integers(VOCAB, size=(2, 12)), model.merge()
@@ -213,7 +214,7 @@ def test_full_passes_draw_the_same_tokens_as_decoding_with_a_cache(monkeypatch):
     np.testing.assert_array_equal(np.concatenate(list(full_passes.stream(model, prompts, **options)), axis=1), cached)
 
 
-@pytest.mark.parametrize("fields", [SELECTIVE, DYNAMIC])
+@pytest.mark.parametrize("fields", [SELECTIVE, DYNAMIC, RECURRENT])
 def test_a_cache_is_refused_where_it_would_be_wrong(fields):
     with pytest.raises(UserError, match=r"^model\.\S+: found .*can't generate text with a KV cache"):
         caches.prefill(make(**fields), jnp.array([[1, 2]]), jnp.array([2]), 8)

@@ -62,6 +62,8 @@ QUICK = [{"position": name} for name in ENCODINGS] + [
         "rope.original_context": 200,
         "rope.beta_fast": 8.0,
     },
+    {"position": "sinusoidal", "sinusoidal.columns": 6},
+    {"position": "none", "block": "gru"},
     {"position": "alibi", "attention_window": 4},
     {"position": "alibi", "alibi_exponent": 3.0, "variants.qk_norm": "layernorm", "num_kv_heads": 2},
     BY_INDEX | {"d_model": 64, "rope.scaling": "yarn_unrounded", "rope.attention_factor": 1.5, "rope.beta_fast": 8.0},
@@ -109,6 +111,8 @@ SLOW = [
     {"position": ("rope", "none"), "attention_window": 3, "causal": False},
     {"position": "rope", "rope.fraction": 0.5, "rope.base": 500.0},
     {"position": "sinusoidal", "scale_embeddings": True, "sinusoidal.amplitude": 0.5, "sinusoidal.base": 100.0},
+    {"position": "sinusoidal", "scale_embeddings": True, "sinusoidal.columns": 5, "sinusoidal.amplitude": 0.5},
+    {"position": "learned", "block": "gru", "norm_placement": "post", "scan_layers": True, "num_kv_heads": 2},
     {"position": "learned", "scale_embeddings": True},
     {"position": "rope", "num_kv_heads": 2},
     {"position": "rope", "d_model": 64, "rope.scaling": "linear", "rope.factor": 3.0},
@@ -142,6 +146,7 @@ def test_logits_equal_an_independent_forward(overrides):
 VARIANTS = {"variants.qk_norm": "weighted", "variants.query_scale": "ssmax", "variants.soft_cap": 2.0}
 VARIANTS |= {"variants.sink": "trained", "variants.gate": "head"}
 GIVEN = [{"position": name} for name in ENCODINGS] + [{"position": "rope"} | VARIANTS]
+GIVEN += [{"position": "none", "block": "gru"}]
 GIVEN += [{"variants.canon": True, "variants.normaliser": "stick_breaking"}, {"variants.selective": True}]
 FAR = list(range(8185, 8197))  # Llama 4's scale changes at 8191
 

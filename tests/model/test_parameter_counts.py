@@ -51,6 +51,28 @@ def test_the_largest_presets_have_the_published_size(preset, vocab_size, publish
     assert one + (layers - 1) * (two - one) == pytest.approx(published, rel=tolerance)
 
 
+@pytest.mark.parametrize("width, share", [(96, 0), (128, 0.011)])
+def test_a_recurrence_has_the_weights_of_the_attention_in_its_place(width, share):
+    counts = []
+    for name, block in (("attention", "attention"), ("recurrence", "gru")):
+        fields = {"model.block": block, "model.d_model": width, "model.position": "none", "model.num_layers": 1}
+        config = loading.load("configs/default.py", fields).model
+        shapes = build.abstract(config, VOCAB)[1]["blocks"][0][name]
+        counts.append(sum(leaf.size for path, leaf in parameters.by_name(shapes).items() if path.endswith("kernel")))
+    attention, recurrence = counts
+    assert attention == 4 * width**2 and 0 <= recurrence / attention - 1 <= share
+    assert parameters.least_count(config) <= parameters.count(build.abstract(config, VOCAB)[1])
+
+
+def test_concatenated_sinusoids_do_not_change_the_parameter_count():
+    base = {"model.position": "sinusoidal", "model.num_layers": 1}
+    added, joined = (
+        build.abstract(loading.load("configs/default.py", base | {"model.sinusoidal.columns": columns}).model, VOCAB)[1]
+        for columns in (None, 32)
+    )
+    assert parameters.count(added) == parameters.count(joined)
+
+
 def test_num_heads_does_not_change_the_parameter_count():
     counts = {parameters.count(build.abstract(make_model(num_heads=heads)[0], VOCAB)[1]) for heads in (1, 2, 4, 8)}
     assert len(counts) == 1

@@ -4,7 +4,10 @@ import numpy as np
 import pytest
 
 from mini_gpt import suites
-from mini_gpt.generation import cache
+from mini_gpt.generation import cache, full_passes
+from mini_gpt.generation.sampling import Sampling
+from mini_gpt.insight import attention
+from mini_gpt.pages.play import pack
 from mini_gpt.runtime.errors import UserError
 from mini_gpt.suites.base import SuiteOptions
 from mini_gpt.training import loop
@@ -40,6 +43,33 @@ def test_a_run_is_trained_resumed_and_measured(small, tmp_path, name, capsys):
     suites.evaluate(run, "extrapolation", SuiteOptions(lengths="2x", strides="2x"))
     for suite in ("heads", "figures", *(["explorer"] if shown else [])):
         suites.evaluate(run, suite, SuiteOptions())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_a_recurrent_run_is_trained_resumed_and_measured(small, tmp_path, optimizer):
+    fields = {
+        "model__block": "gru",
+        "model__position": "none",
+        "model__num_layers": 2,
+        "mesh__data": 4,
+        "mesh__fsdp": 2,
+    }
+    for steps in (3, 6):
+        loop.train(small(**fields, optimizer__name=optimizer, train__steps=steps), tmp_path)
+    run = Run(tmp_path)
+    suites.evaluate(run, "extrapolation", SuiteOptions(lengths="2x", strides="2x"))
+    written = list(full_passes.stream(run.model, [np.array([1, 2])], length=3, sampling=Sampling(temperature=0.0)))
+    tokens_L = np.array([1, 2, *(int(token[0, 0]) for token in written)])
+    assert (np.asarray(run.model(tokens_L[None, :-1]))[0, 1:].argmax(-1) == tokens_L[2:]).all()
+    with pytest.raises(
+        UserError, match=r": model\.block: found 'gru'; --suite=heads needs attention; use --suite=perp"
+    ):
+        suites.evaluate(run, "heads", SuiteOptions())
+    with pytest.raises(UserError, match=r"^model\.block: found 'gru'; needs attention to look inside"):
+        attention.attention_maps(run.model, tokens_L[None])
+    with pytest.raises(UserError, match=r"^model\.block: found 'gru'; the playground needs 'attention'$"):
+        pack.described(run.model)
 
 
 @pytest.mark.slow

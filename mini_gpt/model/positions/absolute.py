@@ -1,4 +1,4 @@
-"""Encodings that are added to the embeddings: a learned table, and sinusoids."""
+"""Encodings that are added to the embeddings, or replace columns of them: a learned table, and sinusoids."""
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,7 @@ class InputEncoding(Encoding):
     shared = True
 
     def embed(self, x_BLD: jax.Array, positions_BL: jax.Array) -> jax.Array:
-        """Return the embeddings x_BLD with positions added."""
+        """Return the embeddings x_BLD with positions."""
         raise NotImplementedError
 
     def vectors(self, positions_L: jax.Array, width: int) -> jax.Array:
@@ -41,21 +41,23 @@ class Sinusoidal(InputEncoding):
     """Sines and cosines; wavelengths grow geometrically from 2π to nearly 2π·base (Vaswani et al. 2017, 3.5).
 
     Dimension 2i is sin(p / base^(2i/D)), dimension 2i+1 the cosine. `model.sinusoidal.amplitude` is
-    relative to the initial standard deviation of token embeddings; 1 is the scale of the paper.
+    relative to the initial standard deviation of token embeddings; 1 is the scale of the paper. With P columns, the
+    input is the first D - P entries of the embedding and then P sinusoids, concatenated: nothing is added.
     """
 
     name = "sinusoidal"
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
-        self.base = config.sinusoidal.base
+        self.base, self.columns = config.sinusoidal.base, config.sinusoidal.columns
         self.amplitude = config.sinusoidal.amplitude * embedding_std(config)
 
     def embed(self, x_BLD: jax.Array, positions_BL: jax.Array) -> jax.Array:
-        frequencies_P = jnp.asarray(geometric_frequencies(self.base, x_BLD.shape[-1]), jnp.float32)
+        width = self.columns or x_BLD.shape[-1]
+        frequencies_P = jnp.asarray(geometric_frequencies(self.base, width), jnp.float32)
         angles_BLP = positions_BL[..., None].astype(jnp.float32) * frequencies_P
         waves_BLP2 = jnp.stack([jnp.sin(angles_BLP), jnp.cos(angles_BLP)], axis=-1)
-        waves_BLD = (self.amplitude * waves_BLP2).reshape(*positions_BL.shape, -1)[..., : x_BLD.shape[-1]]
-        return x_BLD + waves_BLD.astype(x_BLD.dtype)
+        waves_BLP = (self.amplitude * waves_BLP2).reshape(*positions_BL.shape, -1)[..., :width].astype(x_BLD.dtype)
+        return x_BLD + waves_BLP if self.columns is None else x_BLD.at[..., -width:].set(waves_BLP)
 
 
 def embedding_std(config: ModelConfig) -> float:

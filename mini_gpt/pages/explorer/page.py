@@ -201,7 +201,7 @@ def _positions(model: LoadedModel) -> dict[str, Any]:
     return {
         "pattern": [pattern[layer % len(pattern)] for layer in range(config.num_layers)],
         "known": [next((encoding.name for encoding in layer), None) for layer in alone],
-        "width": config.d_model,
+        "width": config.sinusoidal.columns or config.d_model,
         "turned": turned,
         "base": rope.base if "rope" in used else config.sinusoidal.base,
         "scaling": None if rope.scaling == "none" else f"{rope.scaling}, factor {rope.factor:g}",

@@ -105,7 +105,7 @@ function Positions({ data, state, set }) {
       "sinusoidal",
       html`<${Encoding}
         name="waves"
-        title=${`Sinusoidal: added to embeddings of width ${width}`}
+        title=${`Sinusoidal: ${width} dimensions`}
         used=${based("sinusoidal")}
         isOwn=${isOwn}>
         <${MapChart}

@@ -92,6 +92,8 @@ NEEDED = {  # the only value that the engine supports
     "share_embeddings": True,
     "cross_positions": False,
     "causal": True,
+    "block": "attention",
+    "sinusoidal.columns": None,
 }
 # The values that the engine knows, of fields with a choice. A new value is refused until the engine knows it too.
 KNOWN = {
