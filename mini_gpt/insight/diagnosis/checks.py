@@ -12,7 +12,7 @@ import numpy as np
 from mini_gpt.evaluation import perplexity
 from mini_gpt.evaluation.loaded import LoadedModel
 from mini_gpt.insight import budget, pruning, samples
-from mini_gpt.insight.diagnosis import blocks, losses, probe, weights
+from mini_gpt.insight.diagnosis import blocks, losses, mistakes, probe, weights
 from mini_gpt.insight.diagnosis.losses import History, Losses
 from mini_gpt.insight.diagnosis.result import CheckResult, in_order, listed
 from mini_gpt.insight.uncertainty import of_ratio
@@ -66,10 +66,14 @@ def diagnose(
         bigram=None if no_bigram else losses.bigram(train_tokens, texts, unigram_V),
         **recorded,
     )
+    of_losses = losses.check(measured, of_ratio(score.losses_T, np.ones(score.tokens)))
+    unexplained = any(result.found and result.check in ("recorded loss", "loss") for result in of_losses)
+    excess = measured.loss - (measured.loss if measured.recorded is None else measured.recorded)
     results = [
         *of_weights,
         *of_windows,
-        *losses.check(measured, of_ratio(score.losses_T, np.ones(score.tokens))),
+        *of_losses,
+        *(mistakes.search(model, tokens, excess) if unexplained and not model.masked else []),
         dead_heads(model, train_tokens),
         *losses.training(history, step),
     ]

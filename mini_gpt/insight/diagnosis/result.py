@@ -20,6 +20,12 @@ CAUSES = {
     "residual": ("model.residual=False: blocks replace the residual stream instead of adding to it",),
     "activations": (HIGH_RATE, "weights that are far too large"),
     "saturated attention": (HIGH_RATE, "weights of queries and keys that are far too large"),
+    "trained scale": ("no scale 1/√d_k in training, or 1/√d_model, or 1/d_k",),
+    "trained mask": ("no causal mask in training, or a mask after the softmax",),
+    "trained order": ("positions that training ignored, or counted from the end",),
+    "trained targets": ("training on the token itself, or on the one after the next: targets shifted twice",),
+    "trained base": ("another model.rope.base in training",),
+    "trained norm": ("a norm that the code of training left out",),
     "recorded loss": (
         "fields that changed after training: an override, an edited config.json",
         "weights that changed after training, or weights of another run",
