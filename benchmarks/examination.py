@@ -17,7 +17,7 @@ from scipy.stats import binomtest
 
 from mini_gpt.commands import command_line
 from mini_gpt.insight import faults
-from mini_gpt.insight.diagnosis import mistakes
+from mini_gpt.insight.diagnosis import mistakes, probe
 from mini_gpt.runtime import files
 from mini_gpt.suites.base import SuiteOptions
 from mini_gpt.suites.diagnose import Diagnose
@@ -40,7 +40,8 @@ def examine(seed: int) -> Row:
         faults.train(seed, Path(directory, "run"))
         run = Run(Path(directory, "run"))
         result = Diagnose().measure(run, SuiteOptions())
-        searched = [] if mistake else mistakes.search(run.model, run.store.tokens("validation"), excess=0)
+        windows_BM = probe.windows(run.store.tokens("validation"), run.config.context_length + 1)
+        searched = [] if mistake else mistakes.search(run.model, windows_BM, excess=0, seconds=lambda: 0)
     jax.clear_caches()
     values = {row["check"]: row["value"] for row in result["rows"]}
     return {

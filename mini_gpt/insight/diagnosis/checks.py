@@ -73,7 +73,7 @@ def diagnose(
         *of_weights,
         *of_windows,
         *of_losses,
-        *(mistakes.search(model, tokens, excess) if unexplained and not model.masked else []),
+        *(mistakes.search(model, windows_BM, excess, seconds) if unexplained and not model.masked else []),
         dead_heads(model, train_tokens),
         *losses.training(history, step),
     ]

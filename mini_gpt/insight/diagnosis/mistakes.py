@@ -6,7 +6,8 @@ compared with the loss of the right code.
 
 import functools
 import math
-from collections.abc import Iterator
+import re
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -18,17 +19,18 @@ from mini_gpt.evaluation.loaded import LoadedModel
 from mini_gpt.insight import budget
 from mini_gpt.insight.diagnosis import probe
 from mini_gpt.insight.diagnosis.result import CheckResult
-from mini_gpt.model import running
+from mini_gpt.model import positions, running
 from mini_gpt.model.attention.context import Context
 from mini_gpt.model.attention.core import Core
 from mini_gpt.model.attention.parts import InputChange
 from mini_gpt.model.layers import observe
 from mini_gpt.model.loss import token_nll
 from mini_gpt.model.parameters import by_name, with_layers
+from mini_gpt.model.positions.rotary import Rope
 from mini_gpt.runtime import sharding
 
-WINDOWS = 16  # of the search
-EXPLAINED = 0.5  # least gain / excess of the loss over the recorded one
+WINDOWS, SHARE = 16, 0.3  # of the search: windows, and the most of the time that a budget has left
+EXPLAINED = 0.8  # least gain / excess of the loss over the recorded one
 LEAST_GAIN = 0.05  # nats
 NOISE = 4.0  # least gain / its standard error
 FACTORS = tuple(2.0**power for power in range(-5, 6) if power)
@@ -113,7 +115,7 @@ class Shift(nnx.Module):
 
 
 @functools.cache
-def _left_out(kind: type) -> type:
+def _left_out(kind: Any) -> Any:
     """Return the class of a norm that returns its input, in float32."""
     return type(kind)(f"LeftOut{kind.__name__}", (kind,), {"__call__": lambda self, x: x.astype(jnp.float32)})
 
@@ -138,45 +140,53 @@ def make(module: Any, mistake: Mistake) -> Any:
         elif kind.endswith("order"):
             attention.on_input = nnx.List([MovedPositions(kind, number), *attention.on_input])
         elif kind == "base":
-            for rope in attention.on_heads:
+            for rope in (each for each in attention.on_heads if isinstance(each, Rope)):
                 frequencies_P = number ** (-np.arange(0, rope.width, 2) / rope.width)
                 rope.frequencies = tuple(frequencies_P) if isinstance(frequencies_P, np.ndarray) else frequencies_P
     return module
 
 
-def possible(model: LoadedModel) -> Iterator[Mistake]:
-    """Yield the mistakes that the model may have been trained with."""
+def possible(model: LoadedModel) -> list[Mistake]:
+    """Return the mistakes that the model may have been trained with."""
     config = model.config.model
-    yield from (Mistake("scale", factor) for factor in FACTORS)
+    found = [Mistake("scale", factor) for factor in FACTORS]
     if config.causal:
-        yield from (Mistake("targets", by) for by in (-1, 1))
-        yield Mistake("future")
-        if not (config.variants.selective or config.variants.sink != "none" or config.variants.normaliser != "softmax"):
-            yield Mistake("late mask")
-    if {*config.position_pattern} - {"none"} and not model.merge().positions:
-        yield from (Mistake(kind) for kind in ("no order", "reversed order"))
+        plain = config.variants.normaliser == "softmax" and config.variants.sink == "none"
+        found += [Mistake(kind) for kind in ("future", *(["late mask"] if plain else []))]
+        has_shift = not (config.output_bias or config.prediction_head)
+        found += [Mistake("targets", by) for by in ((-1, 1) if has_shift else ())]
+    if {*config.position_pattern} != {"none"} and positions.input_encoding(config) is None:
+        found += [Mistake("no order"), Mistake("reversed order")]
     if {*config.position_pattern} == {"rope"} and config.rope.scaling == "none" and config.rope.turning == 1:
-        yield from (Mistake("base", base) for base in BASES if base != config.rope.base)
-    if constant := constant_norms(model):
-        yield Mistake("norm", names=constant)
+        found += [Mistake("base", base) for base in BASES if base != config.rope.base]
+    constant = constant_norms(model)
+    return [*found, Mistake("norm", names=constant)] if constant else found
 
 
 def constant_norms(model: LoadedModel) -> tuple[str, ...]:
     """Return the norms whose weights are all equal: a norm that training left out keeps its first weights."""
-    leaves = by_name(with_layers(model.parameters, stacked=False))
-    norms = {name.removesuffix("/scale"): leaf for name, leaf in leaves.items() if name.endswith("norm/scale")}
-    return tuple(name for name, leaf in norms.items() if np.ptp(sharding.to_host(leaf, model.mesh)) == 0)
+    names = []
+    for name, leaf in by_name(with_layers(model.parameters, stacked=False)).items():
+        is_norm = re.fullmatch(r"(final|blocks/\d+/(attention|mlp))_norm/scale", name)
+        if is_norm and np.ptp(sharding.to_host(leaf, model.mesh)) == 0:
+            names.append(name.removesuffix("/scale"))
+    return tuple(names)
 
 
-def search(model: LoadedModel, tokens: np.ndarray, excess: float) -> list[CheckResult]:
+def search(
+    model: LoadedModel, windows_BM: np.ndarray, excess: float, seconds: Callable[[], float]
+) -> list[CheckResult]:
     """Return the mistake that explains the most of the loss, if one explains at least EXPLAINED of its excess.
 
     excess: the loss minus the one that training recorded, in nats.
+    seconds: of a pass of one window, for a budget.
     """
-    windows_BM = probe.windows(tokens, model.config.context_length + 1)
+    every = possible(model)
     windows_BM = windows_BM[sorted(budget.spread(len(windows_BM))[:WINDOWS])]
+    costs = np.full(len(windows_BM), len(every) + 1)
+    windows_BM = windows_BM[: budget.fit("windows of the search for mistakes", costs, seconds, SHARE)]
     right_B = losses(model, windows_BM, Mistake("scale", 1.0))
-    found = {mistake: losses(model, windows_BM, mistake) for mistake in possible(model)}
+    found = {mistake: losses(model, windows_BM, mistake) for mistake in every}
     best = min(found, key=lambda mistake: found[mistake].mean())
     gain_B = right_B - found[best]
     gain, error = float(gain_B.mean()), float(gain_B.std() / math.sqrt(len(gain_B)))
@@ -198,7 +208,7 @@ def losses(model: LoadedModel, windows_BM: np.ndarray, mistake: Mistake) -> np.n
     def compute(part_BM: np.ndarray) -> jax.Array:
         return _losses(model, *sharding.put_whole((part_BM,), model.mesh), number, static)
 
-    return probe.in_parts(model, windows_BM, compute)
+    return probe.in_parts(model, windows_BM, compute, "maps")
 
 
 @functools.partial(jax.jit, static_argnames="mistake")
