@@ -40,7 +40,7 @@ Then guess, one of {names}:
 @command_line.command
 def main() -> None:
     parser = command_line.parser(__doc__, "python -m mini_gpt.exercises")
-    parser.add_argument("exercise", choices=["fault"])
+    parser.add_argument("exercise", choices=["fault"], help="fault: train the run of a seed, or check a guess")
     parser.add_argument("--seed", type=int, required=True, help="of the fault and of the run, from 0")
     parser.add_argument("--guess", choices=faults.FAULTS, help="the fault that you suspect")
     parser.add_argument("--workdir", type=command_line.directory, help="run directory; default: runs/fault_SEED")
