@@ -129,7 +129,7 @@ def make(module: Any, mistake: Mistake) -> Any:
         norm: Any = module
         for key in name.split("/"):
             norm = norm[int(key)] if key.isdigit() else getattr(norm, key)
-        norm.__class__ = _left_out(type(norm))
+        norm.__class__ = _left_out(norm.__class__)
     for attention in (block.attention for block in module.blocks):
         if kind == "scale":
             attention.core.scale = attention.core.scale * number
