@@ -86,4 +86,5 @@ def train(seed: int, workdir: Path) -> None:
 def blamed(found: Sequence[str]) -> str:
     """Return the fault that findings of diagnose name; "none" without findings, "unknown" if they name no fault."""
     named = [fault for fault, (_, check) in FAULTS.items() if check in found]
+    named += ["order"] if "positions" in found else []
     return named[0] if named else "unknown" if found else "none"

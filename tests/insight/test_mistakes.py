@@ -35,7 +35,7 @@ def random(small):
     """Return a function that makes a random model with RoPE, and windows of random tokens."""
 
     def make(**overrides):
-        model = random_model(small(model__position="rope", **overrides), TOKEN_BYTES)
+        model = random_model(small(**{"model__position": "rope"} | overrides), TOKEN_BYTES)
         return model, np.random.default_rng(0).integers(256, size=(4, 33)).astype(np.int32)
 
     return make
@@ -95,6 +95,18 @@ def test_a_mistake_changes_no_parameter(small, kind):
     assert definition != expected
 
 
+@pytest.mark.slow
+def test_positions_that_do_not_matter_are_found(random):
+    model, windows_BM = random()
+    silent = broken.scale(broken.queries, 0.0)(model)  # without queries, attention is even at all positions
+    (result,) = mistakes.unused_positions(silent, windows_BM)
+    assert result.found and abs(result.value) < 1e-6 and result.check == "positions"
+    rise = nll(SAME["no order"][1](model), windows_BM).mean() / nll(model, windows_BM).mean() - 1
+    (result,) = mistakes.unused_positions(model, windows_BM)
+    assert result.value == pytest.approx(rise, abs=1e-4)
+    assert mistakes.unused_positions(random(model__position="learned")[0], windows_BM) == []
+
+
 def test_norms_with_their_first_weights_are_found(random):
     model, _ = random()
     assert mistakes.constant_norms(model) == ()
@@ -110,7 +122,7 @@ def test_the_seed_draws_all_faults():
     for fault, mistake in drawn:
         check = mistake and mistakes.CHECKS[mistake.kind][0]
         assert check == faults.FAULTS[fault][1] and faults.blamed([check, "recorded loss"] if check else []) == fault
-    assert faults.blamed(["loss"]) == "unknown"
+    assert faults.blamed(["loss"]) == "unknown" and faults.blamed(["positions"]) == "order"
 
 
 def test_a_guess_is_right_or_wrong_with_a_measurement():

@@ -69,11 +69,16 @@ def diagnose(
     of_losses = losses.check(measured, of_ratio(score.losses_T, np.ones(score.tokens)))
     unexplained = any(result.found and result.check in ("recorded loss", "loss") for result in of_losses)
     excess = measured.loss - (measured.loss if measured.recorded is None else measured.recorded)
+    of_training: list[CheckResult] = []
+    if not model.masked and unexplained:
+        of_training = mistakes.search(model, windows_BM, excess, seconds)
+    elif not model.masked and not skips_order:
+        of_training = mistakes.unused_positions(model, windows_BM)
     results = [
         *of_weights,
         *of_windows,
         *of_losses,
-        *(mistakes.search(model, windows_BM, excess, seconds) if unexplained and not model.masked else []),
+        *of_training,
         dead_heads(model, train_tokens),
         *losses.training(history, step),
     ]

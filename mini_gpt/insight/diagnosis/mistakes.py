@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from mini_gpt.config.model import ModelConfig
 from mini_gpt.evaluation.loaded import LoadedModel
 from mini_gpt.insight import budget
 from mini_gpt.insight.diagnosis import probe
@@ -32,6 +33,7 @@ from mini_gpt.runtime import sharding
 WINDOWS, SHARE = 16, 0.3  # of the search: windows, and the most of the time that a budget has left
 EXPLAINED = 0.8  # least gain / excess of the loss over the recorded one
 LEAST_GAIN = 0.05  # nats, if the loss is not above a recorded one
+USED = 0.02  # least rise of the loss without positions, as a share of it
 NOISE = 4.0  # least gain / its standard error
 FACTORS = tuple(2.0**power for power in range(-5, 6) if power)
 BASES = tuple(float(f"{10 ** (power / 2):.3g}") for power in range(1, 13))
@@ -155,7 +157,7 @@ def possible(model: LoadedModel) -> list[Mistake]:
         found += [Mistake(kind) for kind in ("future", *(["late mask"] if plain else []))]
         has_shift = not (config.output_bias or config.prediction_head)
         found += [Mistake("targets", by) for by in ((-1, 1) if has_shift else ())]
-    if {*config.position_pattern} != {"none"} and positions.input_encoding(config) is None:
+    if has_positions(config):
         found += [Mistake("no order"), Mistake("reversed order")]
     if {*config.position_pattern} == {"rope"} and config.rope.scaling == "none" and config.rope.turning == 1:
         found += [Mistake("base", base) for base in BASES if base != config.rope.base]
@@ -198,6 +200,26 @@ def search(
         f"code it is {right_B.mean():.2f}."
     )
     return [CheckResult(CHECKS[best.kind][0], gain, "no mistake lowers the loss", True, says, error)]
+
+
+def unused_positions(model: LoadedModel, windows_BM: np.ndarray) -> list[CheckResult]:
+    """Check that the loss rises without positions. Returns nothing for encodings at the input, and without any."""
+    if not has_positions(model.config.model):
+        return []
+    windows_BM = windows_BM[sorted(budget.spread(len(windows_BM))[:WINDOWS])]
+    right, none = (
+        float(losses(model, windows_BM, each).mean()) for each in (Mistake("scale", 1.0), Mistake("no order"))
+    )
+    share = (none - right) / right
+    says = (
+        f"With the same position for all tokens, the loss of {len(windows_BM)} windows is {none:.2f}, not {right:.2f}."
+    )
+    return [CheckResult("positions", share, f"a rise of at least {USED:.0%}", not share >= USED, says)]
+
+
+def has_positions(config: ModelConfig) -> bool:
+    """Return whether an encoding acts in attention, and not at the input."""
+    return {*config.position_pattern} != {"none"} and positions.input_encoding(config) is None
 
 
 def losses(model: LoadedModel, windows_BM: np.ndarray, mistake: Mistake) -> np.ndarray:

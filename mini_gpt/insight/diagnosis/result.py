@@ -33,6 +33,7 @@ CAUSES = {
     ),
     "overfitting": ("more steps than the training text supports; take --checkpoint=best",),
     "order": ("model.position=none in a bidirectional model, or in a causal one of a single layer",),
+    "positions": ("positions that training shuffled", "a text that needs no positions"),
     "predictions": (HARDLY_TRAINED, HIGH_RATE, "a bidirectional model without positions"),
     "loss": (HARDLY_TRAINED, HIGH_RATE, "text unlike the training text", "an import that arranged the weights wrongly"),
     "even attention": (HARDLY_TRAINED, "queries or keys that are nearly 0"),
