@@ -68,11 +68,12 @@ def diagnose(
     )
     of_losses = losses.check(measured, of_ratio(score.losses_T, np.ones(score.tokens)))
     unexplained = any(result.found and result.check in ("recorded loss", "loss") for result in of_losses)
-    excess = measured.loss - (measured.loss if measured.recorded is None else measured.recorded)
+    # Without a record, it may be no fault: a hardly trained model may be best at repeating its input.
+    excess = 0.0 if measured.recorded is None else measured.loss - measured.recorded
     of_training: list[CheckResult] = []
-    if not model.masked and unexplained:
+    if not model.masked and excess > 0 and unexplained:
         of_training = mistakes.search(model, windows_BM, excess, seconds)
-    elif not model.masked and not skips_order:
+    elif not model.masked and not unexplained and not skips_order:
         of_training = mistakes.unused_positions(model, windows_BM)
     results = [
         *of_weights,

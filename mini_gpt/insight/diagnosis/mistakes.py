@@ -32,7 +32,7 @@ from mini_gpt.runtime import sharding
 
 WINDOWS, SHARE = 16, 0.3  # of the search: windows, and the most of the time that a budget has left
 EXPLAINED = 0.8  # least gain / excess of the loss over the recorded one
-LEAST_GAIN = 0.05  # nats, if the loss is not above a recorded one
+LEAST_GAIN = 0.005  # nats
 USED = 0.02  # least rise of the loss without positions, as a share of it
 NOISE = 4.0  # least gain / its standard error
 FACTORS = tuple(2.0**power for power in range(-5, 6) if power)
@@ -180,7 +180,7 @@ def search(
 ) -> list[CheckResult]:
     """Return the mistake that explains the most of the loss, if one explains at least EXPLAINED of its excess.
 
-    excess: the loss minus the one that training recorded, in nats; 0 without a record.
+    excess: the loss minus the one that training recorded, in nats.
     seconds: of a pass of one window, for a budget.
     """
     every = possible(model)
@@ -192,8 +192,7 @@ def search(
     best = min(found, key=lambda mistake: found[mistake].mean())
     gain_B = right_B - found[best]
     gain, error = float(gain_B.mean()), float(gain_B.std() / math.sqrt(len(gain_B)))
-    least = EXPLAINED * excess if excess > 0 else LEAST_GAIN
-    if not gain >= max(least, NOISE * error):
+    if not gain >= max(EXPLAINED * excess, LEAST_GAIN, NOISE * error):
         return []
     says = (
         f"With {best}, the loss of {len(gain_B)} windows is {found[best].mean():.2f} nats per token; with the right "
