@@ -114,7 +114,7 @@ WAYS = {
     "huge queries": (scale(queries, 1e4), ["saturated attention", "recorded loss"]),
     "small queries": (scale(queries, 1e-3), ["recorded loss", "even attention"]),
     "silent units": (blocks(silence_units), ["recorded loss", "dead units"]),
-    "another base of RoPE": (fields(model__rope__base=10.0), ["recorded loss"]),
+    "another base of RoPE": (fields(model__rope__base=10.0), ["trained base", "recorded loss"]),
     "another encoding": (fields(model__position="alibi"), ["recorded loss"]),
     "interleaved": (blocks(interleave), ["recorded loss"]),
     "queries for keys": (blocks(exchange_queries_and_keys), ["recorded loss"]),

@@ -36,7 +36,8 @@ IMPORTED = {"recorded": None, "recorded_train": None}
     "changed, found",
     [
         ({}, []),
-        ({"loss": 2.01}, []),  # another device rounds otherwise
+        ({"loss": 2.005}, []),  # another device rounds otherwise
+        ({"loss": 2.02}, ["recorded loss"]),
         ({"loss": 2.1}, ["recorded loss"]),
         ({"loss": 1.9}, ["recorded loss"]),  # it reads its targets, or it is another checkpoint
         ({"loss": math.nan, "train": math.nan}, ["loss", "recorded loss"]),

@@ -8,7 +8,7 @@ import pytest
 
 from docs.tutorials import exercises
 from tests.conftest import REPOSITORY
-from tests.tutorials.solutions import SOLUTIONS, WRONG
+from tests.tutorials.solutions import HALF, ROTATE, SOLUTIONS, TORCH_LIKE, WRONG
 
 NOTEBOOKS = sorted((REPOSITORY / "docs" / "tutorials").glob("*.ipynb"))
 CELLS = {exercise: source for path in NOTEBOOKS for exercise, source in exercises.cells(path).items()}
@@ -24,7 +24,7 @@ def result(exercise, answers, monkeypatch):
 
 
 def test_each_exercise_has_a_cell_a_check_and_a_solution():
-    assert sorted(CELLS) == sorted(exercises.CHECKS) == sorted(SOLUTIONS) == sorted(WRONG)
+    assert sorted(CELLS) == sorted(exercises.EXERCISES) == sorted(SOLUTIONS) == sorted(WRONG)
     for path in NOTEBOOKS:
         assert len(exercises.cells(path)) >= 3, path.name
 
@@ -41,11 +41,20 @@ def test_open_exercises_are_neither_right_nor_wrong(exercise, monkeypatch):
     assert exercises.said[exercise] == "not answered yet"
 
 
-@pytest.mark.parametrize("exercise, change", [(name, change) for name, changes in WRONG.items() for change in changes])
-def test_wrong_answers_are_refused_with_a_hint(exercise, change, monkeypatch):
-    assert change[0] in SOLUTIONS[exercise]
-    said = result(exercise, SOLUTIONS[exercise].replace(*change), monkeypatch)
-    assert said.startswith("wrong: ") and len(said) > 20
+@pytest.mark.parametrize("exercise", WRONG)
+def test_the_hint_of_a_wrong_answer_names_its_mistake(exercise, monkeypatch):
+    known, named = exercises.EXERCISES[exercise], set()
+    for replaced, by, words in WRONG[exercise]:
+        assert replaced in SOLUTIONS[exercise]
+        said = result(exercise, SOLUTIONS[exercise].replace(replaced, by) if replaced else by, monkeypatch)
+        assert said.startswith("wrong: ") and (known.hint if words is None else words) in said, (replaced, by, said)
+        named.add(said.removeprefix("wrong: "))
+    assert {*known.mistakes} <= named, "each known mistake is recognised"
+
+
+@pytest.mark.parametrize("exercise, answer", [("1.4", TORCH_LIKE), ("1.5", HALF), ("2.3", ROTATE)])
+def test_answers_in_the_style_of_pytorch_are_right(exercise, answer, monkeypatch):
+    assert result(exercise, answer, monkeypatch) == "right"
 
 
 def test_an_error_outside_a_function_makes_the_answer_wrong(monkeypatch):

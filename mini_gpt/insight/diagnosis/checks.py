@@ -12,7 +12,7 @@ import numpy as np
 from mini_gpt.evaluation import perplexity
 from mini_gpt.evaluation.loaded import LoadedModel
 from mini_gpt.insight import budget, pruning, samples
-from mini_gpt.insight.diagnosis import blocks, losses, probe, weights
+from mini_gpt.insight.diagnosis import blocks, losses, mistakes, probe, weights
 from mini_gpt.insight.diagnosis.losses import History, Losses
 from mini_gpt.insight.diagnosis.result import CheckResult, in_order, listed
 from mini_gpt.insight.uncertainty import of_ratio
@@ -66,10 +66,20 @@ def diagnose(
         bigram=None if no_bigram else losses.bigram(train_tokens, texts, unigram_V),
         **recorded,
     )
+    of_losses = losses.check(measured, of_ratio(score.losses_T, np.ones(score.tokens)))
+    unexplained = any(result.found and result.check in ("recorded loss", "loss") for result in of_losses)
+    # Without a record, it may be no fault: a hardly trained model may be best at repeating its input.
+    excess = 0.0 if measured.recorded is None else measured.loss - measured.recorded
+    of_training: list[CheckResult] = []
+    if not model.masked and excess > 0 and unexplained:
+        of_training = mistakes.search(model, windows_BM, excess, seconds)
+    elif not model.masked and not unexplained and not skips_order:
+        of_training = mistakes.unused_positions(model, windows_BM)
     results = [
         *of_weights,
         *of_windows,
-        *losses.check(measured, of_ratio(score.losses_T, np.ones(score.tokens))),
+        *of_losses,
+        *of_training,
         dead_heads(model, train_tokens),
         *losses.training(history, step),
     ]

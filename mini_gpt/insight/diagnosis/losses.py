@@ -15,7 +15,7 @@ from mini_gpt.insight.diagnosis.result import CheckResult
 
 History = Sequence[Mapping[str, float]]  # rows of metrics.jsonl
 
-SAME = 0.02  # largest difference from the loss recorded at this step: share of it, or nats if that is more
+SAME = 0.005  # largest difference from the loss recorded at this step: share of it, or nats if that is more
 NEAR = 0.3  # most nats above the loss recorded at the nearest step, or above the recorded training losses
 UNIGRAM = 0.99  # loss / the unigram model's loss
 FLAT = 0.05  # variation of predictions / unigram entropy
