@@ -1,10 +1,11 @@
 """Examine `--suite=diagnose` on the runs with a hidden fault, and write docs/results/examination.csv.
 
-python -m benchmarks.examination --runs=48
+python -m benchmarks.examination --runs=55
+python -m benchmarks.examination --runs=45 --first=100 --out=docs/results/examination_new_seeds.csv
 
-Trains the runs of `python -m mini_gpt.exercises fault` with the seeds 0, 1, ... in a temporary directory, and diagnoses
-each. Seeds that are in the file are not trained again; the next command continues. The table is printed at the end.
-A run takes about half a minute on two CPU cores.
+Trains the runs of `python -m mini_gpt.exercises fault` with the seeds 0, 1, ..., or from another seed on, in a temporary
+directory, and diagnoses each. Seeds that are in the file are not trained again; the next command continues. The table is
+printed at the end. A run takes about half a minute on two CPU cores.
 """
 
 import csv
@@ -84,11 +85,12 @@ def share(count: int, total: int) -> str:
 def main() -> None:
     parser = command_line.parser(__doc__, prog="python -m benchmarks.examination")
     parser.add_argument("--runs", type=int, default=48, help="the number of runs in the file at the end")
+    parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--out", type=Path, default=OUT, help="the file")
     flags = parser.parse_args()
     command_line.set_up()
     rows: list[Row] = [*csv.DictReader(flags.out.open())] if flags.out.exists() else []
-    for seed in range(len(rows), flags.runs):
+    for seed in range(flags.first + len(rows), flags.first + flags.runs):
         rows.append(examine(seed))
         files.write_text(flags.out, csv_text(rows))
     print(table(rows))
