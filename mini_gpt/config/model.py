@@ -1,5 +1,6 @@
 """The config fields of the model, with the checks that involve several of them."""
 
+import copy
 import dataclasses
 import functools
 import itertools
@@ -70,26 +71,21 @@ class ModelConfig(Section, prefix="model."):
     position: Position | tuple[Position, ...] = field("rope", "positional encoding; a tuple repeats over the layers")
     max_positions: Size = field(None, "rows of the table of learned positions", _most_positions)
     dtype: Literal["auto", "float32", "bfloat16"] = field("auto", "of matmuls; auto: bfloat16 if the hardware has it")
-    param_dtype: Literal["float32", "bfloat16"] = field(
-        "float32", "of the parameters; bfloat16 halves their memory, for evaluation and sampling only"
-    )
+    param_dtype: Literal["float32", "bfloat16"] = field("float32", "of parameters; bfloat16 only to evaluate or sample")
     attention: Literal["auto", "reference", "blockwise", "cudnn", "splash"] = field(
         "auto", "implementation: cudnn for NVIDIA GPUs, splash for TPUs, auto: the fastest"
     )
-    num_layers: Annotated[int, up_to(MOST_LAYERS)] = field(
-        4, "Transformer blocks; of the decoder if there are two stacks"
-    )
+    num_layers: Annotated[int, up_to(MOST_LAYERS)] = field(4, "Transformer blocks; of the decoder if there are two")
     encoder_layers: Annotated[int, Range(f"in 0..{MOST_LAYERS}", lambda value: 0 <= value <= MOST_LAYERS)] = field(
         0, "blocks of an encoder, which the decoder reads by cross-attention; 0: none (Vaswani et al. 2017)"
     )
     share_embeddings: bool = field(True, "encoder and decoder have one table of embeddings")
-    cross_positions: bool = field(
-        False, "relative positions in cross-attention too: a target token's place minus a source token's"
-    )
+    cross_positions: bool = field(False, "relative positions in cross-attention too: target place minus source place")
     d_model: Size = field(128, "width of the residual stream")
     num_heads: Size = field(4, "query heads; must divide d_model, unless head_width is given")
     num_kv_heads: Size = field(None, "< num_heads: grouped-query attention (Ainslie et al. 2023)", "model.num_heads")
     head_width: Size = field(None, "width of a head's queries, keys and values", _head_width)
+    heads: tuple[tuple[int, ...], ...] | None = field(None, "numbers of the heads that each layer keeps; None: all")
     d_ff: Size = field(None, "width of the feed-forward layer", _feed_forward_width)
     dropout: Rate = field(0.0, "default of the three dropout rates below")
     embedding_dropout: Rate = field(None, "of the embeddings, after positions are added", "model.dropout")
@@ -115,21 +111,13 @@ class ModelConfig(Section, prefix="model."):
     causal: bool = field(True, "false: bidirectional, for the masked objective")
     tie_embeddings: bool = field(True, "the output projection is the transposed embedding")
     output_bias: bool = field(False, "a bias of the logits")
-    output_soft_cap: Annotated[float | None, above(0)] = field(
-        None, "c: the model's logits become c · tanh(logits / c) (Gemma Team 2024); None: no cap"
-    )
-    prediction_head: bool | None = field(
-        False, "a layer, an activation and a norm before the logits, and their bias (BERT); None: no logits (MiniLM)"
-    )
+    output_soft_cap: Annotated[float | None, above(0)] = field(None, "c: logits become c · tanh(logits / c) (Gemma 2)")
+    prediction_head: bool | None = field(False, "a layer and a norm before the logits (BERT); None: no logits (MiniLM)")
     scale_embeddings: bool = field(False, "multiply by sqrt(d_model), with initial std 1/sqrt(d_model) instead of 0.02")
     scale_attention: bool = field(True, "divide the scores by sqrt(scale_width); false for ablation only")
-    scale_width: Positive = field(
-        None, "its square root divides the scores (Gemma: query_pre_attn_scalar)", "model.head_width"
-    )
+    scale_width: Positive = field(None, "its root divides scores (Gemma: query_pre_attn_scalar)", "model.head_width")
     residual: bool = field(True, "residual connections; false for ablation only")
-    remat: Literal["none", "dots", "block"] = field(
-        "none", "recompute activations: dots (all except outputs of weight matmuls), block (all)"
-    )
+    remat: Literal["none", "dots", "block"] = field("none", "recompute: dots (all but outputs of matmuls), block (all)")
     scan_layers: bool = field(False, "loop over stacked blocks: 24 layers compile about as fast as 4")
     attention_window: OptionalSize | tuple[OptionalSize, ...] = field(
         None, "keys per query, including its own (Jiang et al. 2023); None: all; a tuple repeats over the layers"
@@ -152,16 +140,18 @@ class ModelConfig(Section, prefix="model."):
             self.refuse("d_model", f"must be divisible by model.num_heads ({heads})")
         if heads % self.num_kv_heads:
             self.refuse("num_kv_heads", f"must divide model.num_heads ({heads})")
-        for name in set(encodings) & set(INPUT_POSITIONS):
-            if len(encodings) > 1:
-                self.refuse("position", f"{name} acts once at the input and can't be part of a pattern over the layers")
+        if self.heads is not None:
+            self._check_heads(self.heads)
+        for name in set(encodings) & set(INPUT_POSITIONS) if len(encodings) > 1 else ():
+            self.refuse("position", f"{name} acts once at the input and can't be part of a pattern over the layers")
         if self.scan_layers and self.num_layers % period:
             self.refuse("num_layers", f"with model.scan_layers it must be divisible by {period}, the pattern's length")
         if self.scan_layers and len(encodings) > 1 and self.own_encodings:
-            reason = f"{self.own_encodings[0]} has parameters in each layer, and the scan needs the same in every layer"
-            self.refuse("position", f"with model.scan_layers, {reason}")
-        if self.parallel_residual != "none":
-            self._check_parallel_residual()
+            own = f"and {self.own_encodings[0]} has parameters of its own in each layer"
+            self.refuse("position", f"model.scan_layers needs the same parameters in every layer, {own}")
+        for name, needed in {"norm_placement": "pre", "residual": True, "encoder_layers": 0}.items():
+            if self.parallel_residual != "none" and getattr(self, name) != needed:
+                self.refuse("parallel_residual", f"needs model.{name}={needed}")
         self._check_causal()
         self._check_encoder()
         if self.prediction_head and self.gated:
@@ -186,24 +176,36 @@ class ModelConfig(Section, prefix="model."):
                 if getattr(self.rope, name) != default:
                     self.refuse(f"rope.{name}", f"it is for rotary positions, but model.position is {self.position!r}")
 
+    def _check_heads(self, heads: tuple[tuple[int, ...], ...]) -> None:
+        """Raise UserError for heads that do not exist, and for a part that needs all heads."""
+        numbers, groups = set(range(self.num_heads)), self.num_kv_heads
+        if len(heads) != self.num_layers or any(sorted(numbers & {*kept}) != [*kept] or not kept for kept in heads):
+            self.refuse("heads", f"needs for each of {self.num_layers} layers numbers below {len(numbers)}, in order")
+        for shared in ([head * groups // len(numbers) for head in kept] for kept in heads):
+            if len({shared.count(group) for group in shared}) > 1:
+                self.refuse("heads", "a layer must keep equally many heads in each of its groups: remove whole groups")
+        parts = {"scan_layers": self.scan_layers, "position": {"pope", "t5"} & {*self.position_pattern}}
+        parts |= {"encoder_layers": self.has_encoder, "variants.selective": self.variants.selective}
+        parts |= {"variants.qk_norm": self.variants.qk_norm == "all_heads"}
+        for name in filter(parts.get, parts):
+            self.refuse(name, "it needs all heads of each layer, and model.heads removes some")
+
     def _check_causal(self) -> None:
         """Raise UserError for a part that needs a causal mask in every layer."""
         variants = self.variants
         parts = {"position": {"fox", "cope"} & set(self.position_pattern), "variants.selective": variants.selective}
         parts |= {"variants.normaliser": variants.normaliser == "stick_breaking", "variants.canon": variants.canon}
         for name, found in parts.items():
-            if found and not self.causal:
-                self.refuse(name, "needs model.causal=True, because it depends on the order of queries and keys")
-            if found and self.has_encoder:
-                self.refuse(name, "needs model.encoder_layers=0, because it depends on the order of queries and keys")
+            if found and (self.has_encoder or not self.causal):
+                needed = "encoder_layers=0" if self.causal else "causal=True"
+                self.refuse(name, f"needs model.{needed}, because it depends on the order of queries and keys")
 
     def _check_encoder(self) -> None:
         """Raise UserError for a part that the encoder or cross-attention does not support."""
         if not self.has_encoder:
-            if not self.share_embeddings:
-                self.refuse("share_embeddings", "needs an encoder: set model.encoder_layers")
-            if self.cross_positions:
-                self.refuse("cross_positions", "needs an encoder: set model.encoder_layers")
+            for name, default in {"share_embeddings": True, "cross_positions": False}.items():
+                if getattr(self, name) != default:
+                    self.refuse(name, "needs an encoder: set model.encoder_layers")
             return
         if self.cross_positions and not set(self.position_pattern) <= set(CROSS_POSITIONS):
             self.refuse("cross_positions", f"needs model.position to be one of {', '.join(CROSS_POSITIONS)}")
@@ -214,20 +216,13 @@ class ModelConfig(Section, prefix="model."):
         if self.random_positions is not None:
             self.refuse("random_positions", "must be None with model.encoder_layers")
 
-    def _check_parallel_residual(self) -> None:
-        for name, needed in {"norm_placement": "pre", "residual": True, "encoder_layers": 0}.items():
-            if getattr(self, name) != needed:
-                self.refuse("parallel_residual", f"needs model.{name}={needed}")
-
     def _check_hard_alibi(self) -> None:
         if self.hard_alibi.heads > self.num_heads:
             self.refuse("hard_alibi.heads", f"must be at most model.num_heads ({self.num_heads})")
         if self.random_positions is not None:
             self.refuse("random_positions", "must be None for hard_alibi, which counts tokens by their positions")
         if self.variants.selective:
-            self.refuse(
-                "variants.selective", "must be False for hard_alibi: it uses the first head, which sees one token"
-            )
+            self.refuse("variants.selective", "must be False for hard_alibi, whose first head sees one token")
         if self.variants.query_scale == "ssmax":
             self.refuse("variants.query_scale", "must be none for hard_alibi: its heads see different numbers of keys")
 
@@ -242,8 +237,7 @@ class ModelConfig(Section, prefix="model."):
         if rotated == 0 or rotated % 2:
             fields = f"model.num_heads={self.num_heads} and model.rope.fraction={self.rope.fraction}"
             count = f"{fields} give {rotated} of {self.head_width} per head"
-            is_given = self.head_width * self.num_heads != self.d_model
-            name = "head_width" if is_given else "d_model"
+            name = "d_model" if self.head_width * self.num_heads == self.d_model else "head_width"
             self.refuse(name, f"rope needs an even number of rotated dimensions, at least 2; {count}")
         if int(self.rope.turning * rotated / 2) == 0:
             self.refuse("rope.turning", f"none of the {rotated // 2} pairs of dimensions would turn; raise it")
@@ -278,15 +272,31 @@ class ModelConfig(Section, prefix="model."):
     @functools.cached_property
     def encoder(self) -> "ModelConfig":
         """The config of the encoder's stack."""
-        layers = self.encoder_layers
         no_cross: dict[str, Any] = {"encoder_layers": 0, "share_embeddings": True, "cross_positions": False}
-        return dataclasses.replace(self, num_layers=layers, causal=False, **no_cross)
+        return dataclasses.replace(self, num_layers=self.encoder_layers, causal=False, **no_cross)
 
     @functools.cached_property
     def layer_kinds(self) -> tuple[LayerKind, ...]:
         """The kind of each layer."""
-        repeated = [itertools.cycle(values) for values in self._patterns]
+        repeated = [itertools.cycle(values) for values in (*self._patterns, self.head_numbers)]
         return tuple(LayerKind(*map(next, repeated)) for _ in range(self.num_layers))
+
+    @property
+    def head_numbers(self) -> tuple[tuple[int, ...], ...]:
+        """The numbers of the heads of each layer."""
+        return self.heads or (tuple(range(self.num_heads)),) * self.num_layers
+
+    def of_layer(self, kind: LayerKind) -> "ModelConfig":
+        """Return the config of one layer's attention: its heads are those that the layer keeps."""
+        layer, groups = copy.copy(self), {head * self.num_kv_heads // self.num_heads for head in kind.heads}
+        kept = tuple(head in kind.heads for head in range(self.num_heads))
+        vars(layer).update(num_heads=len(kind.heads), num_kv_heads=len(groups), kept=kept)
+        return layer
+
+    @functools.cached_property
+    def kept(self) -> tuple[bool, ...]:
+        """Whether a layer keeps each head, see `of_layer`."""
+        return (True,) * self.num_heads
 
     @property
     def period(self) -> int:
