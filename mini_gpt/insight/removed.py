@@ -64,9 +64,7 @@ def _converted(model: LoadedModel, fields: dict[str, Any], convert: Any) -> Load
     return dataclasses.replace(model, parameters=parameters, definition=definition, config=config)
 
 
-def _at(
-    pruned: ModelConfig, name: str, one: tuple[int, ...], other: tuple[int, ...]
-) -> tuple[int, np.ndarray] | None:
+def _at(pruned: ModelConfig, name: str, one: tuple[int, ...], other: tuple[int, ...]) -> tuple[int, np.ndarray] | None:
     """Return the axis in which two shapes of a parameter differ, and the entries of the kept heads there, or None.
 
     pruned: the config of the model with fewer heads.
