@@ -83,7 +83,7 @@ def _prune(run: Run, output: Path, flags: argparse.Namespace, overrides: Mapping
     model, table, score = removed.whole(run.model), list[dict[str, Any]](), scorer(run, "validation", flags.tokens)
     loss: Loss = lambda model: score(model, None)
     if flags.heads is not None:
-        kept = removed.without(config.head_numbers, _parse(flags.heads, config.head_numbers))
+        kept: Heads = removed.without(config.head_numbers, _parse(flags.heads, config.head_numbers))
     else:
         kept, table = _most_important(run, model, loss, flags)
     smaller = removed.smaller(model, kept)
@@ -138,7 +138,7 @@ def _most_important(
     texts = base.batches(run, "train", min(flags.tokens, pruning.IMPORTANCE_TOKENS), "gradients")
     with progress.shown("importance of the heads", 4 * flags.tokens):
         order = removed.removal_order(run.config.model, pruning.importance(model, texts))
-    heads = run.config.model.head_numbers
+    heads: Heads = run.config.model.head_numbers
     possible = {sum(map(len, heads)): heads}  # {number of heads: the heads}
     for layer, unit in order:
         heads = removed.without(heads, [(layer, head) for head in unit])
