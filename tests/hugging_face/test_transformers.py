@@ -76,6 +76,15 @@ def test_transformers_computes_the_same_logits(name, tmp_path):
     assert_equal_logits(theirs(loaded(tmp_path / "out")), expected_BLV, config)
 
 
+def test_transformers_computes_the_same_if_all_layers_keep_equally_many_heads(tmp_path):
+    heads, further = ((0, 3), (1, 2)), {"num_heads": 4, "head_width": 12, "num_kv_heads": 2, "heads": ((0, 3), (1, 2))}
+    config, drawn = make(**LLAMA | further)
+    exporting.write_model(drawn, tmp_path)
+    assert config.model.heads == heads and settings.read(tmp_path / "config.json").values["num_attention_heads"] == 2
+    named = {parameters.path_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(drawn.parameters)}
+    assert_equal_logits(theirs(loaded(tmp_path)), ours(config, named), config)
+
+
 @pytest.mark.parametrize("bidirectional", [False, True])
 @pytest.mark.parametrize("num_buckets, max_distance", [(32, 128), (8, 9), (16, 300), (64, 100), (4, 1000)])
 def test_the_buckets_of_t5_are_equal(bidirectional, num_buckets, max_distance):

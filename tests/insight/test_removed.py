@@ -37,9 +37,9 @@ def tokens(rows, length):
 @pytest.mark.parametrize(
     ("position", "heads", "fields"),
     [
-        ("alibi", HEADS, {"model__variants__sink": "trained", "model__variants__gate": "head"}),
         ("rope", GROUPED, {"model__num_kv_heads": 2, "model__variants__qk_norm": "weighted"}),
         *slow(
+            ("alibi", HEADS, {"model__variants__sink": "trained", "model__variants__gate": "head"}),
             ("rope", HEADS, {"model__num_kv_heads": 1, "model__norm": "rmsnorm", "model__activation": "swiglu"}),
             ("kerple", HEADS, {"model__variants__query_scale": "ssmax", "model__variants__gate": "entry"}),
             ("hard_alibi", HEADS, {"model__attention_window": (4, None, 6)}),
