@@ -76,9 +76,8 @@ def _parser() -> argparse.ArgumentParser:
 def _prune(run: Run, output: Path, flags: argparse.Namespace, overrides: Mapping[str, str]) -> None:
     """Choose the heads, write the smaller run, fine-tune it if asked, and print and write what was measured."""
     config = run.config.model
-    for name, needed in {"encoder_layers": 0, "prediction_head": False}.items():
-        found = getattr(config, name)
-        require(found == needed or found is True, f"model.{name}", found, f"must be {needed} to remove heads")
+    loading.override(run.config, {"model.heads": config.head_numbers, "model.scan_layers": False})  # raises its errors
+    require(config.prediction_head is not None, "model.prediction_head", None, "the model has no logits, and no loss")
     require(flags.tokens > 0, "--tokens", flags.tokens, "must be at least 1")
     require(flags.steps is None or flags.steps > 0, "--steps", flags.steps, "must be at least 1")
     model, table, score = removed.whole(run.model), list[dict[str, Any]](), scorer(run, "validation", flags.tokens)
