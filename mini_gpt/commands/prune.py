@@ -83,7 +83,7 @@ def _prune(run: Run, output: Path, flags: argparse.Namespace, overrides: Mapping
     model, table, score = removed.whole(run.model), list[dict[str, Any]](), scorer(run, "validation", flags.tokens)
     loss: Loss = lambda model: score(model, None)
     if flags.heads is not None:
-        kept: Heads = removed.without(config.head_numbers, _parse(flags.heads, config.head_numbers))
+        kept: Heads = removed.without(config.head_numbers, parse(flags.heads, config.head_numbers))
     else:
         kept, table = _most_important(run, model, loss, flags)
     smaller = removed.smaller(model, kept)
@@ -109,7 +109,7 @@ def _prune(run: Run, output: Path, flags: argparse.Namespace, overrides: Mapping
     print("\nWritten to", output, *written, sep="\n")
 
 
-def _parse(text: str, heads: Heads) -> list[tuple[int, int]]:
+def parse(text: str, heads: Heads) -> list[tuple[int, int]]:
     """Return (layer, head) of --heads. Raise UserError for a head that the run does not have."""
     found = []
     for part in text.split(","):

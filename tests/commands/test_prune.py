@@ -3,14 +3,17 @@
 import csv
 import dataclasses
 import json
+import re
 
 import numpy as np
 import pytest
 
 from mini_gpt import suites
+from mini_gpt.commands.prune import parse
 from mini_gpt.insight import removed
 from mini_gpt.model import editing
 from mini_gpt.model.parameters import count
+from mini_gpt.runtime.errors import UserError
 from mini_gpt.suites.base import SuiteOptions
 from mini_gpt.training.run import Run
 from mini_gpt.training.workdir import described_origin
@@ -25,6 +28,7 @@ def prune(monkeypatch, workdir, *arguments):
     return type_in(monkeypatch, "mini_gpt.prune", *command)
 
 
+@pytest.mark.slow
 def test_the_heads_that_are_named_are_removed_and_the_run_goes_on(monkeypatch, trained, capsys):
     workdir = trained(**FIELDS)
     assert prune(monkeypatch, workdir, "--heads=0.2,1.0,1.1,1.3", "--tokens=64") is None
@@ -83,14 +87,28 @@ def test_all_suites_measure_a_smaller_run(monkeypatch, trained, capsys):
 
 
 @pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("0.4", "--heads: found '0.4'; layer 0 has the heads 0, 1, 3"),
+        ("0.2", "--heads: found '0.2'; layer 0 has the heads 0, 1, 3"),
+        ("2.0", "--heads: found '2.0'; the run has layers 0..1"),
+        ("1", "--heads: found '1'; must be LAYER.HEAD"),
+        ("0.0,1.2", "--heads: found '0.0,1.2'; layer 1 must keep at least one head"),
+    ],
+)
+def test_heads_that_can_not_be_removed_are_refused(text, message):
+    with pytest.raises(UserError, match=f"^{re.escape(message)}"):
+        parse(text, HEADS)
+    assert parse("0.3, 0.0", HEADS) == [(0, 3), (0, 0)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--heads=0.4"], "--heads: found '0.4'; layer 0 has the heads 0, 1, 2, 3"),
-        (["--heads=2.0"], "--heads: found '2.0'; the run has layers 0..1"),
-        (["--heads=1"], "--heads: found '1'; must be LAYER.HEAD"),
-        (["--heads=1.0,1.1,1.2,1.3"], "layer 1 must keep at least one head"),
         (["--heads=0.0", "--steps=0"], "--steps: found 0; must be at least 1"),
         (["--heads=0.0", "--config.model.d_ff=8"], "model.d_ff: the smaller run has that of "),
+        (["--heads=0.0", "--steps=1", "--config.mesh.data=3"], "train.batch_size: found 8; must be divisible by 3"),
     ],
 )
 def test_wrong_flags_are_refused_and_nothing_is_written(monkeypatch, trained, arguments, message):
