@@ -50,8 +50,8 @@ LIMITS = {
         f"functions of more than {LONGEST_FUNCTION} lines": (0, 0),
         f"functions with more than {MOST_PARAMETERS} parameters": (0, 0),
         "imports from the core into a tool": (0, 0),
-        "lines of mini_gpt/": (34036, 24000),
-        "lines of tests/": (38940, 28500),
+        "lines of mini_gpt/": (34388, 24000),
+        "lines of tests/": (39187, 28500),
     },
 }
 Found = dict[str, int | list[str]]  # the number of each measure, or what is counted

@@ -147,8 +147,8 @@ class ModelConfig(Section, prefix="model."):
         if self.scan_layers and self.num_layers % period:
             self.refuse("num_layers", f"with model.scan_layers it must be divisible by {period}, the pattern's length")
         if self.scan_layers and len(encodings) > 1 and self.own_encodings:
-            own = f"and {self.own_encodings[0]} has parameters of its own in each layer"
-            self.refuse("position", f"model.scan_layers needs the same parameters in every layer, {own}")
+            reason = f"{self.own_encodings[0]} has parameters in each layer, and the scan needs the same in every layer"
+            self.refuse("position", f"with model.scan_layers, {reason}")
         for name, needed in {"norm_placement": "pre", "residual": True, "encoder_layers": 0}.items():
             if self.parallel_residual != "none" and getattr(self, name) != needed:
                 self.refuse("parallel_residual", f"needs model.{name}={needed}")
