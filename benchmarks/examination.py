@@ -3,9 +3,9 @@
 python -m benchmarks.examination --runs=55
 python -m benchmarks.examination --runs=45 --first=100 --out=docs/results/examination_new_seeds.csv
 
-Trains the runs of `python -m mini_gpt.exercises fault` with the seeds 0, 1, ..., or from another seed on, in a temporary
-directory, and diagnoses each. Seeds that are in the file are not trained again; the next command continues. The table is
-printed at the end. A run takes about half a minute on two CPU cores.
+Trains the runs of `python -m mini_gpt.exercises fault` with the seeds 0, 1, ..., or from another seed on, in a
+temporary directory, and diagnoses each. Seeds that are in the file are not trained again; the next command continues.
+The table is printed at the end. A run takes about half a minute on two CPU cores.
 """
 
 import csv

@@ -41,17 +41,17 @@ LIMITS = {
         "named tuples and dataclasses in model/": (8, 8),
     },
     "lines of a module and of all that it imports": {
-        "model.gpt": (3168, 2400),
-        "training.step": (2415, 3600),
-        "commands.train": (16240, 9000),
+        "model.gpt": (3180, 2400),
+        "training.step": (2414, 3600),
+        "commands.train": (16250, 9000),
     },
     "the package": {
         "lines with encoder_layers": (35, 35),
         f"functions of more than {LONGEST_FUNCTION} lines": (0, 0),
         f"functions with more than {MOST_PARAMETERS} parameters": (0, 0),
         "imports from the core into a tool": (0, 0),
-        "lines of mini_gpt/": (35141, 24000),
-        "lines of tests/": (40046, 28500),
+        "lines of mini_gpt/": (35507, 24000),
+        "lines of tests/": (40295, 28500),
     },
 }
 Found = dict[str, int | list[str]]  # the number of each measure, or what is counted

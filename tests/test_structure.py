@@ -16,7 +16,9 @@ CORE = ("runtime", "config", "data", "model", "evaluation", "generation", "train
 TOOLS = ("insight", "hugging_face", "pages", "suites", "study")
 PACKAGES = (*CORE, *TOOLS, "commands")
 # Thin modules beside the packages, for `python -m`.
-ENTRY_POINTS = ("__init__.py", "bench.py", "environment.py", "exercises.py", "lab.py", "play.py", "sweep.py")
+ENTRY_POINTS = (
+    *("__init__.py", "bench.py", "environment.py", "exercises.py", "lab.py", "play.py", "prune.py", "sweep.py"),
+)
 LONGEST_CHAIN, LONGEST_CHAIN_IN_A_PACKAGE = 22, 9  # without the entry points
 LONGEST_FILE, LONGEST_LINE = 350, 120
 

@@ -94,7 +94,7 @@ def flops_per_token(config: Config, parameters: Parameters) -> float:
             return min(length, window if model.causal else 2 * window - 1)
 
         keys = statistics.mean(reach(kind.window) for kind in model.layer_kinds)
-        return 12 * model.num_layers * model.attention_width * keys * (model.block == "attention")
+        return 12 * sum(map(len, model.head_numbers)) * model.head_width * keys * (model.block == "attention")
 
     looked_up = LOOKED_UP if model.tie_embeddings else (*LOOKED_UP, "embedding")
     sizes = {name: x.size for name, x in by_name(parameters).items() if name not in looked_up}

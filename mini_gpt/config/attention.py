@@ -20,12 +20,14 @@ class LayerKind(NamedTuple):
     """The fields that may differ between layers.
 
     window: of attention, in tokens; None: all keys.
+    heads: the numbers of the heads that the layer keeps.
     """
 
     position: str
     window: int | None
     rope_base: float
     rope_factor: float
+    heads: tuple[int, ...]
 
 
 def pattern(value: Any) -> tuple[Any, ...]:
@@ -48,9 +50,7 @@ def beta_fast(values: Mapping[str, Any]) -> float:
 class RopeConfig(Section, prefix="model.rope."):
     """Rotary positions (Su et al. 2021), with scaling to longer contexts."""
 
-    base: Base | tuple[Base, ...] = field(
-        10_000.0, "wavelengths are between 2π and 2π × base; a tuple repeats over the layers"
-    )
+    base: Base | tuple[Base, ...] = field(10_000.0, "wavelengths are 2π to 2π × base; a tuple repeats over the layers")
     fraction: ShareAbove0 = field(1.0, "share of a head's dimensions that are rotated")
     turning: ShareAbove0 = field(1.0, "p-RoPE: share of the pairs, from the fastest, that turn (Barbero et al. 2025)")
     scaling: Literal["none", "linear", "ntk", "dynamic", "yarn", "yarn_by_index", "yarn_unrounded", "llama3"] = field(
@@ -122,9 +122,7 @@ class FireConfig(Section, prefix="model.fire."):
     """FIRE: a trained function of relative distances (Li et al. 2024)."""
 
     width: Size = field(32, "of the hidden layer")
-    threshold: Positive = field(
-        None, "initial L; the distance is divided by max(L, position), on a log scale", _half_of_the_context
-    )
+    threshold: Positive = field(None, "initial L; divides distances as max(L, position), in logs", _half_of_the_context)
 
 
 class CopeConfig(Section, prefix="model.cope."):
@@ -152,24 +150,14 @@ class VariantsConfig(Section, prefix="model.variants."):
         "divide queries and keys by their root mean square; weighted: trained; all_heads: of all; layernorm: as in Phi",
     )
     qk_norm_epsilon: Epsilon = field(1e-6, "of qk_norm, added to the mean square or to the variance")
-    clip_qkv: Annotated[float | None, above(0)] = field(
-        None, "limit the entries of queries, keys and values to ± this (MPT, OLMo); None: no limit"
-    )
-    query_scale: Literal["none", "ssmax", "llama4"] = field(
-        "none", "factor of queries: s · ln(visible keys) (Nakanishi 2025), or Llama 4's by position"
-    )
+    clip_qkv: Annotated[float | None, above(0)] = field(None, "limit entries of q, k and v to ± this (MPT, OLMo)")
+    query_scale: Literal["none", "ssmax", "llama4"] = field("none", "s ln(visible keys) (Nakanishi 2025); or Llama 4's")
     ssmax_start: Positive = field(None, "initial s of ssmax", _ssmax_start)
-    soft_cap: Annotated[float | None, above(0)] = field(
-        None, "c: logits become c · tanh(logits / c) (Gemma Team 2024); None: no cap"
-    )
+    soft_cap: Annotated[float | None, above(0)] = field(None, "c: logits become c · tanh(logits / c) (Gemma Team 2024)")
     normaliser: Literal["softmax", "stick_breaking"] = field(
         "softmax", "of the logits; stick_breaking: recent keys first (Tan et al. 2025)"
     )
     selective: bool = field(False, "a query lowers the logits of keys for later queries (Leviathan et al. 2025)")
     canon: bool = field(False, "canon-A: a causal convolution of 4 tokens, before the projections (Allen-Zhu 2025)")
-    sink: Literal["none", "zero", "trained"] = field(
-        "none", "a logit of each head without a value (gpt-oss); zero: softmax off by one"
-    )
-    gate: Literal["none", "head", "entry"] = field(
-        "none", "factors σ(W x) of the heads' outputs (Qiu et al. 2025), one for each head or entry"
-    )
+    sink: Literal["none", "zero", "trained"] = field("none", "logit without value (gpt-oss); zero: softmax off by one")
+    gate: Literal["none", "head", "entry"] = field("none", "σ(W x) scales each head or entry (Qiu et al. 2025)")

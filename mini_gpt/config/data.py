@@ -15,16 +15,12 @@ class DataConfig(Section, prefix="data."):
         "python_stdlib",
         "python_stdlib, tiny_shakespeare, english, text, pairs, tokens, tfds:NAME[/CONFIG] or task:NAME",
     )
-    path: str | None = field(
-        None, "text: a glob; pairs: a TSV file or the sources; tokens, tfds: a directory; tiny_shakespeare: the file"
-    )
+    path: str | None = field(None, "text: glob; pairs: TSV or sources; tokens, tfds: directory; tiny_shakespeare: file")
     text_field: str = field("text", "text: the field or column of records, in JSON, CSV, Parquet and Arrow")
     document_separator: str | None = field(None, "between documents; None: a text is one, tokens have <|endoftext|>")
     on_error: Literal["stop", "skip"] = field("stop", "text: skip leaves out what can't be read, and counts it")
     target_path: str | None = field(None, "pairs: the file of the targets; None: data.path is a TSV file")
-    pair: tuple[str, str] | None = field(
-        None, "tfds: the features with source and target, such as ('en', 'de'); None: one text"
-    )
+    pair: tuple[str, str] | None = field(None, "tfds: features of source and target, as ('en', 'de'); None: one text")
     split: Literal["documents", "contiguous"] = field("documents", "by a hash of each document, or by text position")
     split_fractions: tuple[float, float, float] = field((0.9, 0.05, 0.05), "for train, validation and test; sum to 1")
     tokenizer: Literal["bytes", "characters", "words", "bpe", "imported"] = field(

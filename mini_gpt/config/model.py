@@ -1,5 +1,6 @@
 """The config fields of the model, with the checks that involve several of them."""
 
+import copy
 import dataclasses
 import functools
 import itertools
@@ -73,6 +74,7 @@ class ModelConfig(Section, prefix="model."):
     num_heads: Size = field(4, "query heads; must divide d_model, unless head_width is given")
     num_kv_heads: Size = field(None, "< num_heads: grouped-query attention (Ainslie et al. 2023)", "model.num_heads")
     head_width: Size = field(None, "width of a head's queries, keys and values", _head_width)
+    heads: tuple[tuple[int, ...], ...] | None = field(None, "numbers of the heads that each layer keeps; None: all")
     d_ff: Size = field(None, "width of the feed-forward layer", _feed_forward_width)
     dropout: Rate = field(0.0, "default of the three dropout rates below")
     embedding_dropout: Rate = field(None, "of the embeddings, after positions are added", "model.dropout")
@@ -98,21 +100,13 @@ class ModelConfig(Section, prefix="model."):
     causal: bool = field(True, "false: bidirectional, for the masked objective")
     tie_embeddings: bool = field(True, "the output projection is the transposed embedding")
     output_bias: bool = field(False, "a bias of the logits")
-    output_soft_cap: Annotated[float | None, above(0)] = field(
-        None, "c: the model's logits become c · tanh(logits / c) (Gemma Team 2024); None: no cap"
-    )
-    prediction_head: bool | None = field(
-        False, "a layer, an activation and a norm before the logits, and their bias (BERT); None: no logits (MiniLM)"
-    )
+    output_soft_cap: Annotated[float | None, above(0)] = field(None, "c: logits become c · tanh(logits / c) (Gemma 2)")
+    prediction_head: bool | None = field(False, "a layer and a norm before the logits (BERT); None: no logits (MiniLM)")
     scale_embeddings: bool = field(False, "multiply by sqrt(d_model), with initial std 1/sqrt(d_model) instead of 0.02")
     scale_attention: bool = field(True, "divide the scores by sqrt(scale_width); false for ablation only")
-    scale_width: Positive = field(
-        None, "its square root divides the scores (Gemma: query_pre_attn_scalar)", "model.head_width"
-    )
+    scale_width: Positive = field(None, "its root divides scores (Gemma: query_pre_attn_scalar)", "model.head_width")
     residual: bool = field(True, "residual connections; false for ablation only")
-    remat: Literal["none", "dots", "block"] = field(
-        "none", "recompute activations: dots (all except outputs of weight matmuls), block (all)"
-    )
+    remat: Literal["none", "dots", "block"] = field("none", "recompute: dots (all but outputs of matmuls), block (all)")
     scan_layers: bool = field(False, "loop over stacked blocks: 24 layers compile about as fast as 4")
     attention_window: OptionalSize | tuple[OptionalSize, ...] = field(
         None, "keys per query, including its own (Jiang et al. 2023); None: all; a tuple repeats over the layers"
@@ -135,9 +129,10 @@ class ModelConfig(Section, prefix="model."):
             self.refuse("d_model", f"must be divisible by model.num_heads ({heads})")
         if heads % self.num_kv_heads:
             self.refuse("num_kv_heads", f"must divide model.num_heads ({heads})")
-        for name in set(encodings) & set(INPUT_POSITIONS):
-            if len(encodings) > 1:
-                self.refuse("position", f"{name} acts once at the input and can't be part of a pattern over the layers")
+        if self.heads is not None:
+            self._check_heads(self.heads)
+        for name in set(encodings) & set(INPUT_POSITIONS) if len(encodings) > 1 else ():
+            self.refuse("position", f"{name} acts once at the input and can't be part of a pattern over the layers")
         if self.scan_layers and self.num_layers % period:
             self.refuse("num_layers", f"with model.scan_layers it must be divisible by {period}, the pattern's length")
         if self.scan_layers and len(encodings) > 1 and self.own_encodings:
@@ -173,16 +168,29 @@ class ModelConfig(Section, prefix="model."):
                 if getattr(self.rope, name) != default:
                     self.refuse(f"rope.{name}", f"it is for rotary positions, but model.position is {self.position!r}")
 
+    def _check_heads(self, heads: tuple[tuple[int, ...], ...]) -> None:
+        """Raise UserError for heads that do not exist, and for a part that needs all heads."""
+        numbers, groups = set(range(self.num_heads)), self.num_kv_heads
+        if len(heads) != self.num_layers or any(sorted(numbers & {*kept}) != [*kept] or not kept for kept in heads):
+            self.refuse("heads", f"needs for each of {self.num_layers} layers numbers below {len(numbers)}, in order")
+        for shared in ([head * groups // len(numbers) for head in kept] for kept in heads):
+            if len({shared.count(group) for group in shared}) > 1:
+                self.refuse("heads", "a layer must keep equally many heads in each of its groups: remove whole groups")
+        parts = {"scan_layers": self.scan_layers, "position": {"pope", "t5"} & {*self.position_pattern}}
+        parts |= {"encoder_layers": self.has_encoder, "variants.selective": self.variants.selective}
+        parts |= {"variants.qk_norm": self.variants.qk_norm == "all_heads"}
+        for name in filter(parts.get, parts):
+            self.refuse(name, "it needs all heads of each layer, and model.heads removes some")
+
     def _check_causal(self) -> None:
         """Raise UserError for a part that needs a causal mask in every layer."""
         variants = self.variants
         parts = {"position": {"fox", "cope"} & set(self.position_pattern), "variants.selective": variants.selective}
         parts |= {"variants.normaliser": variants.normaliser == "stick_breaking", "variants.canon": variants.canon}
         for name, found in parts.items():
-            if found and not self.causal:
-                self.refuse(name, "needs model.causal=True, because it depends on the order of queries and keys")
-            if found and self.has_encoder:
-                self.refuse(name, "needs model.encoder_layers=0, because it depends on the order of queries and keys")
+            if found and (self.has_encoder or not self.causal):
+                needed = "encoder_layers=0" if self.causal else "causal=True"
+                self.refuse(name, f"needs model.{needed}, because it depends on the order of queries and keys")
 
     def _check_encoder(self) -> None:
         """Raise UserError for a part that the encoder or cross-attention does not support."""
@@ -212,7 +220,7 @@ class ModelConfig(Section, prefix="model."):
             self.refuse("position", f"must be none, {' or '.join(INPUT_POSITIONS)} with model.block=gru")
         for name, spec in specs(ModelConfig).items():
             name = name.removeprefix(self.prefix)
-            is_unused = name.startswith(("variants.", "attention_window")) and spec.follows is None
+            is_unused = name.startswith(("variants.", "attention_window", "heads")) and spec.follows is None
             if is_unused and operator.attrgetter(name)(self) != spec.default:
                 self.refuse(name, "it changes attention, but model.block is gru")
 
@@ -237,8 +245,7 @@ class ModelConfig(Section, prefix="model."):
         if rotated == 0 or rotated % 2:
             fields = f"model.num_heads={self.num_heads} and model.rope.fraction={self.rope.fraction}"
             count = f"{fields} give {rotated} of {self.head_width} per head"
-            is_given = self.head_width * self.num_heads != self.d_model
-            name = "head_width" if is_given else "d_model"
+            name = "d_model" if self.head_width * self.num_heads == self.d_model else "head_width"
             self.refuse(name, f"rope needs an even number of rotated dimensions, at least 2; {count}")
         if int(self.rope.turning * rotated / 2) == 0:
             self.refuse("rope.turning", f"none of the {rotated // 2} pairs of dimensions would turn; raise it")
@@ -273,15 +280,31 @@ class ModelConfig(Section, prefix="model."):
     @functools.cached_property
     def encoder(self) -> "ModelConfig":
         """The config of the encoder's stack."""
-        layers = self.encoder_layers
         no_cross: dict[str, Any] = {"encoder_layers": 0, "share_embeddings": True, "cross_positions": False}
-        return dataclasses.replace(self, num_layers=layers, causal=False, **no_cross)
+        return dataclasses.replace(self, num_layers=self.encoder_layers, causal=False, **no_cross)
 
     @functools.cached_property
     def layer_kinds(self) -> tuple[LayerKind, ...]:
         """The kind of each layer."""
-        repeated = [itertools.cycle(values) for values in self._patterns]
+        repeated = [itertools.cycle(values) for values in (*self._patterns, self.head_numbers)]
         return tuple(LayerKind(*map(next, repeated)) for _ in range(self.num_layers))
+
+    @property
+    def head_numbers(self) -> tuple[tuple[int, ...], ...]:
+        """The numbers of the heads of each layer."""
+        return self.heads or (tuple(range(self.num_heads)),) * self.num_layers
+
+    def of_layer(self, kind: LayerKind) -> "ModelConfig":
+        """Return the config of one layer's attention: its heads are those that the layer keeps."""
+        layer, groups = copy.copy(self), {head * self.num_kv_heads // self.num_heads for head in kind.heads}
+        kept = tuple(head in kind.heads for head in range(self.num_heads))
+        vars(layer).update(num_heads=len(kind.heads), num_kv_heads=len(groups), kept=kept)
+        return layer
+
+    @functools.cached_property
+    def kept(self) -> tuple[bool, ...]:
+        """Whether a layer keeps each head, see `of_layer`."""
+        return (True,) * self.num_heads
 
     @property
     def period(self) -> int:

@@ -135,6 +135,7 @@ class Architecture:
         if not self.always_biased:
             own |= {"qkv_bias": (model.use_bias,), "attention_out_bias": (model.use_bias,)}
         needed = {name: (value,) for name, value in self.needed.items()}
+        own["heads"] = (None if model.heads is None else "equally many heads in each layer, without alibi",)
         own["scale_width"] = (float(model.head_width),)
         return needed | own | {name: needed[name] for name in self.needs}
 

@@ -77,6 +77,7 @@ def write_model(
     Raises UserError if the architecture can't express the model, a weight is too large for the dtype, or the length
     can't be chosen.
     """
+    model = dataclasses.replace(model, config=dataclasses.replace(model.config, model=_renumbered(model.config.model)))
     architecture = architectures.choose(model.config.model, ids, options.model_type)
     length = _length(model, architecture, options.length)
     position_ids = model.config.data.position_ids
@@ -102,6 +103,15 @@ def write_model(
     layout = {tensor.name: (DTYPES[options.dtype], shape) for tensor, shape in zip(tensors, shapes, strict=True)}
     stored.write(directory / WEIGHTS, layout, (_rounded(tensor, arrays, options.dtype) for tensor in tensors))
     return architecture
+
+
+def _renumbered(config: ModelConfig) -> ModelConfig:
+    """Return the config without `heads`, if all layers keep equally many and a head's number has no meaning."""
+    counts = {(each.num_heads, each.num_kv_heads) for each in map(config.of_layer, config.layer_kinds)}
+    if len(counts) > 1 or config.heads is None or {"alibi", "hard_alibi"} & set(config.position_pattern):
+        return config
+    ((heads, groups),) = counts
+    return dataclasses.replace(config, heads=None, num_heads=heads, num_kv_heads=groups)
 
 
 def _rounded(tensor: Tensor, arrays: Arrays, dtype: str) -> np.ndarray:

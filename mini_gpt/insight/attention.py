@@ -1,7 +1,7 @@
 """Attention maps of every layer, reductions of these maps, and the statistics that training logs."""
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -106,11 +106,13 @@ def attention_statistics(
     attention/entropy/layer_N, and layer_N/head_M for each head: mean entropy of the weights in nats. It is near 0
     if the softmax is saturated.
     """
-    layers = jax.device_get(
-        _each_layer(model, (tokens_BL, tokens_BL, tokens_BL[:, 0]), (is_query_BL,), reduce=_statistics)
-    )
-    shown = min(LOGGED_TOKENS, int(is_query_BL[0].sum()))
-    return _curves(layers), np.stack([maps_HLS[:, :shown, :shown] for *_, maps_HLS in layers])
+    config, inputs = model.config.model, (tokens_BL, tokens_BL, tokens_BL[:, 0])
+    layers = jax.device_get(_each_layer(model, inputs, (is_query_BL,), reduce=_statistics))
+    numbers, shown = config.head_numbers, min(LOGGED_TOKENS, int(is_query_BL[0].sum()))
+    maps_NHLS = np.full((len(layers), config.num_heads, shown, shown), np.nan, np.float32)
+    for maps_HLS, heads, layer in zip(maps_NHLS, numbers, layers, strict=True):
+        maps_HLS[[*heads]] = layer[-1][:, :shown, :shown]
+    return _curves(layers, numbers), maps_NHLS
 
 
 def statistics_by_kind(
@@ -132,17 +134,19 @@ def statistics_by_kind(
     curves: dict[str, float] = {}
     maps = {}
     for kind, (rows, columns) in shown.items():
-        curves |= _curves(found[kind], "attention" if kind == "decoder" else f"attention/{kind}")
+        numbers, name = [range(model.config.model.num_heads)] * len(found[kind]), f"attention/{kind}"
+        curves |= _curves(found[kind], numbers, "attention" if kind == "decoder" else name)
         maps[kind] = np.stack([maps_HLS[:, :rows, :columns] for *_, maps_HLS in found[kind]])
     return curves, maps
 
 
-def _curves(layers: list[Any], prefix: str = "attention") -> dict[str, float]:
+def _curves(layers: list[Any], heads: Sequence[Sequence[int]], prefix: str = "attention") -> dict[str, float]:
     curves = {}
     for number, (variance, entropy, entropy_H, _) in enumerate(layers):
         curves[f"{prefix}/logit_variance/layer_{number}"] = float(variance)
         curves[f"{prefix}/entropy/layer_{number}"] = float(entropy)
-        curves |= {f"{prefix}/entropy/layer_{number}/head_{head}": float(mean) for head, mean in enumerate(entropy_H)}
+        entropies = zip(heads[number], entropy_H, strict=True)
+        curves |= {f"{prefix}/entropy/layer_{number}/head_{head}": float(mean) for head, mean in entropies}
     return curves
 
 

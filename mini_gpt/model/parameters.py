@@ -24,10 +24,10 @@ def by_name(tree: Any) -> dict[str, Any]:
 
 def least_count(config: ModelConfig) -> int:
     """Return the number of entries in the kernels of attention and feed-forwards, without making a model."""
-    width, kv_width = config.attention_width, config.num_kv_heads * config.head_width
-    attention = 2 * config.d_model * (width + kv_width)
-    layers = config.num_layers * (attention + 2 * config.d_model * config.d_ff)
-    return layers + config.num_layers * attention + least_count(config.encoder) if config.has_encoder else layers
+    heads = sum(each.num_heads + each.num_kv_heads for each in map(config.of_layer, config.layer_kinds))
+    attention = 2 * config.d_model * config.head_width * heads
+    layers = attention + 2 * config.num_layers * config.d_model * config.d_ff
+    return layers + attention + least_count(config.encoder) if config.has_encoder else layers
 
 
 def non_finite(parameters: Parameters) -> str | None:

@@ -75,9 +75,7 @@ def _run(main: Callable[[], None]) -> None:
     except (UserError, OSError, MemoryError, RuntimeError) as error:
         message, full = str(error), None if isinstance(error, UserError) else memory_error(error)
         if full is not None:
-            message = (
-                f"out of memory ({full}); free memory, raise its limit (ulimit -v), or give a smaller model or text"
-            )
+            message = f"out of memory ({full}); free memory, raise its limit (ulimit -v), or reduce the model or text"
         elif isinstance(error, RuntimeError):
             raise
         elif isinstance(error, OSError):

@@ -18,6 +18,7 @@ from mini_gpt.training.run import Run
 
 class Extrapolation(Suite):
     name = "extrapolation"
+    needs_heads = False
     flags = ("lengths", "strides", "tokens")
     needs_text = True
     needs_next_token = True

@@ -13,6 +13,7 @@ from mini_gpt.training.run import Run
 
 class Grammar(Suite):
     name = "grammar"
+    needs_heads = False
     needs_text = True
 
     def check(self, trained: Config, options: SuiteOptions) -> None:

@@ -17,6 +17,7 @@ from mini_gpt.training.run import Run
 
 class Needles(Suite):
     name = "needles"
+    needs_heads = False
     flags = ("lengths",)
     needs_text = True
     needs_next_token = True

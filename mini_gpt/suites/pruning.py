@@ -9,6 +9,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from mini_gpt.evaluation import perplexity, task_accuracy
+from mini_gpt.evaluation.loaded import LoadedModel
 from mini_gpt.insight import budget, pruning, samples
 from mini_gpt.model import editing
 from mini_gpt.suites import base, results
@@ -22,26 +23,15 @@ class Pruning(Suite):
     supports_encoder = True
 
     def measure(self, run: Run, options: SuiteOptions) -> Result:
-        config, model, tokenizer = run.config, run.model, run.tokenizer
+        config, model = run.config, run.model
         most, most_scored = pruning.IMPORTANCE_TOKENS, pruning.SCORED_TOKENS
         if options.tokens is not None:
             most, most_scored = min(most, options.tokens), min(most_scored, options.tokens)
-        if config.model.has_encoder:
-            scored = base.examples_of(run, options.split, most_scored)
-        elif config.data.is_task:
-            problems = base.problems(run, options.split, most_scored)
-        else:
-            tokens = base.split_tokens(run, options.split)
+        loss = scorer(run, options.split, most_scored)
         train_batches = base.batches(run, "train", most, "gradients")
 
         def nll(mask_NH: np.ndarray, texts: int | None = None) -> float:
-            pruned = dataclasses.replace(model, edits=editing.head_mask(jnp.asarray(mask_NH[:, None])))
-            if config.model.has_encoder:
-                return samples.loss(pruned, scored[:texts])
-            if config.data.is_task:
-                return task_accuracy.accuracy(pruned, tokenizer, problems[:texts], config.context_length).nll
-            bytes_V, some = tokenizer.token_bytes, most_scored if texts is None else texts * config.context_length
-            return perplexity.score_split(pruned, tokens, bytes_V, most_tokens=some).nll
+            return loss(dataclasses.replace(model, edits=editing.head_mask(jnp.asarray(mask_NH[:, None]))), texts)
 
         layers = editing.attention_layers(config.model)
         num_heads = len(layers) * config.model.num_heads
@@ -96,6 +86,24 @@ class Pruning(Suite):
                 spread = {"random mean": float(np.mean(random)), "lowest": min(random), "highest": max(random)}
             printed.append({"heads removed": removed} | {f"by {name}": loss for name, (loss,) in nll.items()} | spread)
         return results.table(printed)
+
+
+def scorer(run: Run, split: str, most: int) -> Callable[[LoadedModel, int | None], float]:
+    """Return loss(model, texts) in nats per token, of the run's text. texts: the first ones; None: `most` tokens."""
+    config, tokenizer = run.config, run.tokenizer
+    if config.model.has_encoder:
+        scored = base.examples_of(run, split, most)
+        return lambda model, texts: samples.loss(model, scored[:texts])
+    if config.data.is_task:
+        problems, length = base.problems(run, split, most), config.context_length
+        return lambda model, texts: task_accuracy.accuracy(model, tokenizer, problems[:texts], length).nll
+    tokens = base.split_tokens(run, split)
+
+    def loss(model: LoadedModel, texts: int | None) -> float:
+        some = most if texts is None else texts * config.context_length
+        return perplexity.score_split(model, tokens, tokenizer.token_bytes, most_tokens=some).nll
+
+    return loss
 
 
 def _curves(orders: dict[str, pruning.Order], nll: Callable[..., float], seconds: float) -> list[Row]:

@@ -31,6 +31,10 @@ LLAMA = {"norm": "rmsnorm", "activation": "swiglu"}
         ({"position": ("rope", "none")}, r"model.norm: found 'layernorm'; must be rmsnorm"),
         ({"parallel_residual": "one_norm"}, r"model.parallel_residual: found 'one_norm'; must be none or two_norms"),
         ({"position": "rope", "head_width": 8}, r"model.head_width: found 8; must be 32"),
+        (
+            LLAMA | {"position": "rope", "heads": ((0, 1), (3,), (2,), (1,))},
+            "model.heads: found .*; must be equally many heads in each layer",
+        ),
         ({"position": "learned", "output_bias": True}, r"model.output_bias: found True; must be False"),
         ({"position": "learned", "norm": "rmsnorm"}, "model.norm: found 'rmsnorm'; must be "),
         ({"position": "learned", "activation": "swiglu"}, "model.activation: found 'swiglu'; must be gelu or"),

@@ -10,7 +10,7 @@ from mini_gpt.hugging_face import architectures, importing, settings
 from mini_gpt.hugging_face.architectures import ARCHITECTURES
 from mini_gpt.model import build, parameters
 from mini_gpt.model.positions.biases import t5_bucket
-from tests.hugging_face.models import EXPORTABLE, VOCAB, written
+from tests.hugging_face.models import EXPORTABLE, LLAMA, VOCAB, written
 
 torch = pytest.importorskip("torch", reason="PyTorch and Transformers: make test-hugging-face")
 transformers = pytest.importorskip("transformers", reason="PyTorch and Transformers: make test-hugging-face")
@@ -74,6 +74,15 @@ def test_transformers_computes_the_same_logits(name, tmp_path):
     listed = jax.tree_util.tree_leaves_with_path(drawn)
     expected_BLV = ours(config, {parameters.path_name(path): leaf for path, leaf in listed})
     assert_equal_logits(theirs(loaded(tmp_path / "out")), expected_BLV, config)
+
+
+def test_transformers_computes_the_same_if_all_layers_keep_equally_many_heads(monkeypatch, tmp_path):
+    kept = {"num_heads": 4, "num_kv_heads": 2, "head_width": 12, "heads": ((0, 3), (1, 2))}
+    monkeypatch.setitem(EXPORTABLE, "kept", ("llama", LLAMA | kept))
+    config, drawn = written("kept", tmp_path / "out")
+    assert settings.read(tmp_path / "out/config.json").values["num_attention_heads"] == 2
+    named = {parameters.path_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(drawn)}
+    assert_equal_logits(theirs(loaded(tmp_path / "out")), ours(config, named), config)
 
 
 @pytest.mark.parametrize("bidirectional", [False, True])

@@ -24,6 +24,7 @@ class MultiHeadAttention(nnx.Module):
     """
 
     def __init__(self, config: ModelConfig, kind: LayerKind, *, cross: bool = False, rngs: nnx.Rngs):
+        whole, config = config, config.of_layer(kind)
         self.num_heads, self.num_kv_heads = config.num_heads, config.num_kv_heads
         self.mask = Mask(causal=False) if cross else Mask(config.causal, kind.window)
         kv_width = config.num_kv_heads * config.head_width
@@ -35,7 +36,7 @@ class MultiHeadAttention(nnx.Module):
         before_position, after_position = variants.modules(config, rngs=rngs)
         self.gate = variants.gate(config, rngs=rngs)
         self.output_norm = make_norm(config, rngs=rngs) if config.output_norm else None
-        from_encoding = positions.modules(config, kind, cross=cross, rngs=rngs)
+        from_encoding = positions.modules(whole, kind, cross=cross, rngs=rngs)
         modules = [*before_position, *from_encoding, *after_position]
         self.on_input = nnx.List([module for module in modules if module.stage == "input"])
         self.on_heads = nnx.List([module for module in modules if module.stage == "heads"])

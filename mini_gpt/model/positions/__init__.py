@@ -39,7 +39,7 @@ def shared(config: ModelConfig, *, rngs: nnx.Rngs) -> dict[str, Encoding]:
 def make_one(config: ModelConfig, kind: LayerKind, *, rngs: nnx.Rngs) -> Encoding:
     """Return the encoding of one layer, with the base and the factor of its kind."""
     rope = config.rope.of_layer(kind.rope_base, kind.rope_factor)
-    return ENCODINGS[kind.position](dataclasses.replace(config, rope=rope), rngs=rngs)
+    return ENCODINGS[kind.position](dataclasses.replace(config, rope=rope).of_layer(kind), rngs=rngs)
 
 
 def modules(config: ModelConfig, kind: LayerKind, *, cross: bool, rngs: nnx.Rngs) -> list[Any]:

@@ -1,5 +1,6 @@
 """Biases of the attention logits that depend on positions only."""
 
+import itertools
 import math
 
 import jax
@@ -30,7 +31,8 @@ class Alibi(Bias):
     name = "alibi"
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
-        self.slopes = alibi_slopes(config.num_heads, config.alibi_exponent)
+        slopes = alibi_slopes(len(config.kept), config.alibi_exponent)
+        self.slopes = tuple(itertools.compress(slopes, config.kept))
 
     def bias(self, query_positions_BL: jax.Array, key_positions_BS: jax.Array) -> jax.Array:
         return -jnp.array(self.slopes, jnp.float32)[:, None, None] * _distances(query_positions_BL, key_positions_BS)
@@ -44,7 +46,8 @@ class HardAlibi(Bias):
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
         del rngs
         windows = config.hard_alibi.heads
-        self.reach = (*range(windows), *(config.num_heads - windows) * [math.inf])  # the largest visible distance
+        reach = *range(windows), *(len(config.kept) - windows) * [math.inf]  # the largest visible distance
+        self.reach = tuple(itertools.compress(reach, config.kept))
 
     def bias(self, query_positions_BL: jax.Array, key_positions_BS: jax.Array) -> jax.Array:
         reach_H11 = jnp.array(self.reach, jnp.float32)[:, None, None]

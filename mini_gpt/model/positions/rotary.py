@@ -57,9 +57,8 @@ class Rope(Rotation):
         if self.config.scaling == "dynamic":
             lengths_B = positions_BL.max(axis=1) - positions_BL.min(axis=1) + 1
             assert self.config.original_context is not None
-            frequencies = dynamic_frequencies(frequencies, self.factor, self.config.original_context, lengths_B)[
-                :, None
-            ]
+            turned = frequencies, self.factor, self.config.original_context
+            frequencies = dynamic_frequencies(*turned, lengths_B)[:, None]
         angles_BL1P = angles(positions_BL, frequencies)[:, :, None, :]
         cos, sin = unfused(jnp.cos, angles_BL1P), unfused(jnp.sin, angles_BL1P)
         first, second, rest = jnp.split(x_BLHK, [self.width // 2, self.width], axis=-1)

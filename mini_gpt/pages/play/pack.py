@@ -88,6 +88,7 @@ WITHOUT_EFFECT = (  # on the logits of a trained model, in float32
     "variants.ssmax_start",
 )
 NEEDED = {  # the only value that the engine supports
+    "heads": None,  # `removed.whole` gives it
     "encoder_layers": 0,
     "share_embeddings": True,
     "cross_positions": False,

@@ -28,8 +28,12 @@ def test_an_edit_changes_the_loss_as_in_the_model(page, runs):
     assert change == f"{round(edited, 3) - round(plain, 3):+.3f}".replace("-", "−")
     rows = page.js("return [...document.querySelectorAll('.history tbody td')].map((cell) => cell.textContent)")
     assert rows == ["Head 1.2 off", f"{plain:.3f}", f"{edited:.3f}", change]
+    page.click("head-0.3")
+    assert "python -m mini_gpt.prune --workdir=RUN --heads=1.2,0.3 --output=DIR" in page.find("prune").text
     page.click("reset")
-    assert page.losses() == [[pytest.approx(plain, abs=LIMIT)]]
+    assert page.losses() == [[pytest.approx(plain, abs=LIMIT)]] and not page.js(
+        "return document.getElementById('prune')"
+    )
 
 
 def test_measured_heads_show_the_change_of_the_loss(page, runs):

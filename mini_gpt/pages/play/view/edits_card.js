@@ -40,6 +40,16 @@ function Patching({ state, set, edits, change, counts, canPatch, place }) {
     }`;
 }
 
+// The command that removes the heads that are off, for good.
+function PruneCommand({ heads = {} }) {
+  const off = Object.keys(heads).filter((name) => heads[name] === "off");
+  if (!off.length) return null;
+  return html`<p class="small soft" id="prune">
+    To remove the heads that are off from the run:${" "}
+    <code>python -m mini_gpt.prune --workdir=RUN --heads=${off.join(",")} --output=DIR</code>
+  </p>`;
+}
+
 function EditsCard({ facts, state, set, results, edits: computedEdits, range, counts, canPatch, place, rows }) {
   const run = state.run;
   const own = facts[run];
@@ -77,6 +87,7 @@ function EditsCard({ facts, state, set, results, edits: computedEdits, range, co
         <h3>Heads and layers</h3>
         <${HeadGrid} facts=${own} unit=${state.unit} ...${{ edits, change, canPatch, effects }} />
         ${effects && html`<${Effects} ...${{ effects, edits }} unit=${state.unit} />`}
+        <${PruneCommand} heads=${edits.heads} />
       </div>
       <div class="sliders">
         <h3>Attention and positions</h3>

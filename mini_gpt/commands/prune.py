@@ -1,0 +1,189 @@
+"""Remove heads of a run for good: write a smaller run, whose layers may keep different heads.
+
+python -m mini_gpt.prune --workdir=RUN --keep=12 --output=DIR [--steps=200] [--config.optimizer.learning_rate=3e-4]
+python -m mini_gpt.prune --workdir=RUN --heads=2.1,3.0 --output=DIR
+
+--keep removes the least important heads, by the gradient of the loss, and writes the loss for each number of kept heads
+to DIR/eval/prune.csv, .png and .json. Each layer keeps at least one head. DIR is a run: train.py --workdir=DIR trains
+it, and all tools open it. Heads keep their numbers.
+"""
+
+import argparse
+import contextlib
+import dataclasses
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from mini_gpt.commands import command_line, staging
+from mini_gpt.config import loading
+from mini_gpt.evaluation.loaded import LoadedModel
+from mini_gpt.hugging_face import origin
+from mini_gpt.insight import budget, pruning, removed, training_curves
+from mini_gpt.insight.removed import Heads
+from mini_gpt.model import editing
+from mini_gpt.model import parameters as model_parameters
+from mini_gpt.runtime import files, progress
+from mini_gpt.runtime.errors import UserError, require
+from mini_gpt.suites import base, results
+from mini_gpt.suites.pruning import scorer
+from mini_gpt.training import assembly, loop
+from mini_gpt.training import workdir as workdirs
+from mini_gpt.training.checkpoint import Checkpoints
+from mini_gpt.training.record import Record
+from mini_gpt.training.run import Run
+from mini_gpt.training.step import TrainState
+
+TIMES = 5  # a forward pass is measured, and the shortest time counts
+MOST_ROWS = 64  # of the table of kept heads, at equal distances
+Loss = Callable[[LoadedModel], float]
+
+
+@command_line.command
+def main() -> None:
+    flags, rest = _parser().parse_known_args()
+    overrides = command_line.config_overrides(rest)
+    command_line.set_up(overrides.get("data.cache_dir"))
+    if bad := next((name for name in overrides if name.startswith(("model.", "data.", "context_length"))), None):
+        raise UserError(f"{bad}: the smaller run has that of {flags.workdir}; only fields of its training can change")
+    which = flags.checkpoint, overrides.get("data.cache_dir")
+    with (
+        staging.reading(flags.workdir, *which) as workdir,
+        staging.training(flags.output, flags, which[1], new=True) as output,
+    ):
+        _prune(Run(workdir, checkpoint=flags.checkpoint), output, flags, overrides)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = command_line.parser(__doc__, prog="python -m mini_gpt.prune")
+    command_line.add_run_flags(parser)
+    add = parser.add_argument
+    which = parser.add_mutually_exclusive_group(required=True)
+    which.add_argument("--keep", type=int, metavar="N", help="the number of heads to keep, in all layers together")
+    which.add_argument(
+        "--heads", metavar="LAYER.HEAD,…", help="the heads to remove, such as 2.1,3.0; both count from 0"
+    )
+    add("--output", type=command_line.new_directory, required=True, help="a new directory for the smaller run")
+    add("--steps", type=int, help="fine-tune for this number of steps; default: none")
+    add("--tokens", type=int, default=pruning.SCORED_TOKENS, help="the most tokens of a loss or of the gradients")
+    return parser
+
+
+def _prune(run: Run, output: Path, flags: argparse.Namespace, overrides: Mapping[str, str]) -> None:
+    """Choose the heads, write the smaller run, fine-tune it if asked, and print and write what was measured."""
+    config = run.config.model
+    loading.override(run.config, {"model.heads": config.head_numbers, "model.scan_layers": False})  # raises its errors
+    require(config.prediction_head is not None, "model.prediction_head", None, "the model has no logits, and no loss")
+    require(flags.tokens > 0, "--tokens", flags.tokens, "must be at least 1")
+    require(flags.steps is None or flags.steps > 0, "--steps", flags.steps, "must be at least 1")
+    model, table, score = removed.whole(run.model), list[dict[str, Any]](), scorer(run, "validation", flags.tokens)
+    loss: Loss = lambda model: score(model, None)
+    if flags.heads is not None:
+        kept: Heads = removed.without(config.head_numbers, parse(flags.heads, config.head_numbers))
+    else:
+        kept, table = _most_important(run, model, loss, flags)
+    smaller = removed.smaller(model, kept)
+    steps = {} if flags.steps is None else {"train.steps": flags.steps}
+    fixed = {"model.heads": smaller.config.model.heads, "model.scan_layers": False, "train.lora_rank": 0}
+    new_config = loading.override(run.config, {**steps, **overrides, **fixed})
+    if flags.steps:
+        assembly.make_mesh(new_config)  # raises its errors before a file is written
+    rows = [_measured("before", run.model, loss), _measured("after", smaller, loss)]
+    _write(run, dataclasses.replace(smaller, config=new_config), output)
+    if flags.steps:
+        loop.train(new_config, output, conclude=False, probe=training_curves.attention_metrics)
+        rows.append(_measured(f"after {flags.steps} steps", Run(output).model, loss))
+    result = {"heads": kept, "comparison": rows, **({"rows": table} if table else {})}
+    contents: results.Contents = {}
+    if table:
+        contents = {".csv": results.csv_text(table), ".png": removed.figure(table, base.name_of(run))}
+        print(results.table(table), end="\n\n")
+    print(results.table(rows))
+    count = sum(map(len, config.head_numbers)) - sum(map(len, kept))
+    print(f"\nremoved {count} heads; each layer keeps: {'; '.join(' '.join(map(str, heads)) for heads in kept)}")
+    written = results.write(output / "eval", "prune", contents | {".json": results.json_text(result)})
+    print("\nWritten to", output, *written, sep="\n")
+
+
+def parse(text: str, heads: Heads) -> list[tuple[int, int]]:
+    """Return (layer, head) of --heads. Raise UserError for a head that the run does not have."""
+    found = []
+    for part in text.split(","):
+        match = re.fullmatch(r"(\d{1,8})\.(\d{1,8})", part.strip(), re.ASCII)
+        require(match is not None, "--heads", part, "must be LAYER.HEAD, such as 2.1, with commas between heads")
+        assert match
+        layer, head = int(match[1]), int(match[2])
+        remedy = f"the run has layers 0..{len(heads) - 1}"
+        if layer < len(heads):
+            remedy = f"layer {layer} has the heads {', '.join(map(str, heads[layer]))}"
+        require(layer < len(heads) and head in heads[layer], "--heads", part, remedy)
+        found.append((layer, head))
+    for layer, kept in enumerate(removed.without(heads, found)):
+        require(len(kept) > 0, "--heads", text, f"layer {layer} must keep at least one head")
+    return found
+
+
+def _most_important(
+    run: Run, model: LoadedModel, loss: Loss, flags: argparse.Namespace
+) -> tuple[Heads, list[dict[str, Any]]]:
+    """Return the --keep most important heads of each layer, and the losses of all numbers of kept heads.
+
+    Raises UserError for a number that is not possible.
+    """
+    config = model.config.model
+    texts = base.batches(run, "train", min(flags.tokens, pruning.IMPORTANCE_TOKENS), "gradients")
+    with progress.shown("importance of the heads", 4 * flags.tokens):
+        order = removed.removal_order(run.config.model, pruning.importance(model, texts))
+    heads: Heads = run.config.model.head_numbers
+    possible = {sum(map(len, heads)): heads}  # {number of heads: the heads}
+    for layer, unit in order:
+        heads = removed.without(heads, [(layer, head) for head in unit])
+        possible[sum(map(len, heads))] = heads
+    least, *_, most = sorted(possible)
+    if flags.keep not in possible or flags.keep == most:
+        step = len(removed.units(run.config.model)[0][1])
+        whole_groups = f", in steps of {step}, because heads that share keys go together" if step > 1 else ""
+        raise UserError(f"--keep: found {flags.keep}; must be in {least}..{most - step}{whole_groups}")
+    every = -(-len(possible) // MOST_ROWS)
+    chosen = {*sorted(possible, reverse=True)[::every], flags.keep, least}
+    table = []
+    with progress.shown("the loss of each number of heads", len(chosen) * flags.tokens):
+        for count in sorted(chosen, reverse=True):
+            mask_NH = removed.mask(config, possible[count])
+            edited = dataclasses.replace(model, edits=editing.head_mask(jnp.asarray(mask_NH[:, None])))
+            table.append({"heads": count, "nll": loss(edited)})
+    return possible[flags.keep], table
+
+
+def _measured(name: str, model: LoadedModel, loss: Loss) -> dict[str, Any]:
+    """Return a row of the comparison. The speed is that of forward passes over whole contexts."""
+    length = model.config.context_length
+    return {
+        "model": name,
+        "heads": sum(map(len, model.config.model.head_numbers)),
+        "parameters": model_parameters.count(model.parameters),
+        "tokens per second": round(1 / min(budget.forward_seconds(model, length) for _ in range(TIMES))),
+        "nll": loss(model),
+    }
+
+
+def _write(run: Run, model: LoadedModel, output: Path) -> None:
+    """Write the model as a run at step 0 with its config. A failure leaves no files."""
+    source = workdirs.imported_from(run.workdir) or {}
+    count = sum(map(len, model.config.model.head_numbers))
+    source |= {"directory": str(run.workdir.resolve()), "context_length": origin.trained_context(run)}
+    source |= {"architecture": f"run of mini_gpt, of which {count} heads are kept"}
+    with files.directory_written_whole(output) as draft:
+        workdirs.claim(draft, model.config, run.corpus, run.tokenizer)
+        with contextlib.closing(Checkpoints(draft / workdirs.CHECKPOINTS)) as checkpoints:
+            state = TrainState(jnp.int32(0), model.parameters, None, jnp.bool(False))
+            checkpoints.save(0, jax.block_until_ready(state), Record())
+        workdirs.record_import(draft, run.workdir, source)
+
+
+if __name__ == "__main__":
+    main()
