@@ -2,8 +2,8 @@
 
 To count the parameters without allocating them:
     python -m mini_gpt.commands.count_parameters --config=configs/presets.py:gpt3_175b --vocab_size=50257
-Heads × head width: bert_base 12 × 64 (Devlin et al. 2019, all token types 0), gpt2_small 12 × 64 (Radford et al. 2019),
-gpt3_175b 96 × 128 (Brown et al. 2020), llama2_70b 64 × 128 (Touvron et al. 2023). No preset was trained in this project.
+Heads × head width: bert_base 12 × 64 (Devlin et al. 2019, without token types), gpt2_small 12 × 64 (Radford et al.
+2019), gpt3_175b 96 × 128 (Brown et al. 2020), llama2_70b 64 × 128 (Touvron et al. 2023). No preset was trained here.
 """
 
 from ml_collections import ConfigDict
