@@ -2,8 +2,8 @@
 
 To count the parameters without allocating them:
     python -m mini_gpt.commands.count_parameters --config=configs/presets.py:gpt3_175b --vocab_size=50257
-Heads × head width: gpt2_small 12 × 64 (Radford et al. 2019), gpt3_175b 96 × 128 (Brown et al. 2020), llama2_70b
-64 × 128 (Touvron et al. 2023). No preset was trained in this project.
+Heads × head width: bert_base 12 × 64 (Devlin et al. 2019, without token types), gpt2_small 12 × 64 (Radford et al.
+2019), gpt3_175b 96 × 128 (Brown et al. 2020), llama2_70b 64 × 128 (Touvron et al. 2023). No preset was trained here.
 """
 
 from ml_collections import ConfigDict
@@ -11,6 +11,18 @@ from ml_collections import ConfigDict
 from configs import default
 
 SHAPES = {
+    "bert_base": dict(
+        num_layers=12,
+        d_model=768,
+        num_heads=12,
+        position="learned",
+        causal=False,
+        norm_placement="post",
+        embedding_norm=True,
+        norm_epsilon=1e-12,
+        activation="gelu_exact",
+        prediction_head=True,
+    ),
     "gpt2_small": dict(num_layers=12, d_model=768, num_heads=12, position="learned"),
     "gpt3_175b": dict(num_layers=96, d_model=12_288, num_heads=96, position="learned"),
     "llama2_70b": dict(
@@ -26,7 +38,8 @@ SHAPES = {
         position="rope",
     ),
 }
-CONTEXT_LENGTHS = {"gpt2_small": 1024, "gpt3_175b": 2048, "llama2_70b": 4096}
+CONTEXT_LENGTHS = {"bert_base": 512, "gpt2_small": 1024, "gpt3_175b": 2048, "llama2_70b": 4096}
+VOCAB_SIZES = {"bert_base": 30_521, "llama2_70b": 32_000}  # of BERT without [MASK], which the objective adds
 
 
 def get_config(name: str = "gpt2_small") -> ConfigDict:
@@ -36,5 +49,7 @@ def get_config(name: str = "gpt2_small") -> ConfigDict:
     config.context_length = CONTEXT_LENGTHS[name]
     config.model.update(SHAPES[name])
     config.data.tokenizer = "bpe"
-    config.data.vocab_size = 32_000 if name.startswith("llama2") else 50_257
+    config.data.vocab_size = VOCAB_SIZES.get(name, 50_257)
+    if name == "bert_base":
+        config.train.objective = "masked"
     return config

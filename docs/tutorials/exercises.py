@@ -1,4 +1,4 @@
-"""Check the answers to the exercises of the tutorials, and name common mistakes.
+"""Check the answers to the exercises and quizzes of the tutorials, and name common mistakes.
 
     python -m docs.tutorials.exercises                all notebooks
     python -m docs.tutorials.exercises --only=2       the second one
@@ -25,6 +25,9 @@ from docs.tutorials.questions import Exercise  # noqa: E402
 
 EXERCISES = more_questions.EXERCISES  # of all notebooks
 IMPORTS = "import numpy as np\nfrom exercises import check"  # of each cell
+QUIZ = "quiz "  # begins the name of a question of a quiz
+LETTERS = ("a", "b", "c", "d")  # of the choices of a quiz
+QUIZZES = json.loads((FOLDER / "quizzes.json").read_text(encoding="utf-8"))  # {question: {wrong letter: reason}}
 RIGHT, WRONG, OPEN = "right", "wrong", "not answered yet"
 TRANSPOSED = "; are the keys transposed? x.swapaxes(-1, -2) swaps the last two axes, .T reverses all"
 said: dict[str, str] = {}  # {exercise: result} of the last checks
@@ -41,13 +44,19 @@ def check(exercise: str, answer: Any) -> None:
         if any(part is None or part is ... for part in parts):
             raise NotAnswered
         strict = tuple(_strict(part) if callable(part) else part for part in parts)
-        hint = hint_for(EXERCISES[exercise], strict if isinstance(answer, tuple) else strict[0])
+        given = strict if isinstance(answer, tuple) else strict[0]
+        is_quiz = exercise.startswith(QUIZ)
+        hint = _choice(exercise.removeprefix(QUIZ), given) if is_quiz else hint_for(EXERCISES[exercise], given)
         said[exercise] = RIGHT if hint is None else f"{WRONG}: {hint}"
     except NotAnswered:
         said[exercise] = OPEN
     except Exception as error:
         said[exercise] = f"{WRONG}: {type(error).__name__}: {error}{TRANSPOSED if 'matmul' in str(error) else ''}"
-    print(f"Exercise {exercise}: {said[exercise]}")
+    _print(exercise)
+
+
+def _print(exercise: str) -> None:
+    print(f"{exercise.capitalize() if exercise.startswith(QUIZ) else f'Exercise {exercise}'}: {said[exercise]}")
 
 
 def hint_for(exercise: Exercise, answer: Any) -> str | None:
@@ -81,6 +90,14 @@ def _strict(function: Callable) -> Callable:
     return call
 
 
+def _choice(question: str, answer: Any) -> str | None:
+    """Return the reason against a choice of a quiz. The right letter is the one without a reason against it."""
+    letter = str(answer).strip().lower()
+    return (
+        QUIZZES[question].get(letter) if letter in LETTERS else f"answer with one of the letters {', '.join(LETTERS)}"
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", metavar="N", help="the number of a notebook")
@@ -99,7 +116,7 @@ def cells(notebook: Path) -> dict[str, str]:
     """Return {exercise: source of the cell that calls its `check`, with imports}."""
     found = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
     sources = ("".join(cell["source"]) for cell in found if cell["cell_type"] == "code")
-    parts = {source: source.partition('\ncheck("')[2].partition('"')[0] for source in sources}
+    parts = {source: f"\n{source}".partition('\ncheck("')[2].partition('"')[0] for source in sources}
     return {name: f"{IMPORTS}\n{source}" for source, name in parts.items() if name}
 
 
@@ -109,7 +126,7 @@ def run(exercise: str, source: str) -> None:
         exec(source, {})
     except Exception as error:
         said[exercise] = f"{WRONG}: {type(error).__name__}: {error}"
-        print(f"Exercise {exercise}: {said[exercise]}")
+        _print(exercise)
 
 
 if __name__ == "__main__":

@@ -17,6 +17,18 @@ def test_gpt2_has_the_published_parameter_count():
     assert query.split()[1:-1] == ["12", "of", "768", "+", "768", "×", "768", "7,087,104"]
 
 
+def test_bert_has_the_published_parameter_count():
+    """Devlin et al. (2019) state 110M: 109,482,240 without the prediction head, and with token types and the pooler."""
+    V, P, T, D, F, N = 30_522, 512, 2, 768, 3072, 12
+    norm = 2 * D
+    block = 4 * (D * D + D) + D * F + F + F * D + D + 2 * norm
+    encoder, types, pooler, head = (V + P + T) * D + norm + N * block, T * D, D * D + D, D * D + D + norm + V
+    assert encoder + pooler == 109_482_240
+    config = loading.load("configs/presets.py:bert_base")
+    assert config.data.vocab_size + config.extra_tokens == V
+    assert parameters.count(build.abstract(config.model, V)[1]) == encoder - types + head
+
+
 @pytest.mark.parametrize("fields", [{}, {"encoder_layers": 3, "num_kv_heads": 2}, {"activation": "swiglu"}], ids=str)
 def test_the_least_count_is_that_of_the_attention_and_feed_forward_kernels(fields):
     config, *_ = make_model(**fields)
@@ -26,7 +38,8 @@ def test_the_least_count_is_that_of_the_attention_and_feed_forward_kernels(field
 
 
 @pytest.mark.parametrize(
-    "preset, heads, width", [("gpt2_small", 12, 64), ("gpt3_175b", 96, 128), ("llama2_70b", 64, 128)]
+    "preset, heads, width",
+    [("bert_base", 12, 64), ("gpt2_small", 12, 64), ("gpt3_175b", 96, 128), ("llama2_70b", 64, 128)],
 )
 def test_presets_have_the_published_head_counts(preset, heads, width):
     model = loading.load(f"configs/presets.py:{preset}").model
