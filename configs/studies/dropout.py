@@ -2,7 +2,7 @@
 
     python -m mini_gpt.study run configs/studies/dropout.py
 
-48 runs of configs/small.py. "little-text" trains on 0.2% of the text, "much-text" on 98%, with the same number of
+64 runs of configs/small.py. "little-text" trains on 0.2% of the text, "much-text" on 98%, with the same number of
 steps.
 """
 
@@ -10,7 +10,7 @@ from mini_gpt.study.definition import Contrast, Fit, Study
 from mini_gpt.suites.base import SuiteOptions
 
 TEXTS = {"much-text": (0.98, 0.01, 0.01), "little-text": (0.002, 0.01, 0.988)}
-RATES = (0.0, 0.1, 0.2)
+RATES = (0.0, 0.1, 0.3, 0.5)
 
 
 def get_study() -> Study:
