@@ -41,16 +41,16 @@ LIMITS = {
         "named tuples and dataclasses in model/": (8, 8),
     },
     "lines of a module and of all that it imports": {
-        "model.gpt": (3180, 2400),
-        "training.step": (2414, 3600),
-        "commands.train": (16250, 9000),
+        "model.gpt": (3176, 2400),
+        "training.step": (2410, 3600),
+        "commands.train": (16246, 9000),
     },
     "the package": {
         "lines with encoder_layers": (35, 35),
         f"functions of more than {LONGEST_FUNCTION} lines": (0, 0),
         f"functions with more than {MOST_PARAMETERS} parameters": (0, 0),
         "imports from the core into a tool": (0, 0),
-        "lines of mini_gpt/": (35507, 24000),
+        "lines of mini_gpt/": (35503, 24000),
         "lines of tests/": (40397, 28500),
     },
 }

@@ -61,13 +61,9 @@ class ModelConfig(Section, prefix="model."):
     dtype: Literal["auto", "float32", "bfloat16"] = field("auto", "of matmuls; auto: bfloat16 if the hardware has it")
     param_dtype: Literal["float32", "bfloat16"] = field("float32", "of parameters; bfloat16: to evaluate or sample")
     block: Literal["attention", "gru"] = field("attention", "gru: a recurrent unit in its place (Cho et al. 2014)")
-    attention: Literal["auto", "reference", "blockwise", "cudnn", "splash"] = field(
-        "auto", "implementation: cudnn for NVIDIA GPUs, splash for TPUs, auto: the fastest"
-    )
+    attention: Literal["auto", "reference", "blockwise", "cudnn", "splash"] = field("auto", "cudnn: GPUs, splash: TPUs")
     num_layers: Annotated[int, up_to(MOST_LAYERS)] = field(4, "blocks; of the decoder if there are two stacks")
-    encoder_layers: Annotated[int, up_to(MOST_LAYERS, least=0)] = field(
-        0, "blocks of an encoder, which the decoder reads by cross-attention; 0: none (Vaswani et al. 2017)"
-    )
+    encoder_layers: Annotated[int, up_to(MOST_LAYERS, least=0)] = field(0, "blocks of an encoder; 0: none")
     share_embeddings: bool = field(True, "encoder and decoder have one table of embeddings")
     cross_positions: bool = field(False, "relative positions in cross-attention too: target's minus source's place")
     d_model: Size = field(128, "width of the residual stream")
@@ -81,9 +77,7 @@ class ModelConfig(Section, prefix="model."):
     sublayer_dropout: Rate = field(None, "of a sublayer's output, before the residual sum", "model.dropout")
     attention_dropout: Rate = field(None, "of the attention weights", "model.dropout")
     norm: Literal["layernorm", "rmsnorm"] = field("layernorm", "in blocks; pre: also after the last block")
-    norm_placement: Literal["pre", "post", "none"] = field(
-        "pre", "pre: x + f(norm(x)); post: norm(x + f(x)); none: x + f(x), for output_norm"
-    )
+    norm_placement: Literal["pre", "post", "none"] = field("pre", "x + f(norm(x)), norm(x + f(x)), or x + f(x)")
     output_norm: bool = field(False, "a norm of each sublayer's output (Gemma 2; OLMo 2 with norm_placement none)")
     parallel_residual: Literal["none", "two_norms", "one_norm"] = field(
         "none", "x + attention(norm(x)) + feed_forward(norm(x)), with a norm for each or one (GPT-J, 2021)"
@@ -138,8 +132,11 @@ class ModelConfig(Section, prefix="model."):
         if self.scan_layers and len(encodings) > 1 and self.own_encodings:
             reason = f"{self.own_encodings[0]} has parameters in each layer, and the scan needs the same in every layer"
             self.refuse("position", f"with model.scan_layers, {reason}")
+        for name in ("parallel_residual", "heads", "block"):
+            if getattr(self, name) not in ("none", None, "attention"):
+                self._needs(name, encoder_layers=0)
         if self.parallel_residual != "none":
-            self._needs("parallel_residual", norm_placement="pre", residual=True, encoder_layers=0)
+            self._needs("parallel_residual", norm_placement="pre", residual=True)
         if self.sinusoidal.columns and (encodings != ("sinusoidal",) or self.sinusoidal.columns >= self.d_model):
             self.refuse("sinusoidal.columns", f"needs sinusoidal positions, and less than model.d_model={self.d_model}")
         if self.block == "gru":
@@ -176,9 +173,9 @@ class ModelConfig(Section, prefix="model."):
         for shared in ([head * groups // len(numbers) for head in kept] for kept in heads):
             if len({shared.count(group) for group in shared}) > 1:
                 self.refuse("heads", "a layer must keep equally many heads in each of its groups: remove whole groups")
-        parts = {"scan_layers": self.scan_layers, "position": {"pope", "t5"} & {*self.position_pattern}}
-        parts |= {"encoder_layers": self.has_encoder, "variants.selective": self.variants.selective}
-        parts |= {"variants.qk_norm": self.variants.qk_norm == "all_heads"}
+        variants, found = self.variants, {"pope", "t5"} & {*self.position_pattern}
+        parts = {"scan_layers": self.scan_layers, "position": found, "variants.selective": variants.selective}
+        parts["variants.qk_norm"] = variants.qk_norm == "all_heads"
         for name in filter(parts.get, parts):
             self.refuse(name, "it needs all heads of each layer, and model.heads removes some")
 
@@ -188,9 +185,8 @@ class ModelConfig(Section, prefix="model."):
         parts = {"position": {"fox", "cope"} & set(self.position_pattern), "variants.selective": variants.selective}
         parts |= {"variants.normaliser": variants.normaliser == "stick_breaking", "variants.canon": variants.canon}
         for name, found in parts.items():
-            if found and (self.has_encoder or not self.causal):
-                needed = "encoder_layers=0" if self.causal else "causal=True"
-                self.refuse(name, f"needs model.{needed}, because it depends on the order of queries and keys")
+            if found:
+                self._needs(name, causal=True, encoder_layers=0)
 
     def _check_encoder(self) -> None:
         """Raise UserError for a part that the encoder or cross-attention does not support."""
@@ -215,7 +211,7 @@ class ModelConfig(Section, prefix="model."):
 
     def _check_gru(self) -> None:
         """Raise UserError for a part of attention, or one that the recurrent block does not have."""
-        self._needs("block", causal=True, encoder_layers=0, parallel_residual="none", output_norm=False, use_bias=True)
+        self._needs("block", causal=True, parallel_residual="none", output_norm=False, use_bias=True)
         if not {"none", *INPUT_POSITIONS} >= set(self.position_pattern):
             self.refuse("position", f"must be none, {' or '.join(INPUT_POSITIONS)} with model.block=gru")
         for name, spec in specs(ModelConfig).items():
