@@ -195,6 +195,7 @@ SELECTIVE = {"model.variants.selective": True}
 RECURRENT = {"model.block": "gru", "model.position": "none", "model.use_bias": True}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fields", [DYNAMIC, RECURRENT, *slow(SELECTIVE)])
 def test_a_full_pass_predicts_what_a_pass_of_its_own_length_does(fields):
     model, lengths = make(**fields), (7, 9)

@@ -73,6 +73,7 @@ def test_a_token_reads_the_source_of_its_own_segment_only():
     assert np.abs(cached(np.where(source_BS == 2, 4, source_BS)) - found).max(axis=-1).min() > 1e-3
 
 
+@pytest.mark.slow
 def test_a_row_does_not_depend_on_the_other_sources():
     model = make()
     options = {"length": 9, "sampling": GREEDY}

@@ -35,6 +35,7 @@ def source(tmp_path):
     return directory
 
 
+@pytest.mark.slow
 def test_attention_is_measured_and_logits_are_refused(source, corpus_files, tmp_path, monkeypatch, caplog):
     with caplog.at_level("INFO", "mini_gpt"):
         run = imported(source, tmp_path / "run", corpus_files)

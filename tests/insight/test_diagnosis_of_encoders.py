@@ -115,6 +115,7 @@ def test_short_texts_have_no_checks_of_order(initial):
     assert masks.encoder_direction(model, source_BS) == []
 
 
+@pytest.mark.slow
 def test_padding_is_in_no_statistic(initial):
     model, *_ = initial()
     tokenizer = CharacterTokenizer(tasks.find("task:copy").alphabet)

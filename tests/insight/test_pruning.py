@@ -96,6 +96,7 @@ def test_importance_is_the_mean_absolute_gradient(run, fields):
     np.testing.assert_allclose(importance_NH, gradients_NH / 11, rtol=0.02, atol=2e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fields", [{}, {"train__objective": "masked", "model__causal": False}])
 def test_mean_ablation_is_the_loss_with_a_mean_output(fields, small):
     """The outputs of a head are replaced by their mean over all places, as with a bias of its values."""

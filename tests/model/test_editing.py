@@ -86,6 +86,7 @@ def test_a_replaced_sublayer_output_equals_its_bias(small, site, path):
     np.testing.assert_allclose(logits(model, tokens(0), edits), expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scan", [False, True])
 def test_replacing_by_own_activations_changes_nothing(small, scan):
     model = make(small, model__scan_layers=scan)

@@ -110,6 +110,7 @@ def test_padding_changes_nothing(position):
     jax.tree.map(np.testing.assert_array_equal, gradients(params, source_BS), gradients(params, other_BS))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("position", ["rope", "alibi", "t5", "kerple"])
 def test_positions_in_cross_attention_are_relative(position):
     """A shift of both texts changes nothing; a shift of one text changes the logits."""

@@ -55,6 +55,7 @@ def test_a_scan_over_layers_equals_the_unrolled_model(activation, dtype, toleran
     jax.tree.map(close, maps_of_scan, maps)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "fields",
     [{"position": ("alibi", "rope", "t5")}, {"attention_window": (3, None), "rope.base": (10.0, 1e4), "num_layers": 4}],

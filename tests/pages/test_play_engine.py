@@ -23,7 +23,7 @@ from tests.pages.play_engine import VOCAB, make
 
 LIMIT = 1e-4  # of the difference of logits
 LENGTH = 12
-supported = lambda fields: fields.get("causal", True)
+supported = lambda fields: all(fields.get(name, value) == value for name, value in pack.NEEDED.items())
 ENCODINGS = test_gpt.ENCODINGS
 QUICK = [
     *filter(supported, test_gpt.QUICK),
@@ -145,7 +145,8 @@ def test_each_config_field_is_read_or_refused():
 def test_a_new_value_of_a_choice_is_refused(monkeypatch):
     """Fields with a choice of names are those of KNOWN, so that the engine does not take a new name for another one."""
     with_choice = {name for name, spec in specs(ModelConfig).items() if choices(spec.hint)}
-    assert {f"model.{name}" for name in pack.KNOWN} == with_choice - {f"model.{name}" for name in pack.WITHOUT_EFFECT}
+    others = {f"model.{name}" for name in (*pack.WITHOUT_EFFECT, *pack.NEEDED)}
+    assert {f"model.{name}" for name in pack.KNOWN} == with_choice - others
     monkeypatch.setitem(pack.KNOWN, "position", ("rope", "alibi"))
     with pytest.raises(UserError, match=r"model\.position: found .t5.; the playground knows rope, alibi"):
         pack.described(make({"position": ("rope", "t5")}))

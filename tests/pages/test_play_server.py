@@ -215,6 +215,7 @@ def open_request(port, body=b"{"):
     return connection
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [server.MOST_WAITING, *slow(2 * server.MOST_ARRIVING)])
 def test_unfinished_bodies_end_and_do_not_block_questions(served, monkeypatch, count):
     monkeypatch.setattr(server, "ARRIVAL_SECONDS", 3.0)

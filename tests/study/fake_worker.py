@@ -10,7 +10,6 @@ from pathlib import Path
 from mini_gpt.runtime import files
 from mini_gpt.runtime.errors import UserError
 from mini_gpt.study import child
-from mini_gpt.training import workdir as workdirs
 
 FAILS, DIES, WAITS, LOCKS = 48, 50, 52, 54
 
@@ -28,6 +27,8 @@ def main() -> None:
         print("some log", file=sys.stderr)
         raise UserError("model.d_ff: found 48; use another")
     if width == LOCKS:
+        from mini_gpt.training import workdir as workdirs  # here, since it takes a second and much memory
+
         with workdirs.locked(workdir, new=False):
             pass
     if width == DIES:

@@ -56,6 +56,7 @@ def test_a_warning_of_many_conditions_is_one_line(study, overrides, tmp_path, ca
     widths = {f"width {width}": {"model.d_ff": width} for width in (64, 68, 72, 76, 80)}
     fields = overrides | {"optimizer.warmup_steps": 9}
     plan = Plan("s", dataclasses.replace(study, conditions=widths, contrasts=[], overrides=fields))
+    caplog.set_level("WARNING", "mini_gpt")
     new_runs.check(plan, tmp_path)
     (one,) = caplog.messages
     assert one.startswith("optimizer.warmup_steps: found 9, above train.steps=4; ")

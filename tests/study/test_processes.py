@@ -76,6 +76,7 @@ def test_a_process_of_call_in_ends_when_its_command_is_killed(tmp_path):
     killed_after_start(str(tmp_path / "calls.py"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("content, said", [({}, "KeyError: 'suites'"), ({"suites": {"none": {"a": 1}}}, "TypeError: ")])
 def test_a_reason_comes_back_without_a_log(content, said):
     null = subprocess.DEVNULL

@@ -194,6 +194,7 @@ def test_a_run_of_another_process_is_left_alone(monkeypatch, flags, fake, tmp_pa
     assert sweep(monkeypatch, flags, "64,96") is None
 
 
+@pytest.mark.slow
 def test_a_run_that_trains_on_another_machine_has_not_failed(monkeypatch, flags, fake, tmp_path):
     """The worker finds the lock or the lease of a run, as in a bucket."""
     with workdirs.locked(tmp_path / "sweep" / f"d_ff={LOCKS},seed=3", new=False):

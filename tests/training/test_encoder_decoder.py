@@ -147,6 +147,7 @@ def test_a_run_learns_resumes_with_the_same_bits_and_writes_answers(small, tmp_p
     assert written.shape == (1, 4)
 
 
+@pytest.mark.slow
 def test_queries_that_see_no_key_give_finite_gradients(small):
     """With padding, some queries of cross-attention see no key; ssmax takes the logarithm of their number."""
     config = small(**PAIRS | {"context_length": 14, "model__variants__query_scale": "ssmax"})

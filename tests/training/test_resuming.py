@@ -89,6 +89,7 @@ def test_refusals_name_the_fields_that_the_user_wrote(trained, small):
         assert refusal(small(**fields), run) == f"--workdir: {run} holds another run ({listed}){remedy}"
 
 
+@pytest.mark.slow
 def test_other_refusals_name_the_weights_of_the_run(trained, small, tmp_path, corpus_files):
     run = trained(optimizer__schedule="cosine")
     shutil.rmtree(run / "checkpoints" / "4")  # of the last step with the same learning rates

@@ -65,6 +65,7 @@ def test_accumulation_equals_one_batch_on_four_devices(small):
     assert_close(single.parameters, accumulated.parameters)
 
 
+@pytest.mark.slow
 def test_random_offsets_train_all_positions_and_change_no_relative_encoding(small):
     offsets = {"train__random_offsets": 90, "optimizer__weight_decay": 0.0, "model__max_positions": 100}
     state, _, _ = run(small(model__position="learned", **offsets), steps=10)

@@ -85,6 +85,7 @@ def test_content_needs_less_strength_for_a_label(strengths, expected):
     assert head_report.label_of({kind: (value, 49) for kind, value in strengths.items()}, 0.3) == ("mixed", [])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", [1.0, *slow(0.9)])
 @pytest.mark.parametrize("kind", ["current word", "matching bracket", *slow(*CONTENT[:1], *CONTENT[2:5], *CONTENT[6:])])
 def test_content_comes_before_resting_places(kind, share):
