@@ -51,7 +51,7 @@ LIMITS = {
         f"functions with more than {MOST_PARAMETERS} parameters": (0, 0),
         "imports from the core into a tool": (0, 0),
         "lines of mini_gpt/": (35503, 24000),
-        "lines of tests/": (40417, 28500),
+        "lines of tests/": (40416, 28500),
     },
 }
 Found = dict[str, int | list[str]]  # the number of each measure, or what is counted

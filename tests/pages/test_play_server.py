@@ -215,8 +215,7 @@ def open_request(port, body=b"{"):
     return connection
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("count", [server.MOST_WAITING, *slow(2 * server.MOST_ARRIVING)])
+@pytest.mark.parametrize("count", slow(server.MOST_WAITING, 2 * server.MOST_ARRIVING))
 def test_unfinished_bodies_end_and_do_not_block_questions(served, monkeypatch, count):
     monkeypatch.setattr(server, "ARRIVAL_SECONDS", 3.0)
     assert send(served[0], RUN)[0] == 200  # compiled
