@@ -38,7 +38,7 @@ from mini_gpt.training.record import Record
 from mini_gpt.training.run import Run
 from mini_gpt.training.step import TrainState
 
-TIMES = 5  # a forward pass is measured, and the shortest time counts
+TIMES = 5  # a forward pass of each model is measured, in turns; the shortest time counts
 MOST_ROWS = 64  # of the table of kept heads, at equal distances
 Loss = Callable[[LoadedModel], float]
 
@@ -92,11 +92,12 @@ def _prune(run: Run, output: Path, flags: argparse.Namespace, overrides: Mapping
     new_config = loading.override(run.config, {**steps, **overrides, **fixed})
     if flags.steps:
         assembly.make_mesh(new_config)  # raises its errors before a file is written
-    rows = [_measured("before", run.model, loss), _measured("after", smaller, loss)]
+    models = {"before": run.model, "after": smaller}
     _write(run, dataclasses.replace(smaller, config=new_config), output)
     if flags.steps:
         loop.train(new_config, output, conclude=False, probe=training_curves.attention_metrics)
-        rows.append(_measured(f"after {flags.steps} steps", Run(output).model, loss))
+        models[f"after {flags.steps} steps"] = Run(output).model
+    rows = _measured(models, loss)
     result = {"heads": kept, "comparison": rows, **({"rows": table} if table else {})}
     contents: results.Contents = {}
     if table:
@@ -159,16 +160,21 @@ def _most_important(
     return possible[flags.keep], table
 
 
-def _measured(name: str, model: LoadedModel, loss: Loss) -> dict[str, Any]:
-    """Return a row of the comparison. The speed is that of forward passes over whole contexts."""
-    length = model.config.context_length
-    return {
-        "model": name,
-        "heads": sum(map(len, model.config.model.head_numbers)),
-        "parameters": model_parameters.count(model.parameters),
-        "tokens per second": round(1 / min(budget.forward_seconds(model, length) for _ in range(TIMES))),
-        "nll": loss(model),
-    }
+def _measured(models: Mapping[str, LoadedModel], loss: Loss) -> list[dict[str, Any]]:
+    """Return the rows of the comparison. Speeds are those of forward passes over whole contexts, measured in turns."""
+    seconds = [
+        [budget.forward_seconds(model, model.config.context_length) for model in models.values()] for _ in range(TIMES)
+    ]
+    return [
+        {
+            "model": name,
+            "heads": sum(map(len, model.config.model.head_numbers)),
+            "parameters": model_parameters.count(model.parameters),
+            "tokens per second": round(1 / min(of_model)),
+            "nll": loss(model),
+        }
+        for (name, model), of_model in zip(models.items(), zip(*seconds, strict=True), strict=True)
+    ]
 
 
 def _write(run: Run, model: LoadedModel, output: Path) -> None:
