@@ -33,7 +33,7 @@ MOST_WHOLE_HEADS = 36  # of a model whose pages always have all weights; with mo
 FARTHEST = 1024  # tokens between a query and a key, in the curves of T5's biases
 FARTHEST_OF_OTHERS, MOST_CARDS, MOST_LINES = 256, 12, 8  # of encodings that have no card of their own
 MOST_POSITIONS = 256  # most rows of a learned table in the figure of cosines
-MOST_BYTES = 4_800_000  # of the compressed logits in base64, and of vectors; the page must stay under 5 MB
+MOST_BYTES = 4_750_000  # of the compressed logits in base64, and of vectors; the page must stay under 5 MB
 
 
 class HeadLabel(NamedTuple):
