@@ -151,7 +151,9 @@ class VariantsConfig(Section, prefix="model.variants."):
     )
     qk_norm_epsilon: Epsilon = field(1e-6, "of qk_norm, added to the mean square or to the variance")
     clip_qkv: Annotated[float | None, above(0)] = field(None, "limit entries of q, k and v to ± this (MPT, OLMo)")
-    query_scale: Literal["none", "ssmax", "llama4"] = field("none", "s ln(visible keys) (Nakanishi 2025); or Llama 4's")
+    query_scale: Literal["none", "ssmax", "llama4"] = field(
+        "none", "factor of queries: s · ln(visible keys) (Nakanishi 2025), or Llama 4's by position"
+    )
     ssmax_start: Positive = field(None, "initial s of ssmax", _ssmax_start)
     soft_cap: Annotated[float | None, above(0)] = field(None, "c: logits become c · tanh(logits / c) (Gemma Team 2024)")
     normaliser: Literal["softmax", "stick_breaking"] = field(
@@ -159,5 +161,9 @@ class VariantsConfig(Section, prefix="model.variants."):
     )
     selective: bool = field(False, "a query lowers the logits of keys for later queries (Leviathan et al. 2025)")
     canon: bool = field(False, "canon-A: a causal convolution of 4 tokens, before the projections (Allen-Zhu 2025)")
-    sink: Literal["none", "zero", "trained"] = field("none", "logit without value (gpt-oss); zero: softmax off by one")
-    gate: Literal["none", "head", "entry"] = field("none", "σ(W x) scales each head or entry (Qiu et al. 2025)")
+    sink: Literal["none", "zero", "trained"] = field(
+        "none", "a logit of each head without a value (gpt-oss); zero: softmax off by one"
+    )
+    gate: Literal["none", "head", "entry"] = field(
+        "none", "factors σ(W x) of the heads' outputs (Qiu et al. 2025), one for each head or entry"
+    )

@@ -9,20 +9,7 @@ import operator
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from mini_gpt.config.attention import (
-    PER_LAYER,
-    ROPE_FREQUENCIES,
-    CopeConfig,
-    FireConfig,
-    HardAlibiConfig,
-    LayerKind,
-    Position,
-    RopeConfig,
-    SinusoidalConfig,
-    T5Config,
-    VariantsConfig,
-    pattern,
-)
+import mini_gpt.config.attention as sections
 from mini_gpt.config.fields import Epsilon, OptionalSize, Positive, Rate, Section, Size, above, field, specs, up_to
 from mini_gpt.runtime.errors import UserError
 
@@ -56,14 +43,18 @@ def _most_positions(values: Mapping[str, Any]) -> int:
 class ModelConfig(Section, prefix="model."):
     """The model: its size, its variants, and its positional encoding."""
 
-    position: Position | tuple[Position, ...] = field("rope", "positional encoding; a tuple repeats over the layers")
+    position: sections.Position | tuple[sections.Position, ...] = field("rope", "encoding; a tuple repeats over layers")
     max_positions: Size = field(None, "rows of the table of learned positions", _most_positions)
     dtype: Literal["auto", "float32", "bfloat16"] = field("auto", "of matmuls; auto: bfloat16 if the hardware has it")
     param_dtype: Literal["float32", "bfloat16"] = field("float32", "of parameters; bfloat16: to evaluate or sample")
     block: Literal["attention", "gru"] = field("attention", "gru: a recurrent unit in its place (Cho et al. 2014)")
-    attention: Literal["auto", "reference", "blockwise", "cudnn", "splash"] = field("auto", "cudnn: GPUs, splash: TPUs")
+    attention: Literal["auto", "reference", "blockwise", "cudnn", "splash"] = field(
+        "auto", "implementation: cudnn for NVIDIA GPUs, splash for TPUs, auto: the fastest"
+    )
     num_layers: Annotated[int, up_to(MOST_LAYERS)] = field(4, "blocks; of the decoder if there are two stacks")
-    encoder_layers: Annotated[int, up_to(MOST_LAYERS, least=0)] = field(0, "blocks of an encoder; 0: none")
+    encoder_layers: Annotated[int, up_to(MOST_LAYERS, least=0)] = field(
+        0, "blocks of an encoder, which the decoder reads by cross-attention; 0: none (Vaswani et al. 2017)"
+    )
     share_embeddings: bool = field(True, "encoder and decoder have one table of embeddings")
     cross_positions: bool = field(False, "relative positions in cross-attention too: target's minus source's place")
     d_model: Size = field(128, "width of the residual stream")
@@ -77,7 +68,9 @@ class ModelConfig(Section, prefix="model."):
     sublayer_dropout: Rate = field(None, "of a sublayer's output, before the residual sum", "model.dropout")
     attention_dropout: Rate = field(None, "of the attention weights", "model.dropout")
     norm: Literal["layernorm", "rmsnorm"] = field("layernorm", "in blocks; pre: also after the last block")
-    norm_placement: Literal["pre", "post", "none"] = field("pre", "x + f(norm(x)), norm(x + f(x)), or x + f(x)")
+    norm_placement: Literal["pre", "post", "none"] = field(
+        "pre", "pre: x + f(norm(x)); post: norm(x + f(x)); none: x + f(x), for output_norm"
+    )
     output_norm: bool = field(False, "a norm of each sublayer's output (Gemma 2; OLMo 2 with norm_placement none)")
     parallel_residual: Literal["none", "two_norms", "one_norm"] = field(
         "none", "x + attention(norm(x)) + feed_forward(norm(x)), with a norm for each or one (GPT-J, 2021)"
@@ -100,20 +93,20 @@ class ModelConfig(Section, prefix="model."):
     scale_attention: bool = field(True, "divide the scores by sqrt(scale_width); false for ablation only")
     scale_width: Positive = field(None, "its root divides scores (Gemma: query_pre_attn_scalar)", "model.head_width")
     residual: bool = field(True, "residual connections; false for ablation only")
-    remat: Literal["none", "dots", "block"] = field("none", "recompute: dots (all but outputs of matmuls), block (all)")
+    remat: Literal["none", "dots", "block"] = field("none", "recompute activations: all, or (dots) all but products")
     scan_layers: bool = field(False, "loop over stacked blocks: 24 layers compile about as fast as 4")
     attention_window: OptionalSize | tuple[OptionalSize, ...] = field(
         None, "keys per query, including its own (Jiang et al. 2023); None: all; a tuple repeats over the layers"
     )
     alibi_exponent: Positive = field(8.0, "ALiBi's last slope is 2 to the power of minus this (MPT: alibi_bias_max)")
     random_positions: OptionalSize = field(None, "draw sorted positions below this (Ruoss et al. 2023); None: 0, 1, …")
-    rope: RopeConfig
-    sinusoidal: SinusoidalConfig
-    hard_alibi: HardAlibiConfig
-    t5: T5Config
-    fire: FireConfig
-    cope: CopeConfig
-    variants: VariantsConfig
+    rope: sections.RopeConfig
+    sinusoidal: sections.SinusoidalConfig
+    hard_alibi: sections.HardAlibiConfig
+    t5: sections.T5Config
+    fire: sections.FireConfig
+    cope: sections.CopeConfig
+    variants: sections.VariantsConfig
 
     def check(self) -> None:
         for name in PATTERNS:
@@ -160,7 +153,8 @@ class ModelConfig(Section, prefix="model."):
         if "rope" in encodings:
             self._check_rope()
         else:
-            unused = {name: specs(RopeConfig)[f"model.rope.{name}"].default for name in ROPE_FREQUENCIES}
+            of_rope = specs(sections.RopeConfig)
+            unused = {name: of_rope[f"model.rope.{name}"].default for name in sections.ROPE_FREQUENCIES}
             for name, default in (unused | {"beta_fast": 32.0}).items():
                 if getattr(self.rope, name) != default:
                     self.refuse(f"rope.{name}", f"it is for rotary positions, but model.position is {self.position!r}")
@@ -234,7 +228,7 @@ class ModelConfig(Section, prefix="model."):
         scaling, rotated = self.rope.scaling, self.rotated_width
         if scaling == "dynamic" and isinstance(self.rope.factor, tuple):
             self.refuse("rope.factor", "must be one number with model.rope.scaling=dynamic")
-        if scaling not in ("none", "dynamic") and max(pattern(self.rope.factor)) == 1:
+        if scaling not in ("none", "dynamic") and max(sections.pattern(self.rope.factor)) == 1:
             self.refuse("rope.factor", f"model.rope.scaling={scaling} changes nothing with a factor of 1; raise it")
         if scaling in ("ntk", "dynamic") and rotated <= 2:
             self.refuse("rope.scaling", f"needs more than one pair of dimensions, but {rotated} dimensions are rotated")
@@ -249,7 +243,7 @@ class ModelConfig(Section, prefix="model."):
     def _check_pattern(self, name: str) -> None:
         """Raise UserError for a pattern of a wrong length. A pattern of one value becomes this value."""
         section, leaf = (self.rope if name.startswith("rope.") else self), name.removeprefix("rope.")
-        values = pattern(getattr(section, leaf))
+        values = sections.pattern(getattr(section, leaf))
         if not values:
             self.refuse(name, "a pattern needs at least one value")
         if len(values) > self.num_layers:
@@ -280,17 +274,17 @@ class ModelConfig(Section, prefix="model."):
         return dataclasses.replace(self, num_layers=self.encoder_layers, causal=False, **no_cross)
 
     @functools.cached_property
-    def layer_kinds(self) -> tuple[LayerKind, ...]:
+    def layer_kinds(self) -> tuple[sections.LayerKind, ...]:
         """The kind of each layer."""
         repeated = [itertools.cycle(values) for values in (*self._patterns, self.head_numbers)]
-        return tuple(LayerKind(*map(next, repeated)) for _ in range(self.num_layers))
+        return tuple(sections.LayerKind(*map(next, repeated)) for _ in range(self.num_layers))
 
     @property
     def head_numbers(self) -> tuple[tuple[int, ...], ...]:
         """The numbers of the heads of each layer."""
         return self.heads or (tuple(range(self.num_heads)),) * self.num_layers
 
-    def of_layer(self, kind: LayerKind) -> "ModelConfig":
+    def of_layer(self, kind: sections.LayerKind) -> "ModelConfig":
         """Return the config of one layer's attention: its heads are those that the layer keeps."""
         layer, groups = copy.copy(self), {head * self.num_kv_heads // self.num_heads for head in kind.heads}
         kept = tuple(head in kind.heads for head in range(self.num_heads))
@@ -309,11 +303,11 @@ class ModelConfig(Section, prefix="model."):
 
     @property
     def _patterns(self) -> list[tuple]:
-        return [pattern(operator.attrgetter(name)(self)) for name in PATTERNS]
+        return [sections.pattern(operator.attrgetter(name)(self)) for name in PATTERNS]
 
     @property
     def position_pattern(self) -> tuple[str, ...]:
-        return pattern(self.position)
+        return sections.pattern(self.position)
 
     @property
     def table_length(self) -> int | None:
@@ -338,7 +332,7 @@ class ModelConfig(Section, prefix="model."):
     @property
     def own_encodings(self) -> list[str]:
         """The encodings in the pattern that have parameters in each layer."""
-        return [name for name in self.position_pattern if name in PER_LAYER]
+        return [name for name in self.position_pattern if name in sections.PER_LAYER]
 
     @property
     def attention_width(self) -> int:

@@ -54,7 +54,7 @@ ALL = (
     Play(),
     Diagnose(),
 )
-WITHOUT_ATTENTION = ("perplexity", "extrapolation", "tasks", "needles", "grammar")  # for model.block=gru too
+WITHOUT_ATTENTION = [suite.name for suite in ALL if not suite.needs_heads]
 LARGE, MINUTES = 20_000_000, 5.0  # parameters above which eval.py gives each suite these minutes
 FLAGS = [field.name for field in dataclasses.fields(SuiteOptions) if field.name != "split"]
 SUITES: Mapping[str, Suite] = MappingProxyType({suite.name: suite for suite in ALL})
