@@ -4,11 +4,11 @@ python -m mini_gpt.lab [--out=lab.html]                        the example, with
 python -m mini_gpt.lab --workdir=RUN --head=1.2 [--text=TEXT]  layer 1, head 2 of a run
 """
 
-import re
 from pathlib import Path
 from typing import Any
 
 from mini_gpt.commands import command_line, staging
+from mini_gpt.insight import removed
 from mini_gpt.pages.lab import page, trained
 from mini_gpt.runtime import files
 from mini_gpt.runtime.errors import UserError, require
@@ -45,15 +45,13 @@ def main() -> None:
 
 
 def _of_run(flags: Any) -> dict[str, Any]:
-    place = re.fullmatch(r"(\d+)\.(\d+)", flags.head or "")
-    if place is None:
-        raise UserError(f"--head: found {flags.head}; must be LAYER.HEAD, such as 0.1")
     with staging.reading(flags.workdir, flags.checkpoint, None) as workdir:
         run = Run(workdir, checkpoint=flags.checkpoint, overrides={"model.dtype": "float32"})
+    place = removed.parse("--head", flags.head or "", run.config.model.head_numbers)
+    run = removed.whole_run(run)
     tokens = base.opening(run, SuiteOptions(text=flags.text), SHOWN if flags.text is None else trained.MOST_TOKENS)
-    layer, head = map(int, place.groups())
-    found = trained.data(run.model, run.tokenizer, tokens, (layer, head))
-    return found | {"title": f"{base.name_of(run)}: layer {layer}, head {head}"}
+    found = trained.data(run.model, run.tokenizer, tokens, place)
+    return found | {"title": f"{base.name_of(run)}: layer {place[0]}, head {place[1]}"}
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@ import functools
 import platform
 import re
 import resource
-import statistics
 import sys
 import timeit
 from collections.abc import Sequence
@@ -93,8 +92,9 @@ def flops_per_token(config: Config, parameters: Parameters) -> float:
                 return length
             return min(length, window if model.causal else 2 * window - 1)
 
-        keys = statistics.mean(reach(kind.window) for kind in model.layer_kinds)
-        return 12 * sum(map(len, model.head_numbers)) * model.head_width * keys * (model.block == "attention")
+        if model.block != "attention":
+            return 0.0
+        return 12 * model.head_width * sum(len(kind.heads) * reach(kind.window) for kind in model.layer_kinds)
 
     looked_up = LOOKED_UP if model.tie_embeddings else (*LOOKED_UP, "embedding")
     sizes = {name: x.size for name, x in by_name(parameters).items() if name not in looked_up}

@@ -11,7 +11,6 @@ it, and all tools open it. Heads keep their numbers.
 import argparse
 import contextlib
 import dataclasses
-import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -111,18 +110,8 @@ def _prune(run: Run, output: Path, flags: argparse.Namespace, overrides: Mapping
 
 
 def parse(text: str, heads: Heads) -> list[tuple[int, int]]:
-    """Return (layer, head) of --heads. Raise UserError for a head that the run does not have."""
-    found = []
-    for part in text.split(","):
-        match = re.fullmatch(r"(\d{1,8})\.(\d{1,8})", part.strip(), re.ASCII)
-        require(match is not None, "--heads", part, "must be LAYER.HEAD, such as 2.1, with commas between heads")
-        assert match
-        layer, head = int(match[1]), int(match[2])
-        remedy = f"the run has layers 0..{len(heads) - 1}"
-        if layer < len(heads):
-            remedy = f"layer {layer} has the heads {', '.join(map(str, heads[layer]))}"
-        require(layer < len(heads) and head in heads[layer], "--heads", part, remedy)
-        found.append((layer, head))
+    """Return (layer, head) of --heads. Raise UserError for heads that can't be removed."""
+    found = [removed.parse("--heads", part, heads) for part in text.split(",")]
     for layer, kept in enumerate(removed.without(heads, found)):
         require(len(kept) > 0, "--heads", text, f"layer {layer} must keep at least one head")
     return found
@@ -144,7 +133,9 @@ def _most_important(
     for layer, unit in order:
         heads = removed.without(heads, [(layer, head) for head in unit])
         possible[sum(map(len, heads))] = heads
-    least, *_, most = sorted(possible)
+    least, most = min(possible), max(possible)
+    if not order:
+        raise UserError("--keep: each layer has one head, or one group of heads that share keys; none can be removed")
     if flags.keep not in possible or flags.keep == most:
         step = len(removed.units(run.config.model)[0][1])
         whole_groups = f", in steps of {step}, because heads that share keys go together" if step > 1 else ""

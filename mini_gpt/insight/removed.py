@@ -1,5 +1,6 @@
 """Models whose layers keep some of their heads: the smaller model of a whole one, and the whole one back."""
 
+import copy
 import dataclasses
 import re
 from collections.abc import Sequence
@@ -14,10 +15,25 @@ from mini_gpt.config.model import ModelConfig
 from mini_gpt.evaluation.loaded import LoadedModel
 from mini_gpt.insight.curves import Curve, finish, new_figure, plot_curve
 from mini_gpt.model import parameters as model_parameters
+from mini_gpt.runtime.errors import UserError, require
 from mini_gpt.training import state as states
+from mini_gpt.training.run import Run
 
 Heads = Sequence[Sequence[int]]  # the numbers of the heads of each layer, in order
 Unit = tuple[int, tuple[int, ...]]  # (layer, heads) that are removed together
+
+
+def parse(flag: str, text: str, heads: Heads) -> tuple[int, int]:
+    """Return the layer and the head of a flag. Raises UserError for a head that the run does not have."""
+    match = re.fullmatch(r"(\d{1,8})\.(\d{1,8})", text.strip(), re.ASCII)
+    if match is None:
+        raise UserError(f"{flag}: found {text!r}; must be LAYER.HEAD, such as 2.1")
+    layer, head = int(match[1]), int(match[2])
+    remedy = f"the run has layers 0..{len(heads) - 1}"
+    if layer < len(heads):
+        remedy = f"layer {layer} has the heads {', '.join(map(str, heads[layer]))}"
+    require(layer < len(heads) and head in heads[layer], flag, text, remedy)
+    return layer, head
 
 
 def smaller(model: LoadedModel, heads: Heads) -> LoadedModel:
@@ -46,6 +62,14 @@ def whole(model: LoadedModel) -> LoadedModel:
         return result
 
     return _converted(model, {"model.heads": None}, filled)
+
+
+def whole_run(run: Run) -> Run:
+    """Return the run with the heads that were removed, whose outputs are zero; see `whole`."""
+    run = copy.copy(run)
+    run.model = whole(run.model)
+    run.config = run.model.config
+    return run
 
 
 def _converted(model: LoadedModel, fields: dict[str, Any], convert: Any) -> LoadedModel:

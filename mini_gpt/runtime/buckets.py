@@ -138,9 +138,9 @@ class Place:
 
         self._retried(download)
 
-    def copy(self, name: str, changed: int, path: Path, draft: Path) -> None:
+    def copy(self, name: str, changed: int, path: Path, draft: Path, size: int | None = None) -> None:
         """Copy a file to a local path at once, with its time in the place. Raises FileNotFoundError without it."""
-        self.download(name, draft)
+        self.download(name, draft, size)
         os.utime(draft, ns=(changed, changed))
         path.parent.mkdir(parents=True, exist_ok=True)
         draft.replace(path)

@@ -40,7 +40,7 @@ def fetch(address: str, cache: Path) -> Path:
             log.info(f"{address}: copying {len(missing):,} files, {count / 1e6:,.1f} MB, to {local}")
         for name, entry in missing.items():
             with files.locked_draft(local) as draft:
-                place.copy(name, entry.changed, local / name, draft / "file")
+                place.copy(name, entry.changed, local / name, draft / "file", entry.size)
     return local / relative
 
 

@@ -112,7 +112,7 @@ def evaluate(run: Run, name: str, options: SuiteOptions, minutes: float | None =
     request = requested(name, options) | ({} if minutes is None else {"minutes": minutes})
     with budget.limited(minutes, _earlier(path, run, request)) as limit:
         run = run if limit is None else _in_small_batches(run)
-        run = _with_all_heads(run) if suite.needs_heads else run
+        run = removed.whole_run(run) if suite.needs_heads else run
         measured, other_files = suite.measure(run, options), suite.more_files(run, options)
     said = ""
     if limit is not None:
@@ -156,14 +156,6 @@ def _in_small_batches(run: Run) -> Run:
     """Return the run with batches that are small enough to be the unit of work."""
     run = copy.copy(run)
     run.model = dataclasses.replace(run.model, batch_tokens=min(run.model.batch_tokens, budget.BATCH_TOKENS))
-    return run
-
-
-def _with_all_heads(run: Run) -> Run:
-    """Return the run with the heads that were removed, whose outputs are zero; see `removed.whole`."""
-    run = copy.copy(run)
-    run.model = removed.whole(run.model)
-    run.config = run.model.config
     return run
 
 

@@ -96,7 +96,7 @@ def make_optimizer(config: Config, parameters: Parameters) -> Optimizer:
     """
     o, rates = config.optimizer, schedules(config)
     adamw = _adamw(o, rates["learning_rate"], decays(parameters))
-    made = _muon(o, rates, parameters) if o.name == "muon" else adamw
+    made = _muon(config, rates, parameters) if o.name == "muon" else adamw
     return Optimizer(optax.chain(optax.clip_by_global_norm(o.clip_norm), made), rates)
 
 
@@ -104,9 +104,7 @@ def _adamw(o: OptimizerConfig, rate: optax.Schedule, decayed: Any) -> optax.Grad
     return optax.adamw(rate, b1=o.b1, b2=o.b2, weight_decay=o.weight_decay, mask=decayed)
 
 
-def _muon(
-    o: OptimizerConfig, rates: Mapping[str, optax.Schedule], parameters: Parameters
-) -> optax.GradientTransformation:
+def _muon(config: Config, rates: Mapping[str, optax.Schedule], parameters: Parameters) -> optax.GradientTransformation:
     """Return Muon (Jordan et al. 2024) for the hidden matrices, AdamW for the rest.
 
     The update of an m × n matrix is orthogonalised and scaled by 0.2 sqrt(max(m, n)). Its entries then have the same
@@ -114,6 +112,7 @@ def _muon(
     Jordan et al. have no weight decay, scale by sqrt(max(1, n/m)) and do not correct the bias of the momentum. Here
     the average is divided by 1 - momentum^(t+1), the gradient by 1 - momentum^t (NAdam): the first updates differ.
     """
+    o = config.optimizer
 
     # The last two axes are a matrix; those before them, such as stacked layers, are batch axes.
     def axes(matrices: Parameters) -> Any:
@@ -123,7 +122,7 @@ def _muon(
         beta=o.muon.momentum, ns_steps=o.muon.newton_schulz_steps, weight_dimension_numbers=axes
     )
     muon = optax.chain(
-        _layers_together(orthogonalised),
+        orthogonalised if config.model.heads else _layers_together(orthogonalised),  # layers may differ in shape
         optax.stateless(lambda updates, _: jax.tree.map(lambda u: 0.2 * max(u.shape[-2:]) ** 0.5 * u, updates)),
         optax.add_decayed_weights(o.weight_decay),
         optax.scale_by_learning_rate(rates["learning_rate"]),

@@ -41,7 +41,7 @@ def test_a_path_that_cannot_be_written_is_one_line(monkeypatch, tmp_path, name, 
     "arguments, said",
     [
         (["--head=0.1"], "--workdir: found None; must be the run of --head"),
-        (["--workdir=missing", "--head=1"], "--head: found 1; must be LAYER.HEAD, such as 0.1"),
+        (["--workdir=missing", "--head=1"], "missing/config.json: not found"),
     ],
 )
 def test_a_head_needs_a_run_and_a_layer(monkeypatch, tmp_path, arguments, said):

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from mini_gpt import suites
+from mini_gpt.commands import measuring
 from mini_gpt.commands.prune import parse
 from mini_gpt.insight import removed
 from mini_gpt.model import editing
@@ -18,6 +19,7 @@ from mini_gpt.suites.base import SuiteOptions
 from mini_gpt.training.run import Run
 from mini_gpt.training.workdir import described_origin
 from tests.commands.test_command_line import type_in
+from tests.training import test_step
 
 HEADS = ((0, 1, 3), (2,))
 FIELDS = {"model__num_layers": 2, "model__position": "alibi"}
@@ -100,6 +102,24 @@ def test_heads_that_can_not_be_removed_are_refused(text, message):
     with pytest.raises(UserError, match=f"^{re.escape(message)}"):
         parse(text, HEADS)
     assert parse("0.3, 0.0", HEADS) == [(0, 3), (0, 0)]
+
+
+def test_muon_trains_layers_with_other_numbers_of_heads(small):
+    config = small(**FIELDS, model__heads=HEADS, optimizer__name="muon")
+    losses = [metrics["loss"] for metrics in test_step.run(config)[1]]
+    assert np.isfinite(losses).all() and losses[0] != losses[-1]
+
+
+def test_the_last_head_of_each_layer_stays(monkeypatch, trained):
+    workdir = trained(**FIELDS, model__num_heads=1)
+    assert prune(monkeypatch, workdir, "--keep=1", "--tokens=64").startswith("error: --keep: each layer has one head")
+
+
+def test_attention_costs_the_sum_over_layers_of_heads_times_keys(small):
+    fields = {"model__num_heads": 4, "model__heads": ((0, 1, 2, 3), (1,)), "model__attention_window": (8, None)}
+    config = small(**FIELDS | fields)
+    keys = 4 * 8 + 1 * config.context_length
+    assert measuring.flops_per_token(config, {}) == 12 * config.model.head_width * keys
 
 
 @pytest.mark.slow

@@ -33,9 +33,6 @@ def data(model: LoadedModel, tokenizer: Tokenizer, tokens_L: np.ndarray, place: 
     config, (layer, head) = model.config.model, place
     if config.has_encoder:
         raise UserError("--workdir: the model has an encoder; --head needs a model without one")
-    if layer >= config.num_layers or head >= config.num_heads:
-        last = f"{config.num_layers - 1}.{config.num_heads - 1}"
-        raise UserError(f"--head: found {layer}.{head}; must be a head of the run, from 0.0 to {last}")
     rows_BL = sharding.pad_rows(tokens_L[None], model.mesh)
     *maps, out_BLHK = attention.each_layer(model, rows_BL, _observed)[layer]
     weights_LS, seen_LS = (array_BHLS[0, head] for array_BHLS in maps)
