@@ -41,9 +41,7 @@ def score(run: Run, beginning: str, end: str) -> float:
     """Return the log-probability of the end, in nats."""
     tokens = run.tokenizer.encode(f"{beginning} {end}").astype(np.int32)
     first = len(run.tokenizer.encode(beginning))
-    logits_LV = np.asarray(run.model.logits(tokens[None, :-1])[0], np.float64)
-    nats_L = np.logaddexp.reduce(logits_LV, axis=-1) - logits_LV[np.arange(len(tokens) - 1), tokens[1:]]
-    return -float(nats_L[first - 1 :].sum())
+    return -float(run.model.nll(tokens[None, :-1], tokens[None, 1:])[0, first - 1 :].sum())
 
 
 def scores(run: Run, sentence: Sentence) -> np.ndarray:
@@ -75,7 +73,9 @@ def report(run: Run, sentence: Sentence) -> str:
     for end, (of_one, of_two) in zip(sentence.ends, scores(run, sentence).T, strict=True):
         lines.append(f"  {end}: {one} {of_one:.2f}, {two} {of_two:.2f}")
     first, second = (attended(run, sentence, end, end.split()[-1]) for end in sentence.ends)
-    shift_NH = np.diff(second - first)[..., 0] / 2  # half of: to the second noun, more with the second end
+    shift_NH = (
+        np.diff(second - first)[..., 0] / 2
+    )  # how much more the last word favours the right noun, mean of both ends
     mean = attended(run, sentence, sentence.ends[0], sentence.pronoun).mean((0, 1))
     lines.append(f"  {sentence.pronoun}, mean over heads: {one} {mean[0]:.3f}, {two} {mean[1]:.3f}")
     for index in np.argsort(-shift_NH.ravel())[:3]:

@@ -64,9 +64,9 @@ def verdict(seed: int, guess: str, result: Result) -> str:
     """Return whether the guess of a seed's fault is right, with what diagnose measures. result: of diagnose."""
     fault, mistake = faults.draw(seed)
     wrong = f"Trained with {mistake}: {faults.FAULTS[fault][0]}." if mistake else "Trained without a mistake."
-    check = faults.FAULTS[fault][1] or "recorded loss"
-    measured = [row["says"] for row in result["rows"] if row["check"] == check]
+    checks = faults.checks(fault) & {*result["found"]} if mistake else {"recorded loss"}
+    measured = [row["says"] for row in result["rows"] if row["check"] in checks]
     if not measured:
-        found = ", ".join(result["found"]) or "nothing"
-        measured = [f"--suite=diagnose finds {found}, but does not name this fault."]
+        found = ", ".join(result["found"])
+        measured = [f"--suite=diagnose finds {f'{found}, but does not name this fault' if found else 'nothing'}."]
     return "\n".join([f"{'Right' if guess == fault else 'Wrong'}: the fault is {fault}. {wrong}", *measured])

@@ -121,8 +121,7 @@ def main() -> None:
     said = "runs, or results of --suite=pruning, such as those with other data"
     add("--importance", nargs="+", default=[], type=command_line.path, metavar="RUN", help=said)
     flags = parser.parse_args()
-    of_runs = flags.maps or flags.depth or flags.importance
-    names = [] if of_runs else list(ENCODINGS)
+    names = [] if flags.maps or flags.depth or flags.importance else list(ENCODINGS)
     if flags.only:
         names = flags.only.split(",")
     for name in names:

@@ -54,8 +54,7 @@ def masks() -> list[Masks]:
     definition, parameters = build.split(build.make(config.model, VOCABULARY, rngs=nnx.Rngs(0)))
     mesh = sharding.make_reading_mesh(1, 1)
     model = LoadedModel(parameters, definition, config, mesh, config.batch_tokens, PLAIN)
-    tokens_BL = np.zeros((len(LENGTHS), max(LENGTHS)), np.int32)
-    slots, sizes = _slots(model, tokens_BL, config.context_length)
+    slots, sizes = _slots(model, np.zeros((len(LENGTHS), max(LENGTHS)), np.int32), config.context_length)
     found = []
     for kind, size in zip(config.model.layer_kinds, map(int, sizes), strict=True):
         mask = Mask(True, kind.window)

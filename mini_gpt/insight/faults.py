@@ -12,19 +12,19 @@ import numpy as np
 from mini_gpt.config import loading
 from mini_gpt.config.schema import Config
 from mini_gpt.insight import training_curves
-from mini_gpt.insight.diagnosis.mistakes import Mistake, make
+from mini_gpt.insight.diagnosis.mistakes import CHECKS, Mistake, make
 from mini_gpt.model import build
 from mini_gpt.training import loop
 
-# {fault: (what is wrong in training, the check of diagnose that finds it)}
-FAULTS = {
-    "none": ("nothing is wrong", None),
-    "scale": ("a wrong scale of the attention logits", "trained scale"),
-    "mask": ("a mask that lets attention see later tokens", "trained mask"),
-    "order": ("wrong positions: ignored, reversed or shuffled", "trained order"),
-    "targets": ("targets that are shifted by one token", "trained targets"),
-    "base": ("another base of RoPE than in config.json", "trained base"),
-    "norm": ("a norm that is left out", "trained norm"),
+# {fault: (what is wrong in training, the kinds of mistakes that make it)}
+FAULTS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "none": ("nothing is wrong", ()),
+    "scale": ("a wrong scale of the attention logits", ("scale",)),
+    "mask": ("a mask that lets attention see later tokens", ("future", "late mask")),
+    "order": ("wrong positions: ignored, reversed or shuffled", ("no order", "reversed order", "shuffled order")),
+    "targets": ("targets that are shifted by one token", ("targets",)),
+    "base": ("another base of RoPE than in config.json", ("base",)),
+    "norm": ("a norm that is left out", ("norm",)),
 }
 LAYERS, HEADS, WIDTH = 2, 4, 64
 NORMS = ("final_norm", *(f"blocks/{layer}/{name}_norm" for layer in range(LAYERS) for name in ("attention", "mlp")))
@@ -53,8 +53,7 @@ def draw(seed: int) -> tuple[str, Mistake | None]:
     rng = np.random.default_rng((20261126, seed))
     fault = str(rng.choice([*FAULTS]))
     width, number = WIDTH // HEADS, rng.random()
-    kinds = {"mask": ["future", "late mask"], "order": [f"{how} order" for how in ("no", "reversed", "shuffled")]}
-    kind = str(rng.choice(kinds.get(fault, [fault])))
+    kind = str(rng.choice(FAULTS[fault][1] or [fault]))
     numbers = {
         "scale": float(rng.choice([width**0.5, width**-0.5, HEADS**-0.5])),  # no scale, 1/d_k, 1/√d_model
         "shuffled order": seed,
@@ -83,8 +82,12 @@ def train(seed: int, workdir: Path) -> None:
         loop.train(config(seed), workdir, conclude=False, probe=training_curves.attention_metrics)
 
 
+def checks(fault: str) -> set[str]:
+    """Return the checks of diagnose that name a fault."""
+    return {CHECKS[kind][0] for kind in FAULTS[fault][1]} | ({"positions"} if fault == "order" else set())
+
+
 def blamed(found: Sequence[str]) -> str:
     """Return the fault that findings of diagnose name; "none" without findings, "unknown" if they name no fault."""
-    named = [fault for fault, (_, check) in FAULTS.items() if check in found]
-    named += ["order"] if "positions" in found else []
+    named = [fault for fault in FAULTS if checks(fault) & {*found}]
     return named[0] if named else "unknown" if found else "none"

@@ -56,8 +56,7 @@ def figure(panels: Sequence[Panel]) -> Figure:
     A model has one row of maps, and with an encoder three: encoder, decoder and cross-attention, with the source across
     and the token to write downwards. Aligned tokens have a frame.
     """
-    rows = [row for panel in panels for row in _rows(panel)]
-    return _draw(rows, "Attention averaged over the heads")
+    return _draw([row for panel in panels for row in _rows(panel)], "Attention averaged over the heads")
 
 
 def heads_figure(panel: Panel) -> Figure:

@@ -123,8 +123,7 @@ def units(config: ModelConfig) -> list[Unit]:
 
 def removal_order(config: ModelConfig, importance_NH: np.ndarray) -> list[Unit]:
     """Return `units` from the least important one on, by the sum of their heads. The best of each layer is left out."""
-    score = lambda unit: float(importance_NH[unit[0], list(unit[1])].sum())
-    order = sorted(units(config), key=score)
+    order = sorted(units(config), key=lambda unit: float(importance_NH[unit[0], list(unit[1])].sum()))
     best = {layer: (layer, heads) for layer, heads in order}  # the last of each layer
     return [unit for unit in order if best[unit[0]] != unit]
 

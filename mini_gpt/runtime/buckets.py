@@ -73,8 +73,7 @@ class Place:
         """Return the files below a folder by their names, sorted; none if the folder is missing."""
         from pyarrow import fs
 
-        folder = self._full(under)
-        chosen = fs.FileSelector(folder, recursive=recursive, allow_not_found=True)
+        chosen = fs.FileSelector(self._full(under), recursive=recursive, allow_not_found=True)
         infos = self._retried(lambda: self.system.get_file_info(chosen))
         root = self.path.rstrip("/") + "/"
         found = [info for info in infos if info.type == fs.FileType.File and not info.path.endswith("/")]

@@ -24,8 +24,7 @@ class Play(Suite):
         self.check(run.config, options)  # an override may have changed it
         runs = runs_of(run, options)
         text, other = text_of(run, options, runs), options.other or ""
-        html = page.play(runs, run.tokenizer, text, title=title_of(runs), other=other)
-        return {".html": html}
+        return {".html": page.play(runs, run.tokenizer, text, title=title_of(runs), other=other)}
 
 
 def runs_of(run: Run, options: SuiteOptions) -> list[Shown]:

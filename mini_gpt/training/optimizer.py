@@ -27,8 +27,7 @@ def make_schedule(config: OptimizerConfig, steps: int) -> optax.Schedule:
     """
     peak, warmup = config.learning_rate, config.warmup_steps
     last = peak * config.final_fraction
-    decay = max(1, round(steps * config.decay_fraction))
-    stable = max(0, steps - warmup - decay)
+    stable = max(0, steps - warmup - max(1, round(steps * config.decay_fraction)))
     after_warmup = {
         "inverse_sqrt": lambda: lambda count: peak * jnp.sqrt(warmup / (count + warmup)),
         "cosine": lambda: optax.cosine_decay_schedule(peak, max(1, steps - warmup), config.final_fraction),

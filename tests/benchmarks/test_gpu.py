@@ -64,8 +64,7 @@ def test_both_programs_have_the_flops_of_the_same_formula():
 
 
 def test_nanogpt_has_the_shape_of_the_recipe():
-    recipe = random_steps.RECIPES["shakespeare_char"]
-    config = random_steps.config_of(recipe, small=False)
+    config = random_steps.config_of(random_steps.RECIPES["shakespeare_char"], small=False)
     assert config.model.dropout == 0.2 and config.model.dtype == "bfloat16" and config.train.batch_size == 64
     gpt2 = random_steps.config_of(random_steps.RECIPES["gpt2_124m"], small=False)
     assert (gpt2.model.num_layers, gpt2.model.d_model, gpt2.context_length) == (12, 768, 1024)

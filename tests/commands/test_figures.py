@@ -24,8 +24,7 @@ OF_RUN = {
 def test_a_run_has_the_figures_of_its_encoding(small, tmp_path, monkeypatch, position):
     loop.train(small(train__steps=1, model__num_layers=2, model__position=position), tmp_path / "run", conclude=False)
     suites.evaluate(Run(tmp_path / "run"), "figures", SuiteOptions())
-    written = {path.stem for path in (tmp_path / "run" / "eval" / "figures").iterdir()}
-    assert written == OF_RUN[position]
+    assert {path.stem for path in (tmp_path / "run" / "eval" / "figures").iterdir()} == OF_RUN[position]
     if position == "rope":
         runs = [f"{tmp_path}/run"] * 2
         assert type_in(monkeypatch, "mini_gpt.commands.figures", "--maps", *runs, f"--out={tmp_path}/both") is None

@@ -307,8 +307,7 @@ def test_a_damaged_store_is_built_again(small, name, damage, caplog):
         path.unlink()
     else:
         path.write_bytes(content if damage == "flip" else content[:-1] if name != "meta.json" else content[:-9])
-    again = open_store(small())
-    assert {path.name: path.read_bytes() for path in again.directory.iterdir()} == original
+    assert {path.name: path.read_bytes() for path in open_store(small()).directory.iterdir()} == original
     assert f"{store.directory} is damaged (" in caplog.text and "it is built again" in caplog.text
     caplog.clear()
     open_store(small())

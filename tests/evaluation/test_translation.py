@@ -171,8 +171,7 @@ def literal_rates(maps_NBHLS, problems, shift, *, first_only=False):
 
 def test_alignment_errors_equal_a_literal_count(model, monkeypatch):
     problems, made = drawn(6, 3), model(data__task_length=3)
-    rng = np.random.default_rng(0)
-    maps_NBHLS = rng.random((2, 6, 4, 40, 40)) ** 4
+    maps_NBHLS = np.random.default_rng(0).random((2, 6, 4, 40, 40)) ** 4
     monkeypatch.setattr(alignment, "_cross_attention", lambda model, *arrays: maps_NBHLS)
     heads = alignment.error_rates(made, TOKENIZER, problems)
     assert [(head.layer, head.head) for head in heads] == [(n, h) for n in range(2) for h in range(4)]

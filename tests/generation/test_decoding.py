@@ -114,8 +114,7 @@ def test_dtype_auto_decodes_in_float32_on_cpus(monkeypatch):
 
 @pytest.mark.parametrize("axes", [{"tensor": 2, "fsdp": 2}, *slow({"fsdp": 4}, {"data": 2, "tensor": 4})])
 def test_sharded_parameters_generate_the_same_tokens(axes):
-    fields = {"model.num_heads": 4, "model.d_model": 16}
-    model = make(**fields)
+    model = make(**{"model.num_heads": 4, "model.d_model": 16})
     mesh = sharding.make_mesh(
         *loading.load("configs/default.py", {f"mesh.{name}": n for name, n in axes.items()}).mesh.sizes
     )
@@ -131,8 +130,7 @@ def test_tokens_before_a_separator_do_not_matter():
     model = make(separator_id=12)
     kept = generate(model, [4, 5, 12, 6, 7], length=3, sampling=GREEDY)
     assert kept == generate(model, [9, 9, 12, 6, 7], length=3, sampling=GREEDY)
-    alone = model.merge()(jnp.array([[12, 6, 7]]))[0, -1]
-    assert kept[0][0] == int(jnp.argmax(alone))
+    assert kept[0][0] == int(jnp.argmax(model.merge()(jnp.array([[12, 6, 7]]))[0, -1]))
 
 
 def test_draws_depend_on_the_seed_not_on_other_rows():

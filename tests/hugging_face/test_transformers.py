@@ -43,8 +43,7 @@ def test_transformers_reads_rounded_weights(dtype, tmp_path):
     model = loaded(tmp_path / "out", dtype="auto")
     assert {tensor.dtype for tensor in model.parameters()} == {getattr(torch, dtype)}
     assert model.config.dtype == getattr(torch, dtype)
-    described = settings.read(tmp_path / "out" / "config.json")
-    architecture = architectures.find(described)
+    architecture = architectures.find(settings.read(tmp_path / "out" / "config.json"))
     arrays = importing.read_weights(tmp_path / "out", architecture, config.model, VOCAB)
     assert_equal_logits(theirs(loaded(tmp_path / "out", dtype=torch.float32)), ours(config, arrays), config)
 

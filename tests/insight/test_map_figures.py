@@ -123,16 +123,14 @@ def test_the_commands_draw_a_problem_or_a_pair_of_your_own(small, tmp_path, monk
 
 
 def test_heads_side_by_side_are_those_of_the_lowest_entropy(small):
-    config = small(model__num_layers=2)
-    model = random_model(config, TOKENIZER.token_bytes, noise=0.3)
+    model = random_model(small(model__num_layers=2), TOKENIZER.token_bytes, noise=0.3)
     tokens = np.arange(12, dtype=np.int32) % 5
     drawn = maps.heads_figure(Panel("mine", model, TOKENIZER, tokens))
     weights_NHLS = np.stack([layer.weights_BHLS[0] for layer in attention.attention_maps(model, tokens[None])])
     with np.errstate(divide="ignore", invalid="ignore"):
         entropy_NHL = -np.where(weights_NHLS > 0, weights_NHLS * np.log(weights_NHLS), 0).sum(-1)
     relative_NH = (entropy_NHL / np.log(np.maximum(np.arange(1, 13), 2))).mean(-1)
-    lowest = sorted(np.argsort(relative_NH, axis=None)[:6].tolist())
-    places = [divmod(place, 4) for place in lowest]
+    places = [divmod(place, 4) for place in sorted(np.argsort(relative_NH, axis=None)[:6].tolist())]
     axes = [axes for axes in drawn.axes if axes.get_title()]
     assert [a.get_title() for a in axes] == [f"head {n}.{h}, entropy {relative_NH[n, h]:.2f}" for n, h in places]
     for a, place in zip(axes, places, strict=True):

@@ -177,8 +177,7 @@ def test_each_problem_draws_its_own_random_positions(small):
         key = jax.random.fold_in(jax.random.key(0), number)
         positions_BL, _ = PLAIN.positions_and_segments(config.model, batch["inputs"], key[None])
         module = editing.edited(model.merge(), editing.head_mask(mask_NBH))
-        x_BLD = module.hidden(batch["inputs"], positions_BL)
-        nll_BL = losses.nll(module.logits(x_BLD), batch["targets"])
+        nll_BL = losses.nll(module.logits(module.hidden(batch["inputs"], positions_BL)), batch["targets"])
         return (nll_BL * batch["weights"]).sum() / batch["weights"].sum()
 
     ones_NBH = jnp.ones((1, 1, 2))

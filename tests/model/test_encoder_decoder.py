@@ -103,8 +103,7 @@ def test_padding_changes_nothing(position):
     before = run(definition, params, tokens_BL, None, None, source_BS)
     other_BS = np.where(source_BS < 0, -9, source_BS)
     np.testing.assert_array_equal(run(definition, params, tokens_BL, None, None, other_BS), before)
-    shorter = source_BS[1:2, :6]
-    alone = run(definition, params, tokens_BL[1:2], None, None, shorter)
+    alone = run(definition, params, tokens_BL[1:2], None, None, source_BS[1:2, :6])
     np.testing.assert_allclose(alone[0], before[1], atol=2e-6, rtol=2e-5)
     gradients = jax.grad(lambda p, source: jnp.sum(run(definition, p, tokens_BL, None, None, source) ** 2))
     jax.tree.map(np.testing.assert_array_equal, gradients(params, source_BS), gradients(params, other_BS))

@@ -8,8 +8,7 @@ from tests.model.test_gpt import VOCAB, make_model
 
 
 def test_gpt2_has_the_published_parameter_count():
-    config = loading.load("configs/presets.py:gpt2_small")
-    _, shapes = build.abstract(config.model, 50257)
+    _, shapes = build.abstract(loading.load("configs/presets.py:gpt2_small").model, 50257)
     assert parameters.count(shapes) == 124_439_808
     report = parameters.report(shapes)
     assert report.splitlines()[-1].split() == ["total", "124,439,808"]

@@ -60,7 +60,8 @@ def test_the_sums_of_the_page_are_the_logits_of_the_model(fields):
 def test_a_page_holds_vectors_of_as_many_tokens_as_fit():
     model = made()
     of_a_token = 2 * 2 * 4 * 8 * 2 * 4 / 3  # layers, queries and keys, heads, dimensions, bytes
-    held = vectors.packed(model, TOKENS, int(7.5 * of_a_token))
+    assert vectors.packed(model, TOKENS, int(2.5 * of_a_token)) is None, "the steps take as much as two tokens"
+    held = vectors.packed(model, TOKENS, int(9.5 * of_a_token))
     assert held["tokens"] == 7
     assert len(base64.b64decode(held["layers"][1]["keys"]["values"])) == 7 * 4 * 8 * 2
     assert vectors.packed(model, TOKENS)["tokens"] == len(TOKENS)

@@ -76,8 +76,7 @@ def test_a_head_that_the_lab_cannot_compute_is_one_line():
 
 
 def test_the_command_writes_the_page_of_a_head(trained, monkeypatch, tmp_path):
-    workdir = trained()
-    arguments = [f"--workdir={workdir}", "--head=0.1", "--text=def f", f"--out={tmp_path / 'lab.html'}"]
+    arguments = [f"--workdir={trained()}", "--head=0.1", "--text=def f", f"--out={tmp_path / 'lab.html'}"]
     monkeypatch.setattr(sys, "argv", ["lab", *arguments])
     lab.main()
     data = data_of((tmp_path / "lab.html").read_text(encoding="utf-8"))

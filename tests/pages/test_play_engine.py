@@ -158,8 +158,7 @@ def test_the_engine_reads_each_packed_field():
 
 
 def test_the_table_of_configs_has_another_value_of_each_field():
-    varied = {name for fields in ALL for name in fields}
-    assert {*pack.READ, *pack.DERIVED, *pack.BY_SHAPES} <= varied
+    assert {*pack.READ, *pack.DERIVED, *pack.BY_SHAPES} <= {name for fields in ALL for name in fields}
 
 
 COPY = {"data.corpus": "task:copy", "data.tokenizer": "characters"}

@@ -70,8 +70,7 @@ def test_a_run_is_answered_with_the_model_s_losses(served):
     expected = score_tokens(make_nll_fn(model), np.array(RUN["tokens"]), window=4, stride=4, batch_size=1)
     np.testing.assert_allclose(nll[1:], expected, atol=1e-4)
     assert np.isnan(nll[0])
-    tokens = np.frombuffer(base64.b64decode(reply["next"]["tokens"]["int32"]), "<i4")
-    assert tokens.shape == (12,)
+    assert np.frombuffer(base64.b64decode(reply["next"]["tokens"]["int32"]), "<i4").shape == (12,)
 
 
 def test_generation_is_answered_line_by_line(served):

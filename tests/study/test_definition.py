@@ -160,8 +160,7 @@ def test_a_mistake_in_a_contrast_is_one_line(study, fields, message):
 
 def test_a_fit_threshold_must_be_measured(study):
     fit = Fit("extrapolation", "nll", at_most=2.0, label="blocks")
-    plan = Plan("s", dataclasses.replace(study, fit=fit))
-    assert plan.fit_length("wide") == 32
+    assert Plan("s", dataclasses.replace(study, fit=fit)).fit_length("wide") == 32
     assert [fit.holds(value) for value in (1.0, 2.0, 2.1, None)] == [True, True, False, False]
     assert [Fit("tasks", "exact_match", at_least=0.9).holds(value) for value in (0.9, 0.8)] == [True, False]
     with pytest.raises(UserError, match=r"^fit: lengths: found 128; wide is measured at 32, 64"):

@@ -124,8 +124,7 @@ def test_lengths_that_are_too_short_are_refused(small, fields, message):
 def test_the_default_config_has_little_padding():
     config = loading.load("configs/seq2seq.py")
     tokenizer = tokenizers.CharacterTokenizer(tasks.find(config.data.corpus).alphabet)
-    batch = task_batches.TaskBatches(config, tokenizer)[0]
-    assert max(pairs.padding_shares(batch)) < 0.3
+    assert max(pairs.padding_shares(task_batches.TaskBatches(config, tokenizer)[0])) < 0.3
 
 
 @pytest.mark.slow
@@ -166,8 +165,7 @@ def test_a_small_model_learns_to_reverse(small, tmp_path):
     once = {"eval__every": 1000, "checkpoint__every": 1000}
     config = small(**PAIRS, **rate, **once, model__position="rope", train__steps=1000, train__batch_size=64)
     loop.train(config, tmp_path, conclude=False)
-    run = Run(tmp_path)
-    rows = suites.SUITES["tasks"].measure(run, SuiteOptions(lengths="1x"))["rows"]
+    rows = suites.SUITES["tasks"].measure(Run(tmp_path), SuiteOptions(lengths="1x"))["rows"]
     assert rows[0]["exact_match"] > 0.9
 
 

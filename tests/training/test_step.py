@@ -73,8 +73,7 @@ def test_random_offsets_train_all_positions_and_change_no_relative_encoding(smal
     table = lambda state: np.asarray(state.parameters["positions"]["learned"]["embedding"])
     trained = np.flatnonzero((table(state) != table(fresh)).any(axis=1))  # by 10 batches of 8 rows of 32 positions
     assert trained.min() < 5 and 85 <= trained.max() < 90 and len(trained) > 80
-    histories = [run(small(model__position="alibi", **fields))[1] for fields in ({}, offsets)]
-    assert_close(*histories)
+    assert_close(*[run(small(model__position="alibi", **fields))[1] for fields in ({}, offsets)])
 
 
 @pytest.mark.parametrize("ids", ["abacus", "coupled"])

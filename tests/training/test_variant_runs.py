@@ -85,8 +85,7 @@ def test_a_run_with_position_ids_is_trained_resumed_and_measured(small, tmp_path
     assert f"has {offsets or 17} positions" in measured[2]["reason"]
     for suite in ("heads", "figures", "explorer"):
         suites.evaluate(run, suite, SuiteOptions())
-    problem = "12+34=46"
-    tokens_1L = np.array([run.tokenizer.encode(problem)], np.int32)
+    tokens_1L = np.array([run.tokenizer.encode("12+34=46")], np.int32)
     whole_LV = np.asarray(run.model.logits(tokens_1L))[0]
     prefilled_BV, kv = cache.prefill(run.model, tokens_1L[:, :4], np.array([4]), 8)
     for place in range(4, 8):

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 from matplotlib import colormaps
 from matplotlib.figure import Figure
+from scipy import stats
 
 from mini_gpt.insight import colours
 from mini_gpt.insight.curves import label_heads, new_figure
@@ -82,18 +83,16 @@ def importance_figure(tasks: Mapping[str, np.ndarray]) -> Figure:
 
 def rank_correlation(first_NH: np.ndarray, second_NH: np.ndarray) -> float:
     """Return Spearman's correlation of the heads that both have measured; equal values have their mean rank."""
-    pairs = np.stack([first_NH.ravel(), second_NH.ravel()])
-    pairs = pairs[:, np.isfinite(pairs).all(axis=0)]
-    ranks = [((row[:, None] > row).sum(1) + (row[:, None] >= row).sum(1)) / 2 for row in pairs]
-    return float(np.corrcoef(ranks)[0, 1])
+    both_NH = np.isfinite(first_NH) & np.isfinite(second_NH)
+    return float(stats.spearmanr(first_NH[both_NH], second_NH[both_NH]).statistic)
 
 
 def importance_rows(tasks: Mapping[str, np.ndarray]) -> list[dict[str, Any]]:
     """Return a row for each head, with a column for each task."""
-    places = list(dict.fromkeys(place for array in tasks.values() for place in np.ndindex(array.shape)))
-    inside = lambda array, place: place < array.shape and place[1] < array.shape[1] and np.isfinite(array[place])
+    cells = {name: dict(np.ndenumerate(array)) for name, array in tasks.items()}
+    measured = lambda value: float(value) if np.isfinite(value) else None
     return [
         {"layer": place[0], "head": place[1]}
-        | {name: float(array[place]) if inside(array, place) else None for name, array in tasks.items()}
-        for place in places
+        | {name: measured(of_task.get(place, np.nan)) for name, of_task in cells.items()}
+        for place in dict.fromkeys(place for of_task in cells.values() for place in of_task)
     ]

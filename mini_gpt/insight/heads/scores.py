@@ -104,8 +104,7 @@ def measure(
     eligible_BTL = eligible_BTL.astype(jnp.float32)
     shape = (*weights_BHLS.shape[:2], *eligible_BTL.shape[1:])
     mass_HTO = jnp.einsum("bhtl,bhlo->bhto", jnp.broadcast_to(eligible_BTL[:, None], shape), weights_BHLO).sum(0)
-    uniform_TO = jnp.einsum("btl,blo->bto", eligible_BTL, uniform_BLO).sum(0)
-    factor_HTO = mass_HTO / jnp.maximum(uniform_TO, 1e-9)
+    factor_HTO = mass_HTO / jnp.maximum(jnp.einsum("btl,blo->bto", eligible_BTL, uniform_BLO).sum(0), 1e-9)
     of_all_BLHT = jnp.einsum("blo,hto->blht", visible_BLO, factor_HTO)
 
     def by_distance(kind: tuple[jax.Array, jax.Array, jax.Array]) -> jax.Array:

@@ -28,6 +28,13 @@ function bestOffset(attention, layer, head, queries) {
   return [...sums].reduce((best, each) => (best === null || each[1] > best[1] ? each : best), null)?.[0] ?? null;
 }
 
+// The key that a query reads the most, the first of equal ones.
+function largestKey(attention, layer, head, query) {
+  const weightAt = attention.weightsAt(layer, head);
+  const keys = keysSeen(attention, layer, head, query);
+  return keys.reduce((best, j) => (weightAt(query, j) > weightAt(query, best) ? j : best), keys[0]);
+}
+
 // Mean weights of the keys that the reader, the head itself and the best distance choose, and of even weights. `hits`:
 // shares of the reader's and the head's choices that the true alignment has; null if it is not known. guesses: a key
 // for each of the first queries.
@@ -35,10 +42,7 @@ function scoresOf(attention, layer, head, queries, guesses) {
   const weightAt = attention.weightsAt(layer, head);
   const played = queries.slice(0, guesses.length);
   const mean = (valueOf) => played.reduce((sum, i, n) => sum + valueOf(i, n), 0) / played.length;
-  const largest = (i) => {
-    const keys = keysSeen(attention, layer, head, i);
-    return keys.reduce((best, j) => (weightAt(i, j) > weightAt(i, best) ? j : best), keys[0]);
-  };
+  const largest = (i) => largestKey(attention, layer, head, i);
   const offset = bestOffset(attention, layer, head, queries);
   const isTrue = (i, j) => isAligned(attention, { side: "query", at: i }, j);
   const known = attention.alignment && played.filter((i) => attention.keys.some((_, j) => isTrue(i, j)));

@@ -1,15 +1,17 @@
 "use strict";
 // The game: the reader clicks the key that a hidden head reads the most.
 
-function GuessView({ attention, state, set }) {
+function GuessView(props) {
+  const { layer, game } = props.state;
+  const head = props.state.head === MEAN ? 0 : props.state.head;
+  return html`<${Game} key=${`${layer}.${head}.${game}`} ...${props} head=${head} />`;
+}
+
+// One game: another head or another number has guesses of its own.
+function Game({ attention, state, set, head }) {
   const { layer } = state;
-  const head = state.head === MEAN ? 0 : state.head;
   const [guesses, setGuesses] = useState([]);
   const [isOpen, setOpen] = useState(false); // whether the weights of the last guess are shown
-  useLayoutEffect(() => {
-    setGuesses([]);
-    setOpen(false);
-  }, [attention, layer, head, state.game]);
   const queries = useMemo(() => queriesOf(attention, layer, head, state.game), [attention, layer, head, state.game]);
   const weightAt = attention.weightsAt(layer, head);
   const isDone = guesses.length === queries.length && !isOpen;
@@ -44,7 +46,7 @@ function GuessView({ attention, state, set }) {
     <p id="round" role="status">
       <b>${isDone ? `All ${queries.length} queries are done.` : `Query ${round + 1} of ${queries.length}`}</b>
       ${" "}${!isDone && inContext(attention.tokens, query)}
-      ${isOpen && html`<${Answer} ...${{ attention, weightAt, query, guessed: guesses[round] }} />`}
+      ${isOpen && html`<${Answer} ...${{ attention, layer, head, query, guessed: guesses[round] }} />`}
     </p>
     <div class="controls">
       <button id="next-query" disabled=${!isOpen} onClick=${() => setOpen(false)}>next query</button>
@@ -55,12 +57,9 @@ function GuessView({ attention, state, set }) {
 
 const MOST_GAMES = 9999;
 
-function Answer({ attention, weightAt, query, guessed }) {
-  const best = indices(attention.columns).reduce(
-    (most, j) =>
-      weightAt(query, j) !== null && (most === null || weightAt(query, j) > weightAt(query, most)) ? j : most,
-    null,
-  );
+function Answer({ attention, layer, head, query, guessed }) {
+  const weightAt = attention.weightsAt(layer, head);
+  const best = largestKey(attention, layer, head, query);
   return html`: the key that you chose, ${guessed}, has the weight <b>${weightAt(query, guessed).toFixed(2)}</b>${
       best === guessed
         ? ", the largest."

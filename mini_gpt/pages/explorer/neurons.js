@@ -16,7 +16,7 @@ function Neurons({ attention, layer, head, at: { i, j } }) {
         ${
           attention.vectors
             ? `The page holds queries and keys of the first ${attention.vectors.tokens} tokens only.`
-            : "A page of whole words, or of a model with an encoder, does not hold queries and keys."
+            : "This page does not hold queries and keys: it is of whole words, of a model with an encoder, or full."
         }
       </p>
     </section>`;

@@ -103,7 +103,8 @@ def explorer(
             typical_of = _typical(query_NHK, of_heads, templates)
             shown = {"attention": {**sizes, "labels": of_heads, "typical": typical_of, **held}}
         left = max(0, MOST_BYTES - len(shown["attention"]["logits"]))
-        shown["attention"]["vectors"] = vectors.packed(model, text, min(vectors.MOST_BYTES, left))
+        if of_text := vectors.packed(model, text, min(vectors.MOST_BYTES, left)):
+            shown["attention"]["vectors"] = of_text
     titles = {"title": title, "subtitle": subtitle, "labels_from": labels.measured_on if labels else None}
     data = {**titles, **shown, "positions": _positions(model)}
     try:

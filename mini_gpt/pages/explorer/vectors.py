@@ -15,8 +15,10 @@ MOST_BYTES = 1_200_000  # of all queries and keys in base64
 STEPS = 32767  # of quantisation, on each side of 0
 
 
-def packed(model: LoadedModel, tokens: np.ndarray, most: int = MOST_BYTES) -> dict[str, Any]:
+def packed(model: LoadedModel, tokens: np.ndarray, most: int = MOST_BYTES) -> dict[str, Any] | None:
     """Return what the page holds of the queries and keys of a text's first tokens, as many as fit into `most` bytes.
+
+    None: not one fits.
 
     tokens: their number.
     scale: by which a product of a query and a key is multiplied.
@@ -25,7 +27,9 @@ def packed(model: LoadedModel, tokens: np.ndarray, most: int = MOST_BYTES) -> di
     """
     found = vectors.of_layers(model, tokens)
     each = sum(math.prod(x_LHK.shape[1:]) for _, *both in found for x_LHK in both) * 2 * 4 / 3  # bytes of a token
-    shown = min(len(tokens), int(most / each))
+    shown = min(len(tokens), int(most / each) - 2)  # the steps of all numbers take the place of two tokens
+    if shown < 1:
+        return None
     cores = vectors.cores(model)
     layers = [
         _quantised("queries", q_LHK[:shown]) | _quantised("keys", k_LGK[:shown]) | {"added": _added(core)}

@@ -1,7 +1,7 @@
 "use strict";
 // Things to try: states of the page with what a reader sees in them, and the section in which it is seen.
 
-// Of a trained head.
+// [fragment, what to do, what is seen, id of a section], of a trained head.
 const TRIALS = [
   ["", "Start", "the weights and outputs are those of the model.", "roles"],
   [
@@ -15,7 +15,7 @@ const TRIALS = [
   ["K=zero", "Let W_K be zero", "queries find nothing to compare with.", "roles"],
 ];
 
-// [fragment, what to do, what is seen, id of a section]
+// The same, of the example.
 const EXPERIMENTS = [
   ["", "Start", "head 1 pairs “cat” and “sat”, head 2 the determiners and “mat”.", "roles"],
   ["K=identity", "Let W_K be the identity", "each word finds words like itself.", "roles"],

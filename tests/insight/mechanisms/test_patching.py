@@ -56,8 +56,7 @@ def test_what_precedes_a_token_is_carried_by_the_previous_token_head(small):
 
 
 def test_a_flipped_bracket_is_found_in_its_place(small):
-    model = handmade.brackets(small)
-    found = patching.patch(model, pair("aabac", "bbbad"))
+    found = patching.patch(handmade.brackets(small), pair("aabac", "bbbad"))
     assert found.clean > 0 > found.corrupted
     np.testing.assert_allclose(found.heads_NH, [[0, 1]], atol=1e-4)
     np.testing.assert_allclose(found.heads_NHL[0, 1], [0, 0, 0, 1], atol=1e-4)

@@ -111,7 +111,9 @@ function Duel({ facts, duel, tokenizer, unit }) {
             const found = duel[n];
             return html`<tr data-moved=${found?.moved}>
               <th scope="row" style=${`color:${seriesColour(n)}`}>${run.name}</th>
-              <td><b>${found ? percent(found.moved) : "…"}</b></td>
+              <td>
+                <b>${found ? percent(found.moved) : isThere(results[n]) ? "choose the first order once" : "…"}</b>
+              </td>
               <td>${found ? `${likely(found.before)} → ${likely(found.after)}` : ""}</td>
               <td>${found ? `${loss(found.losses[0])} → ${loss(found.losses[1])}` : ""}</td>
             </tr>`;
@@ -127,8 +129,8 @@ function Duel({ facts, duel, tokenizer, unit }) {
           : ""
       }
       <span class="soft"
-        >“Moved” is the probability that went to other tokens, at least: by the ${ASKED} most likely ones before and
-        after.</span
+        >“Moved” is the probability that went to other tokens: a lower bound, from the ${ASKED} most likely ones before
+        and after.</span
       >
     </p>`;
 }
