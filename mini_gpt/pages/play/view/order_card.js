@@ -112,7 +112,7 @@ function Duel({ facts, duel, tokenizer, unit }) {
             return html`<tr data-moved=${found?.moved}>
               <th scope="row" style=${`color:${seriesColour(n)}`}>${run.name}</th>
               <td>
-                <b>${found ? percent(found.moved) : isThere(results[n]) ? "choose the first order once" : "…"}</b>
+                <b>${found ? percent(found.moved) : "…"}</b>
               </td>
               <td>${found ? `${likely(found.before)} → ${likely(found.after)}` : ""}</td>
               <td>${found ? `${loss(found.losses[0])} → ${loss(found.losses[1])}` : ""}</td>
