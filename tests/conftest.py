@@ -13,6 +13,7 @@ os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *XLA_FLAGS]
 
 import functools
 import itertools
+import logging
 import random
 import shutil
 import time
@@ -96,6 +97,13 @@ def _own_record_of_places(tmp_path_factory):
 @pytest.fixture(autouse=True)
 def _in_repository(monkeypatch):
     monkeypatch.chdir(REPOSITORY)
+
+
+@pytest.fixture(autouse=True)
+def _same_log_level_in_any_order():
+    """Undo the log level that a command sets for its process, which would add lines to the logs of later tests."""
+    yield
+    logging.getLogger("mini_gpt").setLevel(logging.NOTSET)
 
 
 @pytest.fixture(autouse=True)
