@@ -10,7 +10,7 @@ import pytest
 from flax import nnx
 
 from mini_gpt.commands import exercises
-from mini_gpt.insight import faults
+from mini_gpt.insight import budget, faults
 from mini_gpt.insight.diagnosis import mistakes
 from mini_gpt.insight.diagnosis.mistakes import Mistake
 from mini_gpt.model import build
@@ -99,12 +99,15 @@ def test_a_mistake_changes_no_parameter(small, kind):
 def test_positions_that_do_not_matter_are_found(random):
     model, windows_BM = random()
     silent = broken.scale(broken.queries, 0.0)(model)  # without queries, attention is even at all positions
-    (result,) = mistakes.unused_positions(silent, windows_BM)
+    (result,) = mistakes.unused_positions(silent, windows_BM, lambda: 0)
     assert result.found and abs(result.value) < 1e-6 and result.check == "positions"
     rise = nll(SAME["no order"][1](model), windows_BM).mean() / nll(model, windows_BM).mean() - 1
-    (result,) = mistakes.unused_positions(model, windows_BM)
+    (result,) = mistakes.unused_positions(model, windows_BM, lambda: 0)
     assert result.value == pytest.approx(rise, abs=1e-4)
-    assert mistakes.unused_positions(random(model__position="learned")[0], windows_BM) == []
+    with budget.limited(1.0, {}):
+        (result,) = mistakes.unused_positions(model, windows_BM, lambda: 7.0)
+    assert "the loss of 1 windows" in result.says, "18 of 60 seconds, and a window costs 14"
+    assert mistakes.unused_positions(random(model__position="learned")[0], windows_BM, lambda: 0) == []
 
 
 def test_norms_with_their_first_weights_are_found(random):

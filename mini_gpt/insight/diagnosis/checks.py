@@ -74,7 +74,7 @@ def diagnose(
     if not model.masked and excess > 0 and unexplained:
         of_training = mistakes.search(model, windows_BM, excess, seconds)
     elif not model.masked and not unexplained and not skips_order:
-        of_training = mistakes.unused_positions(model, windows_BM)
+        of_training = mistakes.unused_positions(model, windows_BM, seconds)
     results = [
         *of_weights,
         *of_windows,

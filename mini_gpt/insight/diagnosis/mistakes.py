@@ -184,9 +184,7 @@ def search(
     seconds: of a pass of one window, for a budget.
     """
     every = possible(model)
-    windows_BM = windows_BM[sorted(budget.spread(len(windows_BM))[:WINDOWS])]
-    costs = np.full(len(windows_BM), len(every) + 1)
-    windows_BM = windows_BM[: budget.fit("windows of the search for mistakes", costs, seconds, SHARE)]
+    windows_BM = _affordable("windows of the search for mistakes", windows_BM, len(every) + 1, seconds)
     right_B = losses(model, windows_BM, Mistake("scale", 1.0))
     found = {mistake: losses(model, windows_BM, mistake) for mistake in every}
     best = min(found, key=lambda mistake: found[mistake].mean())
@@ -201,11 +199,14 @@ def search(
     return [CheckResult(CHECKS[best.kind][0], gain, "no mistake lowers the loss", True, says, error)]
 
 
-def unused_positions(model: LoadedModel, windows_BM: np.ndarray) -> list[CheckResult]:
-    """Check that the loss rises without positions. Returns nothing for encodings at the input, and without any."""
+def unused_positions(model: LoadedModel, windows_BM: np.ndarray, seconds: Callable[[], float]) -> list[CheckResult]:
+    """Check that the loss rises without positions. Returns nothing for encodings at the input, and without any.
+
+    seconds: see `search`.
+    """
     if not has_positions(model.config.model):
         return []
-    windows_BM = windows_BM[sorted(budget.spread(len(windows_BM))[:WINDOWS])]
+    windows_BM = _affordable("windows without positions", windows_BM, 2, seconds)
     right, none = (
         float(losses(model, windows_BM, each).mean()) for each in (Mistake("scale", 1.0), Mistake("no order"))
     )
@@ -214,6 +215,12 @@ def unused_positions(model: LoadedModel, windows_BM: np.ndarray) -> list[CheckRe
         f"With the same position for all tokens, the loss of {len(windows_BM)} windows is {none:.2f}, not {right:.2f}."
     )
     return [CheckResult("positions", share, f"a rise of at least {USED:.0%}", not share >= USED, says)]
+
+
+def _affordable(name: str, windows_BM: np.ndarray, passes: int, seconds: Callable[[], float]) -> np.ndarray:
+    """Return at most WINDOWS of the windows, and no more than a budget allows with so many passes of each."""
+    windows_BM = windows_BM[sorted(budget.spread(len(windows_BM))[:WINDOWS])]
+    return windows_BM[: budget.fit(name, np.full(len(windows_BM), passes), seconds, SHARE)]
 
 
 def has_positions(config: ModelConfig) -> bool:
