@@ -165,6 +165,10 @@ def insert(path: Path, code: str, *, before: str | None) -> None:
     path.write_text(f"{text[:start]}{code}\n\n{text[start:]}", encoding="utf-8")
 
 
+def test_the_changes_of_the_extension_guides_apply(extended):
+    assert list(extended.glob("check_*.py"))
+
+
 @pytest.mark.slow
 def test_the_extension_guides_work(extended):
     script = "; ".join(f"exec(open('check_{guide}.py').read(), {{}})" for guide in GUIDES)
