@@ -32,12 +32,25 @@ def in_node(expression, given):
     return node.evaluate(SCRIPTS, f"(async () => {{ {made} return {expression}; }})()", given)
 
 
-@pytest.mark.parametrize("alignment", [None, [[2, 4, 5, 8], [0, 1, 9, 10]]])
-def test_scores_are_mean_weights_of_the_chosen_keys(alignment):
+LABELS = [[["subject of the verb", 0.5]]]
+PAIRS = [[5, 2], [6, 2], [6, 3], [9, 8], [10, 1]]
+
+
+@pytest.mark.parametrize(
+    ("truth", "true_of"),
+    [
+        ({}, {}),
+        ({"labels": LABELS, "relations": {"object of the verb": PAIRS}}, {}),
+        ({"alignment": [[2, 4, 5, 8], [0, 1, 9, 10]]}, {query: {2, 3} for query in (5, 6, 7)} | {9: {0}}),
+        ({"labels": LABELS, "relations": {"subject of the verb": PAIRS}}, {5: {2}, 6: {2, 3}, 9: {8}, 10: {1}}),
+    ],
+)
+def test_scores_are_mean_weights_of_the_chosen_keys(truth, true_of):
     weights_LS = weights_of(0)[0, 0]
-    given = {"held": held(weights_LS[None, None], **({"alignment": alignment} if alignment else {}))}
+    given = {"held": held(weights_LS[None, None], **truth)}
     queries = in_node("queriesOf(held, 0, 0, 3)", given)
     assert sorted(set(queries)) == sorted(queries) and len(queries) == 8 and min(queries) >= 3
+    assert {*queries[: len(true_of)]} == {*true_of}
     assert in_node("queriesOf(held, 0, 0, 3)", given) == queries != in_node("queriesOf(held, 0, 0, 4)", given)
     guesses = [query - 1 for query in queries[:5]]
     found = in_node(
@@ -58,13 +71,11 @@ def test_scores_are_mean_weights_of_the_chosen_keys(alignment):
     assert found["offset"]["score"] == pytest.approx(
         np.mean([weights_LS[i, i - best] if i >= best else 0 for i in played]), abs=0.01
     )
-    if alignment is None:
+    if not true_of:
         assert found["hits"] is None
         return
-    true_of = {query: {2, 3} for query in (5, 6, 7)} | {9: {0}}
     known = [query for query in played if query in true_of]
-    assert known
-    hits = {"reader": lambda i: i - 1, "head": lambda i: int(weights_LS[i].argmax())}
+    hits = {"reader": lambda i: i - 1, "head": lambda i: int(weights_LS[i].argmax()), "offset": lambda i: i - best}
     for name, chosen in hits.items():
         assert found["hits"][name] == pytest.approx(np.mean([chosen(i) in true_of[i] for i in known])), name
 

@@ -9,13 +9,17 @@ const keysSeen = (attention, layer, head, i) => {
   return indices(attention.columns).filter((j) => weightAt(i, j) !== null);
 };
 
-// The queries of a game, drawn with its number as the seed.
+const trueKeys = (attention, isTrue, i) => (isTrue ? indices(attention.columns).filter((j) => isTrue(i, j)) : []);
+
+// The queries of a game, drawn with its number as the seed; first those whose true keys are known.
 function queriesOf(attention, layer, head, game) {
+  const isTrue = truthOf(attention, layer, head);
   const left = indices(attention.rows).filter((i) => keysSeen(attention, layer, head, i).length >= LEAST_KEYS);
   const next = randomNumbers(game);
-  const queries = [];
-  while (queries.length < ROUNDS && left.length) queries.push(...left.splice(Math.floor(next() * left.length), 1));
-  return queries;
+  const drawn = [];
+  while (left.length) drawn.push(...left.splice(Math.floor(next() * left.length), 1));
+  const isKnown = (i) => trueKeys(attention, isTrue, i).length > 0;
+  return [...drawn.filter(isKnown), ...drawn.filter((i) => !isKnown(i))].slice(0, ROUNDS);
 }
 
 // The distance i - j with the largest mean weight over the queries that are not in the game; null without such queries.
@@ -36,22 +40,27 @@ function largestKey(attention, layer, head, query) {
 }
 
 // Mean weights of the keys that the reader, the head itself and the best distance choose, and of even weights. `hits`:
-// shares of the reader's and the head's choices that the true alignment has; null if it is not known. guesses: a key
-// for each of the first queries.
+// shares of the choices that are true keys; null if these are not known. guesses: a key for each of the first queries.
 function scoresOf(attention, layer, head, queries, guesses) {
   const weightAt = attention.weightsAt(layer, head);
   const played = queries.slice(0, guesses.length);
   const mean = (valueOf) => played.reduce((sum, i, n) => sum + valueOf(i, n), 0) / played.length;
   const largest = (i) => largestKey(attention, layer, head, i);
   const offset = bestOffset(attention, layer, head, queries);
-  const isTrue = (i, j) => isAligned(attention, { side: "query", at: i }, j);
-  const known = attention.alignment && played.filter((i) => attention.keys.some((_, j) => isTrue(i, j)));
+  const isTrue = truthOf(attention, layer, head);
+  const known = played.filter((i) => trueKeys(attention, isTrue, i).length);
   const share = (chosen) => known.reduce((sum, i) => sum + isTrue(i, chosen(i)), 0) / known.length;
   return {
     reader: mean((i, n) => weightAt(i, guesses[n])),
     head: mean((i) => weightAt(i, largest(i))),
     offset: { by: offset, score: offset === null ? null : mean((i) => weightAt(i, i - offset) ?? 0) },
     even: mean((i) => 1 / keysSeen(attention, layer, head, i).length),
-    hits: known?.length ? { reader: share((i) => guesses[queries.indexOf(i)]), head: share(largest) } : null,
+    hits: known.length
+      ? {
+          reader: share((i) => guesses[queries.indexOf(i)]),
+          head: share(largest),
+          offset: offset === null ? null : share((i) => i - offset),
+        }
+      : null,
   };
 }

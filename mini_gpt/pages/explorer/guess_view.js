@@ -60,12 +60,13 @@ const MOST_GAMES = 9999;
 function Answer({ attention, layer, head, query, guessed }) {
   const weightAt = attention.weightsAt(layer, head);
   const best = largestKey(attention, layer, head, query);
+  const truths = trueKeys(attention, truthOf(attention, layer, head), query);
   return html`: the key that you chose, ${guessed}, has the weight <b>${weightAt(query, guessed).toFixed(2)}</b>${
       best === guessed
         ? ", the largest."
         : html`; the largest has key ${best}${" "}
           ${inContext(attention.keys, best)}:${" "}<b>${weightAt(query, best).toFixed(2)}</b>.`
-    }`;
+    }${truths.length > 0 && html` The true keys: ${truths.map((j) => inContext(attention.keys, j))}.`}`;
 }
 
 function Scores({ reader, head, offset, even, hits, count }) {
@@ -73,7 +74,7 @@ function Scores({ reader, head, offset, even, hits, count }) {
   const lines = [
     ["you", reader, "", hits?.reader],
     ["the head's own largest weight, the best possible", head, "", hits?.head],
-    ["the best fixed distance", offset.score, distance],
+    ["the best fixed distance", offset.score, distance, hits?.offset],
     ["any visible key at random", even, ""],
   ];
   return html`<section id="scores">
@@ -85,7 +86,7 @@ function Scores({ reader, head, offset, even, hits, count }) {
             <th scope="col">who chooses the key</th>
             <th scope="col">mean weight</th>
             <td></td>
-            ${hits && html`<th scope="col">aligned</th>`}
+            ${hits && html`<th scope="col">true keys</th>`}
           </tr>
         </thead>
         <tbody>
@@ -97,7 +98,7 @@ function Scores({ reader, head, offset, even, hits, count }) {
                 <td>
                   <span class="track"><i class="length" style=${`width:${100 * (score ?? 0)}%`}></i></span>
                 </td>
-                ${hits && html`<td>${share === undefined ? "" : `${Math.round(100 * share)}%`}</td>`}
+                ${hits && html`<td>${share === undefined || share === null ? "" : `${Math.round(100 * share)}%`}</td>`}
               </tr>`,
           )}
         </tbody>
@@ -106,7 +107,7 @@ function Scores({ reader, head, offset, even, hits, count }) {
     <p class="soft small">
       A score is the mean of the weights that the head gives to the chosen keys, 0 to 1. The fixed distance is the one
       with the largest mean weight on the other queries of this text; a key that it cannot see counts as 0.
-      ${hits && " “Aligned”: of the queries with a true alignment, the share whose chosen key it has."}
+      ${hits && " “True keys”: of the queries whose right keys are known, the share of right choices."}
     </p>
   </section>`;
 }

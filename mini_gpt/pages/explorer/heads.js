@@ -91,6 +91,15 @@ const isAligned = (attention, { side, at }, n) =>
     return i >= query && i < endQuery && j >= key && j < endKey;
   });
 
+// Whether a key is a true one of a query for a head: by the alignment of the pair, or by the grammar of the text if the
+// head's label is a relation of it. Null if neither is known.
+function truthOf(attention, layer, head) {
+  if (attention.alignment) return (i, j) => isAligned(attention, { side: "query", at: i }, j);
+  const pairs = attention.relations?.[labelOf(attention, layer, head)?.name];
+  const known = new Set(pairs?.map(([i, j]) => i * attention.columns + j));
+  return pairs ? (i, j) => known.has(i * attention.columns + j) : null;
+}
+
 // A token with some of the text before it.
 const inContext = (tokens, n) =>
   html`<span class="context"

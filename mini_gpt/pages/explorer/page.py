@@ -16,7 +16,7 @@ from mini_gpt.evaluation.loaded import LoadedModel
 from mini_gpt.insight import attention, encodings, figures, images
 from mini_gpt.insight.encodings import Curves
 from mini_gpt.insight.examples import Example
-from mini_gpt.insight.heads import typical
+from mini_gpt.insight.heads import english_stories, python_source, typical
 from mini_gpt.insight.heads.templates import Templates
 from mini_gpt.insight.observing import AttentionMaps
 from mini_gpt.insight.words import Words, grouped, of_tokens
@@ -33,7 +33,8 @@ MOST_WHOLE_HEADS = 36  # of a model whose pages always have all weights; with mo
 FARTHEST = 1024  # tokens between a query and a key, in the curves of T5's biases
 FARTHEST_OF_OTHERS, MOST_CARDS, MOST_LINES = 256, 12, 8  # of encodings that have no card of their own
 MOST_POSITIONS = 256  # most rows of a learned table in the figure of cosines
-MOST_BYTES = 4_750_000  # of the compressed logits in base64, and of vectors; the page must stay under 5 MB
+RELATIONS = (*english_stories.KINDS, *python_source.KINDS)  # kinds of keys that the grammar of a text gives
+MOST_BYTES = 4_700_000  # of the compressed logits in base64, and of vectors; the page must stay under 5 MB
 
 
 class HeadLabel(NamedTuple):
@@ -101,7 +102,8 @@ def explorer(
             of_heads, templates = labels_of("decoder")
             held, query_NHK = largest.packed(model, text, _stacked(templates, (len(text), len(text))))
             typical_of = _typical(query_NHK, of_heads, templates)
-            shown = {"attention": {**sizes, "labels": of_heads, "typical": typical_of, **held}}
+            known = {"labels": of_heads, "typical": typical_of, "relations": _relations(templates)}
+            shown = {"attention": {**sizes, **known, **held}}
         left = max(0, MOST_BYTES - len(shown["attention"]["logits"]))
         if of_text := vectors.packed(model, text, min(vectors.MOST_BYTES, left)):
             shown["attention"]["vectors"] = of_text
@@ -166,6 +168,7 @@ def _held(
         "heads": logits_NHLS.shape[1],
         "labels": labels[0],
         "typical": _typical(query_NHK, *labels),
+        "relations": _relations(labels[1]),
         **packed(logits_NHLS, weights_NHLS, seen_NHLS, causal=causal, share=share),
     }
 
@@ -173,6 +176,12 @@ def _held(
 def _stacked(templates: Templates, shape: tuple[int, ...]) -> np.ndarray:
     """Return templates_TLS, also of no kinds."""
     return np.array([mask_BLS[0] for mask_BLS in templates.values()], bool).reshape(-1, *shape)
+
+
+def _relations(templates: Templates) -> dict[str, list[list[int]]]:
+    """Return {kind: its pairs of a query and a key} of the grammar of the text."""
+    found = {kind: np.argwhere(templates[kind][0]).tolist() for kind in RELATIONS if kind in templates}
+    return {kind: pairs for kind, pairs in found.items() if pairs}
 
 
 def _typical(query_NHK: np.ndarray, labels: list[list[HeadLabel]] | None, templates: Templates) -> list[list[int]]:
