@@ -18,7 +18,6 @@ TABLES = ("learned",)  # encodings with a row for each position below max_positi
 CROSS_POSITIONS = ("rope", "alibi", "t5", "kerple")  # encodings that cross-attention can have
 PATTERNS = ("position", "attention_window", "rope.base", "rope.factor")  # their tuples repeat over the layers
 GATED = ("swiglu", "geglu")  # activations of two arrays, gate and up
-ONLY_ATTENTION = ("attention", "qkv_bias", "scale_attention", "scale_width", "variants.", "heads")  # starts of names
 MOST_LAYERS = 4096  # above any real model, as LARGEST; they bound the memory that a config can ask for
 
 
@@ -206,16 +205,16 @@ class ModelConfig(Section, prefix="model."):
 
     def _check_gru(self) -> None:
         """Raise UserError for a part of attention, or one that the recurrent block does not have."""
-        self._needs("block", causal=True, parallel_residual="none", output_norm=False, use_bias=True)
+        self._needs("block", causal=True, parallel_residual="none", output_norm=False, use_bias=True, attention="auto")
+        self._needs("block", qkv_bias=True, attention_out_bias=True, attention_dropout=self.dropout)
+        self._needs("block", scale_attention=True, scale_width=self.head_width)
         if not {"none", *INPUT_POSITIONS} >= set(self.position_pattern):
             self.refuse("position", f"must be none, {' or '.join(INPUT_POSITIONS)} with model.block=gru")
-        read = operator.attrgetter
-        for full_name, spec in specs(ModelConfig).items():
-            name = full_name.removeprefix(self.prefix)
-            if name.startswith(ONLY_ATTENTION) and not callable(spec.follows):
-                default = read(spec.follows.removeprefix(self.prefix))(self) if spec.follows else spec.default
-                if read(name)(self) != default:
-                    self.refuse(name, "it changes attention, but model.block is gru")
+        for name, spec in specs(ModelConfig).items():
+            name = name.removeprefix(self.prefix)
+            is_unused = name.startswith(("variants.", "attention_window", "heads")) and spec.follows is None
+            if is_unused and operator.attrgetter(name)(self) != spec.default:
+                self.refuse(name, "it changes attention, but model.block is gru")
 
     def _check_hard_alibi(self) -> None:
         if self.hard_alibi.heads > self.num_heads:
