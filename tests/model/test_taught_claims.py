@@ -53,6 +53,8 @@ def test_the_first_pair_of_sinusoids_is_the_fastest_and_exponents_grow_linearly(
     wavelengths_I = 2 * np.pi / angles_I
     assert wavelengths_I[0] == pytest.approx(6.283, rel=1e-3)
     np.testing.assert_allclose(wavelengths_I[1:40] / wavelengths_I[:39], 10_000 ** (2 / 128), rtol=1e-3)
+    slowest = np.arctan2(*np.asarray(waves([10_000]))[0, -2:])
+    assert 2 * np.pi * 10_000 / slowest == pytest.approx(54_410, rel=1e-3), "2π · 10000^(126/128)"
 
 
 def test_without_positions_a_token_sees_the_bag_of_the_others():
