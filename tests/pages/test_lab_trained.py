@@ -58,16 +58,25 @@ def test_the_page_computes_the_weights_and_outputs_of_the_model(fields):
         np.testing.assert_allclose(np.sum(every, axis=0), rows[2][0], rtol=1e-3, atol=1e-3)
 
 
-def test_changed_cells_are_in_the_address_and_without_positions_the_weights_change():
-    data = held(made(model__position="rope"))
+@pytest.mark.parametrize("position", ["rope", "alibi"])
+def test_changed_cells_are_in_the_address_and_without_positions_the_window_stays(position):
+    data = held(made(model__position=position, model__attention_window=7))
     changed = {"x": "3,5,2.5", "K": "0,1,-0.25,4,7,3"}
     first, edited, without, bad = steps(data, {}, changed, {"position": "none"}, {"x": "3,99,1"})
     assert first["entries"] == bad["entries"] == {} and edited["entries"] == changed
-    assert without["entries"] == {"position": "none"} and without["input"] == first["input"]
-    assert np.abs(np.subtract(without["weights"], first["weights"])).max() > 0.01
+    assert without["entries"] == {"position": "none"} and data["dimensions"][-1] == "bias"
+    q_LK, k_LK = (np.matmul(without["input"], data["presets"]["trained"][letter]) for letter in "QK")
+    offset_LS = np.subtract.outer(range(len(q_LK)), range(len(q_LK)))
+    seen_LS = (offset_LS >= 0) & (offset_LS < 7)
+    exp_LS = np.where(seen_LS, np.exp(q_LK @ k_LK.T / np.sqrt(q_LK.shape[1])), 0)
+    np.testing.assert_allclose(without["weights"], exp_LS / exp_LS.sum(axis=1, keepdims=True), atol=1e-5)
     places = np.argwhere(np.array(first["input"]) != edited["input"]).tolist()
     assert places == [[3, 5]] and edited["input"][3][5] == 2.5
     assert np.argwhere(np.array(first["K"]) != edited["K"]).tolist() == [[0, 1], [4, 7]]
+
+
+def test_positions_that_are_in_the_input_cannot_be_left_out():
+    assert list(held(made(model__position="learned"))["encodings"]) == ["run"]
 
 
 def test_a_head_that_the_lab_cannot_compute_is_one_line():

@@ -5,7 +5,7 @@
 
 const isZero = ({ table, bias }) => (table ?? bias).flat(2).every((value) => value === 0);
 
-// formula, input, split, score: of the steps. cause: why the order matters, or null.
+// formula, input, split, score: of the steps. cause: why the order matters, or null. adds: what adds the bias.
 // atTable, atRow and atLogit explain a number. isShown: whether the bias is a matrix of its own.
 const PLAIN = {
   formula: "",
@@ -19,15 +19,16 @@ const PLAIN = {
 
 const KINDS = {
   none: () => ({}),
-  // What a run's own encoding does in one head: a rotation, a bias, both, or nothing here.
+  // What a run does in one head, with its own encoding or without: a rotation, a bias, both, or nothing here.
   run: ({ title, queries, bias }) => ({
     ...(queries && {
       split: `${title} rotates queries and keys by their positions.`,
       atRow: KINDS.rotation({ title }).atRow,
     }),
     formula: bias ? " + B" : "",
-    score: bias ? `B is what ${title === "none" ? "the mask of the run" : title} adds; −∞ hides a key.` : "",
-    input: `Positions of the run: ${title}. What it adds to embeddings is already in X.`,
+    score: bias ? "B is what the run adds to the logits; −∞ hides a key, such as one outside a window." : "",
+    input: `Positions: ${title}. What the run adds to embeddings is already in X.`,
+    adds: "the run",
     cause: title,
     isShown: bias !== undefined,
     atLogit: (head, i, j) => (bias ? ` + ${term(bias[head][i][j])}` : ""),
@@ -99,4 +100,9 @@ const OWN = {
   },
 };
 
-const wordsAbout = (encoding) => ({ ...PLAIN, ...KINDS[encoding.kind](encoding), ...OWN[encoding.name]?.(encoding) });
+const wordsAbout = (encoding) => ({
+  ...PLAIN,
+  adds: encoding.title,
+  ...KINDS[encoding.kind](encoding),
+  ...OWN[encoding.name]?.(encoding),
+});

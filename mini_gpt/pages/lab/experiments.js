@@ -7,7 +7,7 @@ const TRIALS = [
   [
     "position=none",
     "Leave out positions",
-    "what is left depends on X only, which has what the layers before added.",
+    "the logits depend on X only, which has what the layers before added.",
     "roles",
   ],
   ["scale=off", "Do not divide by √d", "the weights are closer to 0 and 1.", "roles"],

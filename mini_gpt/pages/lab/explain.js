@@ -30,7 +30,7 @@ function exponential(value) {
 function aboutLogit({ heads, encoding }, n, state, i, j, words) {
   const head = heads[n];
   if (head.logits[i][j] === -Infinity) return `hidden by the causal mask: ${words[j]} comes after ${words[i]}`;
-  if (isHidden(head.logits[i][j])) return `hidden by the bias of ${encoding.title}`;
+  if (isHidden(head.logits[i][j])) return `hidden by the bias of ${wordsAbout(encoding).adds}`;
   const sum = terms(head.q[i], head.k[j]);
   const width = head.q[0].length;
   const bias = wordsAbout(encoding).atLogit(n, i, j);
@@ -102,8 +102,7 @@ function explain({ held, state, result }, { id, i, j }) {
   const kind = id[0];
   if (kind === "S")
     return said(aboutLogit(result, n, state, i, j, words), { [`Q${n}`]: row(i), [`K${n}`]: row(j), [`B${n}`]: cell });
-  if (kind === "B")
-    return said(`${value}, which ${result.encoding.title} adds to the logit of positions ${i} and ${j}`);
+  if (kind === "B") return said(`${value}, which ${about.adds} adds to the logit of positions ${i} and ${j}`);
   if (kind === "A") return said(aboutWeight(head, state, i, j, words), { [`S${n}`]: row(i) });
   if (kind === "O")
     return said(`${terms(head.weights[i], columnOf(head.v, j))} = ${value}`, {

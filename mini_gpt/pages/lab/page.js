@@ -19,12 +19,15 @@ function Controls({ page }) {
           value=${state.heads}
           onChoose=${(heads) => set({ heads })} />`
     }
-    <label
-      ><span class="soft">positions</span
-      ><select id="position" value=${state.position} onChange=${(event) => set({ position: event.target.value })}>
-        ${Object.entries(data.encodings).map(([name, { title }]) => html`<option value=${name}>${title}</option>`)}
-      </select></label
-    >
+    ${
+      Object.keys(data.encodings).length > 1 &&
+      html`<label
+        ><span class="soft">positions</span
+        ><select id="position" value=${state.position} onChange=${(event) => set({ position: event.target.value })}>
+          ${Object.entries(data.encodings).map(([name, { title }]) => html`<option value=${name}>${title}</option>`)}
+        </select></label
+      >`
+    }
     <${Choice}
       id="mask"
       name="mask"
@@ -201,7 +204,8 @@ const AboutHead = ({ data: { place, dimensions, words } }) =>
     </p>
   </div>`;
 
-// Links to states of the page. A link also brings the section into view in which its result is seen.
+// Links to states of the page, without those that change nothing in this head. A link also brings the section into view
+// in which its result is seen.
 function Experiments({ page: { data, state, sections } }) {
   const shortOf = (own) => JSON.stringify(entriesOf(data, own));
   const now = shortOf(state);
@@ -212,6 +216,7 @@ function Experiments({ page: { data, state, sections } }) {
     <ul>
       ${trials.map(
         ([hash, name, seen, id], n) =>
+          (n === 0 || each[n] !== each[0]) &&
           html`<li>
             <a href=${`#${hash}`} aria-current=${now === each[n] ? "true" : null} onClick=${() => sections.goTo(id)}
               >${typeset(name)}</a

@@ -107,7 +107,7 @@ function WeightMatrix({ page, letter }) {
   </${Matrix}>`;
 }
 
-const ONES = " The last column is 1: its rows in W_Q, W_K and W_V are their biases.";
+const ONES = " The column “bias” is 1 for each token: its rows in W_Q, W_K and W_V are their biases.";
 
 function Input({ page }) {
   const { state, set, held, result } = page;
@@ -123,7 +123,7 @@ function Input({ page }) {
       page.data.words
         ? "A row for each token: the real input of this head, after the layer's norm."
         : "A row for each word. The four dimensions and their names were chosen by hand."
-    }${page.data.dimensions.at(-1) === "1" ? ONES : ""} ${about.input}`}>
+    }${page.data.dimensions.at(-1) === "bias" ? ONES : ""} ${about.input}`}>
     <div class="row">
       <${Matrix} ...${{ matrix: held.X, page, onEdit: edit }} />
       ${result.added && html`${sign("+")}${matrix("P")}${sign("=")}${matrix("input")}`}

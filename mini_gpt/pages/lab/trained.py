@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from mini_gpt.config.model import ModelConfig
 from mini_gpt.data import spans
 from mini_gpt.data.tokenizers import Tokenizer
 from mini_gpt.evaluation.loaded import LoadedModel
@@ -21,7 +22,7 @@ from mini_gpt.runtime.errors import UserError
 
 MOST_TOKENS = 24
 TOLERANCE = 1e-3  # of a weight, and of an output relative to the largest
-BIAS_COLUMN = "1"  # a column of ones in X: its row in W_Q, W_K and W_V is their bias
+BIAS_COLUMN = "bias"  # a column of ones in X: its row in W_Q, W_K and W_V is their bias
 
 
 def data(model: LoadedModel, tokenizer: Tokenizer, tokens_L: np.ndarray, place: tuple[int, int]) -> dict[str, Any]:
@@ -34,14 +35,16 @@ def data(model: LoadedModel, tokenizer: Tokenizer, tokens_L: np.ndarray, place: 
     if config.has_encoder:
         raise UserError("--workdir: the model has an encoder; --head needs a model without one")
     rows_BL = sharding.pad_rows(tokens_L[None], model.mesh)
-    *maps, out_BLHK = attention.each_layer(model, rows_BL, _observed)[layer]
-    weights_LS, seen_LS = (array_BHLS[0, head] for array_BHLS in maps)
+    weights_BHLS, visible_BLS, out_BLHK = attention.each_layer(model, rows_BL, _observed)[layer]
+    hidden_LS = ~visible_BLS[0] & (np.tri(len(tokens_L), dtype=bool) | (not config.causal))
     input_LD = np.asarray(vectors.of_layers(model, tokens_L)[layer].input_LD, np.float32)
     x_LD, matrices = _matrices(model, input_LD, place)
-    numbers = _of_positions(model, place, seen_LS)
+    parts = encodings.of_layers(model)[layer]
+    relative = [each for each in parts if isinstance(each, Rotation | Bias)]
+    numbers, without = (_added(each, config, head, hidden_LS) for each in (relative, []))
     own = {"causal": config.causal, "scale": config.scale_attention}
     computed = _attend(x_LD, matrices, numbers, own)
-    expected = weights_LS, np.asarray(out_BLHK[0, :, head], np.float32)
+    expected = weights_BHLS[0, head], np.asarray(out_BLHK[0, :, head], np.float32)
     errors = [np.abs(a - b).max() / max(1, np.abs(b).max()) for a, b in zip(computed, expected, strict=True)]
     if not max(errors) <= TOLERANCE or config.output_norm:
         raise UserError(
@@ -50,9 +53,8 @@ def data(model: LoadedModel, tokenizer: Tokenizer, tokens_L: np.ndarray, place: 
         )
     names = [str(n) for n in range(input_LD.shape[1])] + [BIAS_COLUMN] * (x_LD.shape[1] - input_LD.shape[1])
     texts = spans.decode_each(tokens_L, tokenizer)
-    parts = ", ".join(TITLES.get(each.name, each.name) for each in encodings.of_layers(model)[layer])
-    numbers_of = {"all": jax.tree.map(rounded, numbers)}
-    of_run = {"title": parts or "none", "kind": "run", "trained": False, "numbers": numbers_of}
+    title = ", ".join(TITLES.get(each.name, each.name) for each in parts) or "none"
+    choices = {"run": (title, numbers)} | ({"none": ("none", without)} if relative else {})
     return {
         "dimensions": names,
         "words": texts,
@@ -62,7 +64,10 @@ def data(model: LoadedModel, tokenizer: Tokenizer, tokens_L: np.ndarray, place: 
             "zero": {letter: np.zeros(matrix.shape, int).tolist() for letter, matrix in matrices.items()},
         },
         "defaults": dict.fromkeys(matrices, "trained"),
-        "encodings": {"run": of_run, "none": {"title": "none", "kind": "none", "trained": False, "numbers": {}}},
+        "encodings": {
+            name: {"title": said, "kind": "run", "trained": False, "numbers": {"all": jax.tree.map(rounded, own)}}
+            for name, (said, own) in choices.items()
+        },
         "settings": own | {"heads": 1, "position": "run"},
         "place": {"layer": layer, "head": head, "error": float(max(errors))},
     }
@@ -70,7 +75,7 @@ def data(model: LoadedModel, tokenizer: Tokenizer, tokens_L: np.ndarray, place: 
 
 def _observed(layer: Layer) -> tuple[Any, ...]:
     maps = layer.attention
-    return maps.weights_BHLS, maps.seen_BHLS, layer.heads_BLHK
+    return maps.weights_BHLS, maps.visible_BLS, layer.heads_BLHK
 
 
 def _matrices(model: LoadedModel, x_LD: np.ndarray, place: tuple[int, int]) -> tuple[np.ndarray, dict[str, np.ndarray]]:
@@ -96,25 +101,21 @@ def _matrices(model: LoadedModel, x_LD: np.ndarray, place: tuple[int, int]) -> t
     return x_LD, found | {"O": out_DD[head * width : (head + 1) * width]}
 
 
-def _of_positions(model: LoadedModel, place: tuple[int, int], seen_LS: np.ndarray) -> dict[str, np.ndarray]:
+def _added(parts: list[Any], config: ModelConfig, head: int, hidden_LS: np.ndarray) -> dict[str, np.ndarray]:
     """Return the rotations_LKK of `queries` and of `keys`, and the `bias_LS`, each for one head, if there are any.
 
-    The bias also hides what the model hides from this head: keys outside a window, and of other documents.
+    hidden_LS: keys outside a window, or of other documents; the bias hides them. A causal mask hides later keys.
     """
-    config, (layer, head) = model.config.model, place
-    length = len(seen_LS)
-    places_BL = jnp.arange(length)[None]
+    places_BL = jnp.arange(len(hidden_LS))[None]
     found: dict[str, np.ndarray] = {}
-    bias_LS = np.zeros((length, length), np.float32)
-    for encoding in encodings.of_layers(model)[layer]:
+    bias_LS = np.where(hidden_LS, np.float32(MASKING_BIAS), np.float32(0))
+    for encoding in parts:
         if isinstance(encoding, Rotation):
             turns = rotations(encoding, config, places_BL)
             found |= {name: np.asarray(matrices_HLKK[head])[None] for name, matrices_HLKK in turns.items()}
-        elif isinstance(encoding, Bias):
+        else:
             bias_BHLS = np.asarray(encoding.bias(places_BL, places_BL))
-            bias_LS = bias_LS + bias_BHLS[0, head if bias_BHLS.shape[1] > 1 else 0]
-    is_hidden_LS = ~seen_LS & (np.tri(length, dtype=bool) | (not config.causal))
-    bias_LS = np.where(is_hidden_LS, MASKING_BIAS, np.maximum(bias_LS, MASKING_BIAS))
+            bias_LS = np.maximum(bias_LS + bias_BHLS[0, head if bias_BHLS.shape[1] > 1 else 0], MASKING_BIAS)
     return found | ({"bias": bias_LS[None]} if bias_LS.any() else {})
 
 
