@@ -236,7 +236,7 @@ def test_the_server_and_the_engine_refuse_ssmax_with_a_shifted_mask():
         *[({"edits": {"patch": PATCH | {"places": [p]}}}, "The edit patch") for p in (True, 1.0, "1", 12, -1, [1])],
         *[({"edits": {"patch": PATCH | {"tokens": [t] * 12}}}, "vocabulary") for t in (1.5, "1", True, [1], 2**31)],
         *[({"kind": "generate", "temperature": t}, "temperature: found") for t in (True, 10**400, 1e7, 1e-4, -1, "1")],
-        ({"slot": "other"}, "slot: found 'other'; must be one of main, plain, probe, generated"),
+        ({"slot": "other"}, "slot: found 'other'; must be one of main, plain, probe, order, generated"),
         ({"slot": ["main"]}, "slot: found"),
         ({"edits": {"head": {}}}, "There is no edit 'head'"),
         ({"edits": {"heads": {"9.9": "off"}}}, "The edit heads can't have the value"),

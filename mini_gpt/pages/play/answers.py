@@ -29,7 +29,7 @@ from mini_gpt.runtime.errors import UserError, shown
 SHORTEST = 32  # tokens of a padded text; longer ones have a power of 2
 Inputs = tuple[Any, ...]  # tokens, positions and segments, [1, L] each
 PADDING_SEGMENT = -1  # of no token
-SLOTS = ("main", "plain", "probe", "generated")  # of the page; each keeps its last run
+SLOTS = ("main", "plain", "probe", "order", "generated")  # of the page; each keeps its last run
 MOST_LIKELY = 64  # tokens at each place
 HIDDEN_AT_MOST = MASKING_BIAS / (1000 * limits.BOUNDS["temperature"][1])  # a temperature divides MASKING_BIAS
 

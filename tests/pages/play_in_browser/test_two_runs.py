@@ -9,6 +9,7 @@ from tests.conftest import make_text
 from tests.pages.play_in_browser.play_page import LIMIT, TEXT, losses_of, without_head
 
 pytestmark = pytest.mark.slow
+MOVE = "document.querySelector('#order .chip button:last-child').click()"
 
 
 def test_two_runs_read_the_same_text(page, runs):
@@ -55,17 +56,25 @@ def test_measured_heads_are_those_of_one_run(page):
 
 def test_a_moved_word_moves_the_predictions_as_the_models_say(page, runs):
     page.open("two", text="one two three")
-    page.js("document.querySelector('#order .chip button:last-child').click()")
-    page.wait(lambda: page.js("return document.querySelectorAll('#duel tr[data-moved]').length") == 2)
-    assert page.js("return document.getElementById('text').value") == "two one three"
-    for number, run in enumerate(runs):
-        probabilities = [next_of(run.model, text) for text in ("one two three", "two one three")]
-        moved = page.js(f"return +document.querySelectorAll('#duel tr[data-moved]')[{number}].dataset.moved")
-        assert moved == pytest.approx(known_movement(*probabilities), abs=1e-3)
-        assert 0.5 < moved / np.maximum(probabilities[0] - probabilities[1], 0).sum() <= 1.001
+    page.js(MOVE)
+    one, two = (run.model for run in runs)
+    for models in ([one, two], [one, without_head(two, 1, 2)]):  # a head is removed after the move
+        page.wait(lambda: page.js("return document.querySelectorAll('#duel tr[data-moved]').length") == 2)
+        assert page.js("return document.getElementById('text').value") == "two one three"
+        for number, model in enumerate(models):
+            probabilities = [next_of(model, text) for text in ("one two three", "two one three")]
+            moved = page.js(f"return +document.querySelectorAll('#duel tr[data-moved]')[{number}].dataset.moved")
+            assert moved == pytest.approx(known_movement(*probabilities), abs=1e-3)
+            assert 0.5 < moved / np.maximum(probabilities[0] - probabilities[1], 0).sum() <= 1.001
+        page.click("run-1").click("head-1.2")
     page.click("order-first")
     assert page.js("return document.getElementById('text').value") == "one two three"
     page.wait(lambda: page.js("return document.getElementById('duel')") is None)
+
+
+def test_the_duel_says_why_a_run_has_no_prediction(page):
+    page.open("learned", text="one two three", edits0='{"start": 30}').js(MOVE)
+    page.wait(lambda: "table" in page.js("return document.querySelector('#duel tbody').textContent"))
 
 
 def known_movement(p_V, q_V):

@@ -32,7 +32,8 @@
 // as that a learned table of positions is too short.
 
 const MODELS = 2; // at most, side by side
-const SLOTS = ["main", "plain", "probe", "generated"]; // the edited and the unedited model, single heads, writing on
+// The edited and the unedited model, single heads, words in their first order, writing on.
+const SLOTS = ["main", "plain", "probe", "order", "generated"];
 const WORK = 10; // milliseconds of computation between two looks at new messages
 
 class JobQueue {

@@ -34,7 +34,26 @@ function movement(before, after) {
   return Math.max(gone(before, after), gone(after, before));
 }
 
-function OrderCard({ facts, state, set, ids, results, tokenizer, writer }) {
+// A hook: for each model the reply to the first order with the edits of now; null until all are there. ids: its tokens,
+// or null if no word has moved.
+function useFirstOrder(ids, edits) {
+  const [found, setFound] = useState(null);
+  const written = JSON.stringify(edits);
+  useEffect(() => {
+    let isWanted = ids !== null;
+    const request = { kind: "run", slot: "order", tokens: ids, ask: { top: ASKED, lens: 0 } };
+    if (isWanted)
+      Promise.all(edits.map((own, model) => ask({ ...request, model, edits: own }))).then(
+        (replies) => isWanted && setFound({ ids, written, replies }),
+      );
+    return () => {
+      isWanted = false;
+    };
+  }, [ids, written]);
+  return found?.ids === ids && found.written === written ? found.replies : null;
+}
+
+function OrderCard({ data, facts, state, set, edits, results, tokenizer, writer }) {
   const [moved, setMoved] = useState({ text: state.text, order: null });
   const base = useMemo(() => wordsOf(moved.text), [moved.text]);
   const order = moved.order ?? base.words.map((_, n) => n);
@@ -43,26 +62,27 @@ function OrderCard({ facts, state, set, ids, results, tokenizer, writer }) {
     if (!isOwn) setMoved({ text: state.text, order: null }); // typed, or another address
   }, [isOwn, state.text]);
   const isMoved = isOwn && order.some((n, place) => n !== place);
-  const first = useRef([]); // the results of the first order
-  const isThere = (each) => each.edited !== null && !each.busy;
-  if (isOwn && !isMoved && results.every(isThere))
-    first.current = results.map(({ edited }) => ({ text: moved.text, written: edited.written, edited }));
+  const firstIds = useMemo(
+    () => (isMoved ? tokenizer.encode(moved.text).ids.slice(0, data.most_tokens) : null),
+    [isMoved, moved.text],
+  );
+  const first = useFirstOrder(firstIds, edits);
   const rearrange = (next) => {
     writer.stop(false);
     setMoved({ text: moved.text, order: next });
     set({ text: inOrder(base, next), pin: null, range: null });
   };
   const duel = facts.map((run, n) => {
-    const from = first.current[n];
-    const now = results[n];
-    if (!isMoved || !isThere(now) || from?.text !== moved.text || from.written !== now.edited.written) return null;
-    const [before, after] = [from.edited, now.edited].map(lastNext);
+    const { busy, refused, edited } = results[n];
+    if (busy || first === null) return null;
+    if (refused || first[n].kind === "refused") return { refused: refused ?? first[n].message };
+    const [before, after] = [first[n], edited].map(lastNext);
     return {
       name: run.name,
       before,
       after,
       moved: movement(before, after),
-      losses: [from.edited, now.edited].map((r) => meanLoss(r, null)),
+      losses: [first[n], edited].map((r) => meanLoss(r, null)),
     };
   });
   if (base.words.length < 2) return null;
@@ -94,7 +114,7 @@ function Duel({ facts, duel, tokenizer, unit }) {
     return `${labelOf(tokenizer, token)} ${percent(probability)}`;
   };
   const loss = (nats) => (nats === null ? "—" : (nats * UNITS[unit]).toFixed(3));
-  const known = duel.every(Boolean);
+  const known = duel.every((found) => found?.before);
   const sorted = known ? [...duel].sort((a, b) => b.moved - a.moved) : [];
   return html`<div class="wide" tabindex="0" role="group" aria-label="How far predictions moved">
       <table id="duel">
@@ -108,14 +128,14 @@ function Duel({ facts, duel, tokenizer, unit }) {
         </thead>
         <tbody>
           ${facts.map((run, n) => {
-            const found = duel[n];
-            return html`<tr data-moved=${found?.moved}>
+            const { refused, ...found } = duel[n] ?? {};
+            return html`<tr data-moved=${found.moved}>
               <th scope="row" style=${`color:${seriesColour(n)}`}>${run.name}</th>
               <td>
-                <b>${found ? percent(found.moved) : "…"}</b>
+                <b>${found.before ? percent(found.moved) : refused ? "—" : "…"}</b>
               </td>
-              <td>${found ? `${likely(found.before)} → ${likely(found.after)}` : ""}</td>
-              <td>${found ? `${loss(found.losses[0])} → ${loss(found.losses[1])}` : ""}</td>
+              <td>${found.before ? `${likely(found.before)} → ${likely(found.after)}` : refused}</td>
+              <td>${found.before ? `${loss(found.losses[0])} → ${loss(found.losses[1])}` : ""}</td>
             </tr>`;
           })}
         </tbody>

@@ -99,7 +99,7 @@ function App({ data, tokenizer, facts, first }) {
         }} /><${NextCard} ...${common} />
     </div>
     <${EditsCard} ...${{ ...common, edits: engine, range, counts, canPatch, rows }} />
-    <${OrderCard} ...${{ ...common, writer }} />
+    <${OrderCard} ...${{ ...common, edits: engine, writer }} />
     <${InsideCard} ...${{ ...common, texts }} chosen=${pointed ?? state.pin} last=${visible < 0 ? last : visible} />
     <p class="small soft" data-picture="no">
       ${
