@@ -17,8 +17,6 @@ from tests.pages.test_explorer_vectors import TOKENS, made
 from tests.pages.test_lab import SCRIPTS
 
 PLACE = (1, 2)
-COMMON = SCRIPTS[0].parent / "../common"
-STATE = [COMMON / "numbers.js", COMMON / "tokens.js", *SCRIPTS]
 STEPS = """{ const { data, entries } = given; return entries.map((each) => {
     const state = stateOf(data, each), { heads, y, input } = attention(settingsOf(data, state));
     const { matrices } = settingsOf(data, state);
@@ -27,7 +25,7 @@ STEPS = """{ const { data, entries } = given; return entries.map((each) => {
 
 
 def steps(data, *entries):
-    return node.evaluate(STATE, STEPS, {"data": data, "entries": entries})
+    return node.evaluate(SCRIPTS, STEPS, {"data": data, "entries": entries})
 
 
 def held(model, place=PLACE):

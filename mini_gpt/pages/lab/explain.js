@@ -65,12 +65,7 @@ function explain({ held, state, result }, { id, i, j }) {
   const cell = { rows: [i], columns: [j] };
   const words = held.X.rows;
   const input = result.added ? "input" : "X";
-  if (id === "X")
-    return said(
-      matrix.about === "embedding"
-        ? `embedding of ${matrix.rows[i]} in the dimension “${matrix.columns[j]}”, chosen by hand. Type another number.`
-        : `${value}: ${matrix.about} at ${matrix.rows[i]}, dimension ${matrix.columns[j]}. Type another number.`,
-    );
+  if (id === "X") return said(`${value}, ${matrix.about(matrix.rows[i], matrix.columns[j])}. Type another number.`);
   if (id[0] === "W")
     return said(
       `${number(matrix.values[i][j])}, row “${matrix.rows[i]}”, column ${matrix.columns[j]}. Type another number.`,

@@ -25,8 +25,7 @@ function matricesShown(data, state, result) {
   };
   const places = words.map((word, place) => `${place} ${word}`); // positions count from 0
   const input = { step: "input", rows: words, columns: dimensions };
-  const aboutX = data.words ? "the input of the head, after the layer's norm," : "embedding";
-  add({ ...input, id: "X", name: "X", values: x, about: aboutX });
+  add({ ...input, id: "X", name: "X", values: x, about: subjectOf(data).aboutX });
   if (result.added) {
     add({ ...input, id: "P", name: "P", values: result.added, rows: places });
     add({ ...input, id: "input", name: "X + P", python: "X_P", values: result.input, rows: places });
@@ -50,7 +49,7 @@ function matricesShown(data, state, result) {
     addOfHead("A", { step: "mix", values: head.weights, columns: words, scale: "weights", logits: head.logits });
     addOfHead("O", { step: "mix", values: head.out });
   });
-  const output = { step: "output", columns: data.words ? counted(0, matrices.O[0].length) : all };
+  const output = { step: "output", columns: counted(0, matrices.O[0].length) };
   add({ ...output, id: "O", name: "O", values: result.concatenated, rows: words, columns: all });
   add({ ...output, id: "WO", name: "W_O", values: matrices.O, rows: all });
   add({ ...output, id: "Y", name: "Y", values: result.y, rows: words });

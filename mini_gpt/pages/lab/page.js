@@ -5,7 +5,7 @@ function Controls({ page }) {
   const { data, state, set } = page;
   return html`<div class="card controls" role="group" aria-label="Settings">
     ${
-      !data.words &&
+      !isTrained(data) &&
       html`<label
           ><span class="soft">sentence</span
           ><select id="sentence" value=${state.sentence} onChange=${(event) => set(opened(data, event.target.value))}>
@@ -15,7 +15,7 @@ function Controls({ page }) {
         <${Choice}
           id="heads"
           name="heads"
-          options=${HEADS}
+          options=${subjectOf(data).heads}
           value=${state.heads}
           onChoose=${(heads) => set({ heads })} />`
     }
@@ -62,7 +62,7 @@ function viewsOf(data, state) {
     const result = attention(settingsOf(data, own));
     return { state: own, result, held: matricesShown(data, own, result) };
   };
-  if (data.words) return { main: view({}) };
+  if (isTrained(data)) return { main: view({}) };
   return {
     main: view({}),
     one: view({ heads: 1 }),
@@ -127,7 +127,7 @@ function App({ data }) {
     </p>
     <div class="opening">
       ${
-        data.words
+        isTrained(data)
           ? html`<${AboutHead} data=${data} />`
           : html`<div>
               <p>
@@ -173,12 +173,12 @@ function App({ data }) {
         )}
       </div>
     </${Section}>
-    ${(data.words
+    ${(isTrained(data)
       ? [[Input], [Project], [Split], [Score, Mix], [Output]]
       : [[Input, Project], [Split, Score, Mix], [Output, Shapes], [OneBesideTwo], [Reorder]]
     ).map(
       (sections, n) =>
-        html`<div class=${`line ${data.words ? "" : `line-${n}`} ${result.added ? "added" : ""}`}>
+        html`<div class=${`line ${isTrained(data) ? "" : `line-${n}`} ${result.added ? "added" : ""}`}>
           ${sections.map((View) => html`<${View} page=${page} />`)}
         </div>`,
     )}
@@ -209,12 +209,12 @@ const AboutHead = ({ data: { place, dimensions, words } }) =>
 function Experiments({ page: { data, state, sections } }) {
   const shortOf = (own) => JSON.stringify(entriesOf(data, own));
   const now = shortOf(state);
-  const trials = data.words ? TRIALS : EXPERIMENTS;
-  const each = useMemo(() => trials.map(([hash]) => shortOf(stateOf(data, fragment.parse(hash)))), [data]);
+  const { experiments } = subjectOf(data);
+  const each = useMemo(() => experiments.map(([hash]) => shortOf(stateOf(data, fragment.parse(hash)))), [data]);
   return html`<nav class="card" id="experiments" aria-label="Things to try">
     <h2>Things to try</h2>
     <ul>
-      ${trials.map(
+      ${experiments.map(
         ([hash, name, seen, id], n) =>
           (n === 0 || each[n] !== each[0]) &&
           html`<li>

@@ -3,7 +3,6 @@
 // A weight matrix is held as {preset, seed, cells}: the name of a preset, "random" with a seed, or "edited" with cells.
 
 const LETTERS = ["Q", "K", "V", "O"];
-const HEADS = [1, 2];
 const LARGEST_SEED = 9999;
 const COLDEST = 0.1;
 const HOTTEST = 5; // temperatures
@@ -18,7 +17,7 @@ function randomCells(letter, seed, rows, width) {
 
 function cellsOf(data, letter, { preset, seed, cells }) {
   if (preset === "edited") return cells;
-  const first = presetOf(data, letter, data.defaults[letter]);
+  const first = firstOf(data, letter);
   return preset === "random"
     ? randomCells(letter, seed, first.length, first[0].length)
     : presetOf(data, letter, preset);
@@ -26,14 +25,15 @@ function cellsOf(data, letter, { preset, seed, cells }) {
 
 // The matrix of a preset: one for all letters, or in a trained head one for each.
 const presetOf = (data, letter, preset) => data.presets[preset][letter] ?? data.presets[preset];
+const firstOf = (data, letter) => presetOf(data, letter, data.defaults[letter]);
 
 const matricesOf = (data, state) =>
   Object.fromEntries(LETTERS.map((letter) => [letter, cellsOf(data, letter, state.matrices[letter])]));
 
 const sentencesOf = (data) => Object.keys(data.sentences);
 const wordsOf = (data, state) => {
-  const words = data.words?.map(shown) ?? state.sentence.split(" ");
-  return state.order.map((n) => words[n]);
+  const words = data.words ?? state.sentence.split(" ");
+  return state.order.map((n) => shown(words[n]));
 };
 
 // The state of a sentence whose words and numbers were not changed.
@@ -92,7 +92,9 @@ function readChanges(text, first) {
   return matrix;
 }
 
-function readMatrix(text, rows, width) {
+// A matrix with the shape of the first one, or null.
+function readMatrix(text, first) {
+  const [rows, width] = [first.length, first[0].length];
   const numbers = (text ?? "").split(",").map((part) => (part.trim() === "" ? NaN : Number(part)));
   if (
     numbers.length !== rows * width ||
@@ -104,10 +106,11 @@ function readMatrix(text, rows, width) {
 
 // All that the reader can change, as entries of the fragment.
 function allEntries(data, { sentence, order, x, heads, position, causal, scale, temperature, matrices }) {
+  const { write } = subjectOf(data);
   const entries = {
     sentence: sentencesOf(data).indexOf(sentence),
     order: written([order]),
-    x: data.words ? changesOf(x, data.sentences[sentence]) : written(x),
+    x: write(x, data.sentences[sentence]),
     heads,
     position,
     mask: causal ? "causal" : "none",
@@ -116,8 +119,8 @@ function allEntries(data, { sentence, order, x, heads, position, causal, scale, 
   };
   for (const letter of LETTERS) {
     const { preset, seed, cells } = matrices[letter];
-    const edited = () => (data.words ? changesOf(cells, data.presets.trained[letter]) : written(cells));
-    entries[letter] = preset === "edited" ? edited() : preset === "random" ? `random.${seed}` : preset;
+    entries[letter] =
+      preset === "edited" ? write(cells, firstOf(data, letter)) : preset === "random" ? `random.${seed}` : preset;
   }
   return Object.fromEntries(Object.entries(entries).map(([name, value]) => [name, String(value)]));
 }
@@ -151,21 +154,21 @@ function unreadOf(data, entries) {
 // The state of a fragment; an entry that is not valid counts as left out.
 function stateOf(data, entries) {
   const state = defaultState(data);
-  const width = data.dimensions.length;
+  const { heads, read } = subjectOf(data);
   const sentences = sentencesOf(data);
   if (/^\d+$/.test(entries.sentence ?? "") && +entries.sentence < sentences.length)
     Object.assign(state, opened(data, sentences[+entries.sentence]));
   const order = (entries.order ?? "").split(",").map(Number);
   if (entries.order && written([[...order].sort((a, b) => a - b)]) === written([state.order])) state.order = order;
-  state.x = (data.words ? readChanges(entries.x, state.x) : readMatrix(entries.x, state.x.length, width)) ?? state.x;
-  if (HEADS.includes(+entries.heads) && !data.words) state.heads = +entries.heads;
+  state.x = read(entries.x, state.x) ?? state.x;
+  if (heads.includes(+entries.heads)) state.heads = +entries.heads;
   if (Object.hasOwn(data.encodings, entries.position)) state.position = entries.position;
   if (["none", "causal"].includes(entries.mask)) state.causal = entries.mask === "causal";
   if (["on", "off"].includes(entries.scale)) state.scale = entries.scale === "on";
   if (+entries.temperature >= COLDEST && +entries.temperature <= HOTTEST) state.temperature = +entries.temperature;
   for (const letter of LETTERS) {
     const text = entries[letter] ?? "";
-    const cells = data.words ? readChanges(text, data.presets.trained[letter]) : readMatrix(text, width, width);
+    const cells = read(text, firstOf(data, letter));
     const random = /^random\.(\d{1,4})$/.exec(text);
     if (Object.hasOwn(data.presets, text)) state.matrices[letter] = { preset: text, seed: 1, cells: null };
     else if (random) state.matrices[letter] = { preset: "random", seed: +random[1], cells: null };

@@ -119,11 +119,7 @@ function Input({ page }) {
     id="input"
     page=${page}
     formula=${result.added ? "X + P" : "X"}
-    said=${`${
-      page.data.words
-        ? "A row for each token: the real input of this head, after the layer's norm."
-        : "A row for each word. The four dimensions and their names were chosen by hand."
-    }${page.data.dimensions.at(-1) === "bias" ? ONES : ""} ${about.input}`}>
+    said=${`${subjectOf(page.data).input}${page.data.dimensions.at(-1) === "bias" ? ONES : ""} ${about.input}`}>
     <div class="row">
       <${Matrix} ...${{ matrix: held.X, page, onEdit: edit }} />
       ${result.added && html`${sign("+")}${matrix("P")}${sign("=")}${matrix("input")}`}
@@ -151,8 +147,7 @@ function Project({ page }) {
 
 function Split({ page }) {
   const { state, held, result } = page;
-  const one = page.data.words ? "These are the columns of this head alone." : "One head has all four columns.";
-  const ofHeads = state.heads === 1 ? one : "Each head gets two of the four columns.";
+  const ofHeads = state.heads === 1 ? subjectOf(page.data).split : "Each head gets two of the four columns.";
   return html`<${Step}
     id="split"
     page=${page}
@@ -209,11 +204,7 @@ function Output({ page }) {
     id="output"
     page=${page}
     formula=${`O = ${state.heads === 1 ? "O₁" : "[O₁ O₂]"}   Y = O·W_O`}
-    said=${
-      page.data.words
-        ? "Y is what this head adds to the output of the layer's attention, without the bias of W_O."
-        : "W_O mixes the heads' outputs, put beside each other. In a model, Y is added to the residual stream."
-    }>
+    said=${subjectOf(page.data).output}>
     <div class="row tops">
       <${Matrix} ...${{ matrix: held.O, page }} />${sign("·")}<${WeightMatrix}
         ...${{ page, letter: "O" }} />${sign("=")}<${Matrix} ...${{ matrix: held.Y, page }} />
