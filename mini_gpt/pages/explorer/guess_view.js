@@ -2,14 +2,13 @@
 // The game: the reader clicks the key that a hidden head reads the most.
 
 function GuessView(props) {
-  const { layer, game } = props.state;
-  const head = props.state.head === MEAN ? 0 : props.state.head;
-  return html`<${Game} key=${`${layer}.${head}.${game}`} ...${props} head=${head} />`;
+  const { layer, head, game } = props.state;
+  return html`<${Game} key=${`${layer}.${head}.${game}`} ...${props} />`;
 }
 
 // One game: another head or another number has guesses of its own.
-function Game({ attention, state, set, head }) {
-  const { layer } = state;
+function Game({ attention, state, set }) {
+  const { layer, head } = state;
   const [guesses, setGuesses] = useState([]);
   const [isOpen, setOpen] = useState(false); // whether the weights of the last guess are shown
   const queries = useMemo(() => queriesOf(attention, layer, head, state.game), [attention, layer, head, state.game]);
@@ -23,7 +22,7 @@ function Game({ attention, state, set, head }) {
     setOpen(true);
   };
   if (!queries.length)
-    return html`<${HeadChoice} ...${{ attention, state: { ...state, head }, set }} />
+    return html`<${HeadChoice} ...${{ attention, state, set }} />
       <p>This text has no query that sees ${LEAST_KEYS} keys or more.</p>`;
   const scores = guesses.length > 0 && scoresOf(attention, layer, head, queries, guesses);
   const marks = (j) => [
@@ -38,7 +37,7 @@ function Game({ attention, state, set, head }) {
     onPin=${guess}
     styleOf=${(j) => (isOpen && weightAt(query, j) !== null ? shadeStyle(scales.weights, weightAt(query, j)) : "")}
     markOf=${(j) => marks(j).join(" ")} />`;
-  return html`<${HeadChoice} ...${{ attention, state: { ...state, head }, set }} />
+  return html`<${HeadChoice} ...${{ attention, state, set }} />
     <p>
       Where does layer ${layer}, head ${head} look? Click the key that the marked query reads the most. You have
       ${" "}${queries.length} queries. Hatched tokens cannot be seen.

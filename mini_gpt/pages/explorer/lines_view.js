@@ -25,8 +25,7 @@ const PartSlider = ({ attention, state, set, most }) =>
 
 function LinesView({ attention, state, set }) {
   const [hovered, point] = useState(null);
-  const { layer } = state;
-  const head = state.head === MEAN ? 0 : state.head;
+  const { layer, head } = state;
   const [firstRow, endRow] = partOf(attention.rows, state.from, MOST_LINES);
   const [firstKey, endKey] = partOf(attention.columns, state.from, MOST_LINES);
   const rows = indices(endRow - firstRow).map((n) => firstRow + n);
@@ -46,7 +45,7 @@ function LinesView({ attention, state, set }) {
       : [],
   );
   const total = marked === null ? null : keys.reduce((sum, j) => sum + (weightAt(marked, j) ?? 0), 0);
-  return html`<${HeadChoice} ...${{ attention, state: { ...state, head }, set }} />
+  return html`<${HeadChoice} ...${{ attention, state, set }} />
     <p>
       A line goes from each query, the token that reads, to the keys that it reads. A wide and strong line is a large
       weight; weights below ${FAINTEST} have no line. Point at a query to see its lines alone, click it to keep them.

@@ -3,8 +3,7 @@
 
 function MapView({ attention, state, set }) {
   const [hovered, setHovered] = useState(null);
-  const { layer } = state;
-  const head = state.head === MEAN ? 0 : state.head;
+  const { layer, head } = state;
   const { rows, columns } = attention;
   const pinned = state.cell && state.cell.i < rows && state.cell.j < columns ? state.cell : null;
   const at = hovered ?? pinned;
@@ -16,7 +15,7 @@ function MapView({ attention, state, set }) {
   const scale = isLogits
     ? scales.signed(range.reach, [-range.reach, -range.reach / 2, 0, range.reach / 2, range.reach])
     : scales.weights;
-  return html`<${HeadChoice} ...${{ attention, state: { ...state, head }, set }} />
+  return html`<${HeadChoice} ...${{ attention, state, set }} />
     <p>
       Each cell is the ${isLogits ? "logit" : "attention weight"} of a pair: its row is the query, the token that reads;
       its column is the key, the token that is read. The bars show from which dimensions the logit comes.

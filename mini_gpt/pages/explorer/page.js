@@ -11,6 +11,7 @@ const TABS = [
   ["Guess", "Guess"],
 ];
 const OF_ATTENTION = ["Text", "Heads", "Map", "Lines", "Beside", "Guess"];
+const OF_ONE_HEAD = ["Map", "Lines", "Guess"];
 // Of the kinds of attention in a model with an encoder.
 const MEANINGS = {
   encoder: "source tokens attend to source tokens",
@@ -73,12 +74,8 @@ function entriesOf(state, data, kinds) {
   };
 }
 
-// The layer or head from which a step goes. From the mean of all heads, it goes to the first or the last head; but one
-// head as a map then is head 0.
-function startOf({ tab, ...state }, what, by) {
-  if (state[what] !== MEAN) return state[what];
-  return ["Map", "Lines", "Guess"].includes(tab) || by < 0 ? 0 : -1;
-}
+// The state of the view: one that cannot show the mean of all heads shows head 0.
+const shownState = (state) => (state.head === MEAN && OF_ONE_HEAD.includes(state.tab) ? { ...state, head: 0 } : state);
 
 function App({ data, kinds }) {
   const [state, setState] = useState(() => stateOf(fragment.read(), data, kinds));
@@ -86,10 +83,12 @@ function App({ data, kinds }) {
   const attention = kinds[state.kind];
   const show = (kind) =>
     setState((old) => stateOf({ ...entriesOf({ ...old, cell: null }, data, kinds), kind, pin: null }, data, kinds));
+  // From the mean of all heads, a step goes to the first or the last head.
   const step = (what, by) =>
     setState((old) => {
       const count = kinds[old.kind][`${what}s`];
-      return { ...old, [what]: (startOf(old, what, by) + by + count) % count };
+      const from = shownState(old)[what];
+      return { ...old, [what]: ((from === MEAN ? Math.min(0, -by) : from) + by + count) % count };
     });
   useDark();
   useFragment(
@@ -129,7 +128,7 @@ function App({ data, kinds }) {
             onChoose=${show} /><span class="soft" id="meaning">${MEANINGS[state.kind]}</span>
         </div>`
       }
-      <${View} key=${state.kind} ...${{ data, attention, state, set }} />
+      <${View} key=${state.kind} ...${{ data, attention, state: shownState(state), set }} />
     </${TabPanel}>
     <footer class="soft small">
       <label class="by-pointer"
