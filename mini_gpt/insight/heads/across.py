@@ -4,14 +4,15 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from matplotlib import colormaps
 from matplotlib.figure import Figure
 from scipy import stats
 
 from mini_gpt.insight import colours
 from mini_gpt.insight.curves import label_heads, new_figure
-from mini_gpt.insight.heads.figure import OTHER_COLOURS
+from mini_gpt.insight.heads.figure import OTHER_COLOURS, label_colours
 from mini_gpt.insight.heads.scores import layer_of
+
+CLEAR = 11  # kinds whose colours alone tell them apart; bars of others are hatched
 
 
 def by_depth_figure(runs: Mapping[str, list[dict[str, Any]]]) -> Figure:
@@ -21,9 +22,8 @@ def by_depth_figure(runs: Mapping[str, list[dict[str, Any]]]) -> Figure:
     labels that some head has.
     """
     labels = list(dict.fromkeys(row["label"] for rows in runs.values() for row in rows))
-    palette = [colormaps["tab20"](number) for number in range(20)]
-    colour_of = {label: OTHER_COLOURS.get(label, palette[n % 20]) for n, label in enumerate(labels)}
     kinds = [label for label in labels if label not in OTHER_COLOURS]
+    colour_of = label_colours(kinds)
     size = (2.6 + 3.6 * len(runs), 4.6 + 0.24 * len(kinds))
     ratios = {"height_ratios": [3, 0.6 + 0.24 * max(len(kinds), 1)], "squeeze": False}
     figure, grid = new_figure(size, 2, len(runs), title="Kinds of heads by depth", **ratios)
@@ -34,7 +34,8 @@ def by_depth_figure(runs: Mapping[str, list[dict[str, Any]]]) -> Figure:
         under = np.zeros(len(places))
         for label in labels:
             counts = np.array([sum(row["label"] == label and layer_of(row) == at for row in rows) for at in places])
-            bars.bar(range(len(places)), counts, bottom=under, color=colour_of[label], label=label, width=0.8)
+            style = {"color": colour_of[label], "edgecolor": "grey", "hatch": "///" if label in kinds[CLEAR:] else None}
+            bars.bar(range(len(places)), counts, bottom=under, label=label, width=0.8, **style)
             under = under + counts
         bars.set(title=name, ylabel="heads", xticks=range(len(places)), xticklabels=layers, xlabel="layer")
         bars.yaxis.get_major_locator().set_params(integer=True)

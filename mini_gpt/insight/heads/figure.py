@@ -1,5 +1,6 @@
 """The figure of a head report: a grid of labels, beside the strengths for each kind of key."""
 
+import itertools
 import textwrap
 from typing import Any
 
@@ -13,7 +14,8 @@ from mini_gpt.insight import colours, curves
 from mini_gpt.insight.heads.scores import layer_of
 
 WIDEST = 12  # characters in a line of a label
-MAPS = {"Set3": 12, "Pastel1": 9, "Pastel2": 8}  # of colours; numbers of colours
+MAPS = {"Set3": "012345679ab", "Pastel1": "034567", "Pastel2": "0123456"}  # of colours, unlike those below
+PALETTE = [colormaps[name](int(number, 16)) for name, numbers in MAPS.items() for number in numbers]
 OTHER_COLOURS = {"mixed": "#d8d8d8", "global": "#b3cde3"}  # of labels that are not kinds
 
 
@@ -34,9 +36,13 @@ def head_figure(rows: list[dict[str, Any]], *, title: str) -> Figure:
     return figure
 
 
+def label_colours(kinds: list[str]) -> dict[str, Any]:
+    """Return {label: colour} of these kinds, and of the labels that are not kinds."""
+    return dict(zip(kinds, itertools.cycle(PALETTE), strict=False)) | OTHER_COLOURS
+
+
 def _plot_labels(axes: Axes, rows: list[dict[str, Any]], kinds: list[str]) -> None:
-    palette = [colormaps[name](number) for name, size in MAPS.items() for number in range(size)]
-    colour_of = dict(zip(kinds, palette, strict=False)) | OTHER_COLOURS
+    colour_of = label_colours(kinds)
     rounded = "round,pad=0,rounding_size=0.06"
     places = list(dict.fromkeys(map(layer_of, rows)))
     for row in rows:

@@ -1,5 +1,7 @@
 """Figures of heads over runs and tasks."""
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -28,6 +30,13 @@ def test_bars_count_labels_by_layer_and_the_map_has_mean_strengths():
     assert counts == {"previous token": [2, 0], "induction": [0, 1], "mixed": [0, 1]}
     assert [label.get_text() for label in below.get_yticklabels()] == ["previous token", "induction"]
     np.testing.assert_allclose(below.get_images()[0].get_array(), [[0.7, 0.1], [0.05, 0.4]])
+
+
+def test_labels_look_different():
+    labels = [*map(str, range(20)), "mixed", "global"]
+    bars = across.by_depth_figure({"a": [head(0, 0, label) for label in labels]}).axes[0].containers
+    looks = [(*bar[0].get_facecolor(), bar[0].get_hatch() is None) for bar in bars]
+    assert all(np.abs(np.subtract(a, b)).max() > 0.04 for a, b in itertools.combinations(looks, 2))
 
 
 def test_importance_has_a_column_for_each_task_and_one_scale():

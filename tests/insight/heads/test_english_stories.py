@@ -80,10 +80,10 @@ def test_tokens_of_all_stories_in_a_window_have_relations():
 
 
 def test_the_last_of_many_kinds_has_a_colour():
-    kinds = {str(number): {"queries": 50, "strength": 1.0} for number in range(29)}
-    row = {"layer": 0, "head": 0, "label": "28", "also": [], "kinds": kinds, "entropy": 0}
+    kinds = {str(number): {"queries": 50, "strength": 1.0} for number in range(24)}
+    row = {"layer": 0, "head": 0, "label": "23", "also": [], "kinds": kinds, "entropy": 0}
     (box,) = figure.head_figure([row], title="").axes[0].patches
-    assert box.get_facecolor() == colormaps["Pastel2"](7)
+    assert box.get_facecolor() == colormaps["Pastel2"](6)
 
 
 def test_stories_are_recognised_in_other_tokens():
