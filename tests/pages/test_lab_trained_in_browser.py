@@ -31,7 +31,7 @@ def test_a_cell_of_a_map_can_be_changed_by_keyboard(browser, path):
     box = browser.find_element(By.CSS_SELECTOR, "#matrix-WK .map")
     box.send_keys(Keys.ARROW_DOWN, Keys.ARROW_RIGHT)
     field = browser.find_element(By.CSS_SELECTOR, "#matrix-WK p input")
-    assert field.get_attribute("aria-label") == "W_K, 1, 2"
+    assert field.get_attribute("aria-label") == "W_K, 1, 1"
     field.send_keys(Keys.CONTROL + "a" + Keys.NULL, "90", Keys.TAB)
     WebDriverWait(browser, 10).until(lambda _: "K=1%2C1%2C90" in browser.current_url)
     assert weight(browser) != before

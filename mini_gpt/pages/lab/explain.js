@@ -83,7 +83,7 @@ function explain({ held, state, result }, { id, i, j }) {
   }
   if (id === "O") {
     const head = Math.floor(j / result.width);
-    return said(`${value}, column ${(j % result.width) + 1} of ${held[`O${head}`].name}`, {
+    return said(`${value}, column ${matrix.columns[j]} of ${held[`O${head}`].name}`, {
       [`O${head}`]: { rows: [i], columns: [j % result.width] },
     });
   }
@@ -110,5 +110,5 @@ function explain({ held, state, result }, { id, i, j }) {
     const { text, columns: own } = about.atRow(head.plain[kind.toLowerCase()][i], turns[n], i, j);
     return said(`${text} = ${value}`, columns(own));
   }
-  return said(`${value}, column ${n * result.width + j + 1} of ${kind}`, columns([j]));
+  return said(`${value}, column ${matrix.columns[j]} of ${kind}`, columns([j]));
 }

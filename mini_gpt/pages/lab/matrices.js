@@ -10,7 +10,6 @@ const STEPS = [
   { id: "output", number: 5, title: "Concatenate, project" },
 ];
 const subscript = (head) => "₁₂"[head];
-const counted = (from, to) => Array.from({ length: to - from }, (_, n) => String(from + n + 1));
 
 // {id: {id, step, name, python, values, rows, columns, scale, head}}. name: as in formulas. python: a name for NumPy.
 // rows, columns: labels. scale: signed or weights. head: whose matrix it is, or null.
@@ -19,13 +18,15 @@ function matricesShown(data, state, result) {
   const words = wordsOf(data, state);
   const dimensions = data.dimensions;
   const { matrices, x } = settingsOf(data, state);
+  const { first, aboutX } = subjectOf(data);
+  const counted = (from, to) => Array.from({ length: to - from }, (_, n) => String(first + from + n));
   const all = counted(0, matrices.Q[0].length);
   const add = (matrix) => {
     shown[matrix.id] = { python: matrix.name, scale: "signed", head: null, ...matrix };
   };
   const places = words.map((word, place) => `${place} ${word}`); // positions count from 0
   const input = { step: "input", rows: words, columns: dimensions };
-  add({ ...input, id: "X", name: "X", values: x, about: subjectOf(data).aboutX });
+  add({ ...input, id: "X", name: "X", values: x, about: aboutX });
   if (result.added) {
     add({ ...input, id: "P", name: "P", values: result.added, rows: places });
     add({ ...input, id: "input", name: "X + P", python: "X_P", values: result.input, rows: places });

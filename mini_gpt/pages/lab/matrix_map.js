@@ -10,10 +10,11 @@ const isLarge = ({ values }) => values[0].length > WIDEST || values.length > TAL
 function MatrixMap({ matrix, page, onEdit, place, children }) {
   const { id, name, values, rows, columns } = matrix;
   const [pinned, setPinned] = useState(null);
-  const reach = useMemo(
+  // The largest size of a number that is not hidden.
+  const largest = useMemo(
     () =>
       Math.max(
-        1e-9,
+        0,
         ...values
           .flat()
           .map(Math.abs)
@@ -21,6 +22,7 @@ function MatrixMap({ matrix, page, onEdit, place, children }) {
       ),
     [values],
   );
+  const reach = largest || 1;
   const scale = matrix.scale === "weights" ? SCALES.weights : scales.signed(reach);
   const isOwn = page.pointed?.view === page.view && page.pointed.place === place;
   const kept = pinned && values[pinned.i]?.[pinned.j] !== undefined ? pinned : null;
@@ -72,7 +74,13 @@ function MatrixMap({ matrix, page, onEdit, place, children }) {
             : html`<span class="soft">${onEdit ? "Click a cell to change it." : "Point at a cell."}</span>`
       }
       <span class="soft">
-        ${matrix.scale === "weights" ? " Colours: 0 to 1." : ` Blue: −${number(reach)}; red: ${number(reach)}.`}
+        ${
+          matrix.scale === "weights"
+            ? " Colours: 0 to 1."
+            : largest
+              ? ` Blue: −${number(reach)}; red: ${number(reach)}.`
+              : ` All numbers are 0${values.flat().some(isHidden) ? " or −∞" : ""}.`
+        }
       </span>
     </p>
   </figure>`;

@@ -195,8 +195,9 @@ const AboutHead = ({ data: { place, dimensions, words } }) =>
   html`<div>
     <p>
       One head of a trained model, layer ${place.layer}, head ${place.head}, with its real numbers: its input X of
-      ${" "}${words.length} tokens and ${dimensions.length} columns, W_Q, W_K, W_V and its part of W_O. All steps are
-      computed here again. The weights and outputs are those of the model up to ${place.error.toExponential(0)}.
+      ${" "}${words.length} tokens and ${dimensions.length} columns, ${typeset("W_Q, W_K, W_V and its part of W_O")}.
+      All steps are computed here again. The weights and outputs are those of the model up to${" "}
+      ${place.error.toExponential(0)}.
     </p>
     <p>
       A matrix with more than ${WIDEST} columns or ${TALLEST} rows is a map: point at a cell to read its number, click

@@ -1,7 +1,8 @@
 "use strict";
 // What the page shows: the example, or a head of a trained model. All that differs, but the layout. No view.
 // experiments: things to try, as [fragment, what to do, what is seen, id of the section in which it is seen].
-// heads: their numbers that can be chosen. write, read: a changed matrix in the address. Others: what the page says.
+// heads: their numbers that can be chosen. first: the number of the first column. write, read: a changed matrix in the
+// address. Others: what the page says.
 
 const EXAMPLE = {
   experiments: [
@@ -30,6 +31,7 @@ const EXAMPLE = {
     ["mask=causal", "Hide later words", "the determiners no longer find “mat”.", "roles"],
   ],
   heads: [1, 2],
+  first: 1,
   write: written,
   read: readMatrix,
   aboutX: (word, dimension) => `embedding of ${word} in the dimension “${dimension}”, chosen by hand`,
@@ -52,6 +54,7 @@ const TRAINED = {
     ["K=zero", "Let W_K be zero", "queries find nothing to compare with.", "roles"],
   ],
   heads: [1],
+  first: 0, // as in NumPy, and as dimensions are named
   write: changesOf,
   read: readChanges,
   aboutX: (token, dimension) => `the input of the head, after the layer's norm, at ${token}, dimension ${dimension}`,
