@@ -18,9 +18,10 @@ from tests.pages.test_lab import SCRIPTS
 
 PLACE = (1, 2)
 STEPS = """{ const { data, entries } = given; return entries.map((each) => {
-    const state = stateOf(data, each), { heads, y, input } = attention(settingsOf(data, state));
-    const { matrices } = settingsOf(data, state);
-    return { weights: heads[0].weights, out: heads[0].out, y, input, K: matrices.K, entries: entriesOf(data, state) };
+    const state = stateOf(data, each), settings = settingsOf(data, state), result = attention(settings);
+    const { heads: [{ weights, out }], y, input } = result, held = matricesShown(data, state, result);
+    const { name } = explain({ held, state, result }, { id: "A0", i: 20, j: 9 });
+    return { name, weights, out, y, input, K: settings.matrices.K, entries: entriesOf(data, state) };
 }); }"""
 
 
@@ -49,6 +50,7 @@ def test_the_page_computes_the_weights_and_outputs_of_the_model(fields):
     rows = each_layer(model, sharding.pad_rows(TOKENS[None], model.mesh), observed)[PLACE[0]]
     weights_BHLS, heads_BLHK, _ = rows
     (found,) = steps(held(model), {})
+    assert found["name"] == "A₁[x (20), x (9)]"
     np.testing.assert_allclose(found["weights"], weights_BHLS[0, PLACE[1]], atol=1e-4)
     np.testing.assert_allclose(found["out"], heads_BLHK[0, :, PLACE[1]], rtol=1e-3, atol=1e-3)
     if "model__use_bias" in fields:  # the heads' parts of Y add up to what attention adds

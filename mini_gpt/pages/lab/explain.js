@@ -57,15 +57,15 @@ function aboutWeight(head, state, i, j, words) {
 // {name, text, from} of the cell {id, i, j}. from: {id: {rows, columns}}, what it is computed from; null: all of them.
 function explain({ held, state, result }, { id, i, j }) {
   const matrix = held[id];
-  const label = `${matrix.name}[${matrix.rows[i]}, ${matrix.columns[j]}]`;
+  const [rows, columnNames, words] = [matrix.rows, matrix.columns, held.X.rows].map(named);
+  const label = `${matrix.name}[${rows[i]}, ${columnNames[j]}]`;
   const value = number(matrix.values[i][j]);
   const said = (text, from = {}) => ({ name: label, text, from });
   const row = (n) => ({ rows: [n], columns: null });
   const column = (n) => ({ rows: null, columns: [n] });
   const cell = { rows: [i], columns: [j] };
-  const words = held.X.rows;
   const input = result.added ? "input" : "X";
-  if (id === "X") return said(`${value}, ${matrix.about(matrix.rows[i], matrix.columns[j])}. Type another number.`);
+  if (id === "X") return said(`${value}, ${matrix.about(rows[i], columnNames[j])}. Type another number.`);
   if (id[0] === "W")
     return said(
       `${number(matrix.values[i][j])}, row “${matrix.rows[i]}”, column ${matrix.columns[j]}. Type another number.`,

@@ -21,8 +21,9 @@ const keysInWords = ({ keys, weight }, words) =>
 // As text: "cat → sat 0.77, sat → cat 0.74; no clear key: The, on".
 function inWords(weights, words) {
   const found = strongest(weights);
-  const even = words.filter((_, i) => !found[i].isClear);
-  const clear = found.flatMap((keys, i) => (keys.isClear ? [`${words[i]} → ${keysInWords(keys, words)}`] : []));
+  const names = named(words);
+  const even = names.filter((_, i) => !found[i].isClear);
+  const clear = found.flatMap((keys, i) => (keys.isClear ? [`${names[i]} → ${keysInWords(keys, names)}`] : []));
   return [clear.join(", "), even.length ? `no clear key: ${even.join(", ")}` : ""].filter(Boolean).join("; ");
 }
 

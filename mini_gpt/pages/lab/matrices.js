@@ -57,6 +57,10 @@ function matricesShown(data, state, result) {
   return shown;
 }
 
+// Labels with their places, where a label is there more than once.
+const named = (labels) =>
+  labels.map((label, n) => (labels.indexOf(label) === labels.lastIndexOf(label) ? label : `${label} (${n})`));
+
 const ofStep = (shown, step) => Object.values(shown).filter((matrix) => matrix.step === step);
 const shapeOf = ({ values }) => `${values.length} × ${values[0].length}`;
 

@@ -29,7 +29,7 @@ function MatrixMap({ matrix, page, onEdit, place, children }) {
   const at = isOwn ? page.pointed : kept;
   const from = page.pointed?.view === page.view && page.from[id];
   const frames = from ? framesOf(from, values) : [];
-  const nameOf = ({ i, j }) => `[${rows[i]}, ${columns[j]}]`;
+  const nameOf = ({ i, j }) => `[${named(rows)[i]}, ${named(columns)[j]}]`;
   const pin = (cell) => {
     setPinned(cell);
     page.focus(cell && { view: page.view, place, id, ...cell });

@@ -201,7 +201,8 @@ const AboutHead = ({ data: { place, dimensions, words } }) =>
     </p>
     <p>
       A matrix with more than ${WIDEST} columns or ${TALLEST} rows is a map: point at a cell to read its number, click
-      it to change it. You can change every number of X and of the four matrices.
+      it to change it. You can change every number of X and of the four matrices. A token that is there twice has its
+      position, from 0, in brackets.
     </p>
   </div>`;
 

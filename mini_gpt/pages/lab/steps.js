@@ -119,7 +119,7 @@ function Input({ page }) {
     id="input"
     page=${page}
     formula=${result.added ? "X + P" : "X"}
-    said=${`${subjectOf(page.data).input}${page.data.dimensions.at(-1) === "bias" ? ONES : ""} ${about.input}`}>
+    said=${`${subjectOf(page.data).input}${page.data.dimensions.at(-1) === BIAS ? ONES : ""} ${about.input}`}>
     <div class="row">
       <${Matrix} ...${{ matrix: held.X, page, onEdit: edit }} />
       ${result.added && html`${sign("+")}${matrix("P")}${sign("=")}${matrix("input")}`}

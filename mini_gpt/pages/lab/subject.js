@@ -4,6 +4,8 @@
 // heads: their numbers that can be chosen. first: the number of the first column. write, read: a changed matrix in the
 // address. Others: what the page says.
 
+const BIAS = "bias"; // the column of ones in X of a trained head
+
 const EXAMPLE = {
   experiments: [
     ["", "Start", "head 1 pairs “cat” and “sat”, head 2 the determiners and “mat”.", "roles"],
@@ -57,7 +59,10 @@ const TRAINED = {
   first: 0, // as in NumPy, and as dimensions are named
   write: changesOf,
   read: readChanges,
-  aboutX: (token, dimension) => `the input of the head, after the layer's norm, at ${token}, dimension ${dimension}`,
+  aboutX: (token, dimension) =>
+    dimension === BIAS
+      ? `at ${token}: it is multiplied with the biases, the rows “${BIAS}” of W_Q, W_K and W_V`
+      : `the input of the head, after the layer's norm, at ${token}, dimension ${dimension}`,
   input: "A row for each token: the real input of this head, after the layer's norm.",
   split: "These are the columns of this head alone.",
   output: "Y is what this head adds to the output of the layer's attention, without the bias of W_O.",
