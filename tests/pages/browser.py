@@ -19,14 +19,8 @@ def start() -> webdriver.Chrome:
         pytest.skip("needs chromium and chromedriver")
     options = webdriver.ChromeOptions()
     options.binary_location = binary
-    alone = [
-        "disable-background-networking",
-        "disable-component-update",
-        "disable-quic",
-        "disable-sync",
-        "no-first-run",
-    ]
-    for argument in [*alone, "headless=new", "no-sandbox", "disable-dev-shm-usage", "window-size=1200,1500"]:
+    alone = "disable-background-networking disable-component-update disable-quic disable-sync no-first-run"
+    for argument in f"{alone} headless=new no-sandbox disable-dev-shm-usage window-size=1200,1500".split():
         options.add_argument(f"--{argument}")
     options.add_argument("--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1")  # no network but this machine
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})

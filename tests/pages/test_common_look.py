@@ -1,5 +1,6 @@
 """The colours that all pages share: text is legible in light and in dark, and ramps have equal steps of lightness."""
 
+import itertools
 import re
 
 import numpy as np
@@ -8,15 +9,7 @@ import pytest
 from tests.conftest import REPOSITORY
 
 COMMON = REPOSITORY / "mini_gpt/pages/common"
-TEXTS = [
-    ("ink", "paper"),
-    ("ink", "card"),
-    ("soft", "paper"),
-    ("soft", "card"),
-    ("accent", "paper"),
-    ("accent", "card"),
-]
-TEXTS += [("on-accent", "accent"), ("paper", "mark")]
+TEXTS = [*itertools.product(("ink", "soft", "accent"), ("paper", "card")), ("on-accent", "accent"), ("paper", "mark")]
 THEMES = ("light", "dark")
 
 

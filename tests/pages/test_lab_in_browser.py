@@ -96,9 +96,8 @@ def test_an_edited_cell_changes_the_steps_and_the_address(page):
     field = cell(page, "WQ", 0, 0).find_element("tag name", "input")
     field.send_keys(ALL, "-0,5")
     until(page, lambda: values(page, "Q")[1, 0] == -1)
-    assert (
-        field.get_property("value") == "-0,5" and Select(find(page, "preset-Q")).first_selected_option.text == "edited"
-    )
+    assert field.get_property("value") == "-0,5"
+    assert Select(find(page, "preset-Q")).first_selected_option.text == "edited"
     field.send_keys("x")
     until(page, lambda: field.get_attribute("aria-invalid") == "true")
     assert values(page, "Q")[1, 0] == -1  # what is not a number changes nothing

@@ -19,14 +19,7 @@ def test_the_address_restores_text_edits_and_view(page):
     state = {"edits0": json.dumps(edits), "view": "lens", "unit": "bits", "theme": "dark", "pin": 4}
     page.open("one", **page.state | state)
     assert page.find("text").get_attribute("value") == "other text"
-    phrases = (
-        "Head 0.3 at its mean",
-        "layer 1 off",
-        "no division",
-        "window of 5",
-        "positions from 500",
-        "RoPE base 100",
-    )
+    phrases = ("0.3 at its mean", "layer 1 off", "no division", "window of 5", "positions from 500", "RoPE base 100")
     assert all(phrase in page.said for phrase in phrases) and "bits per token" in page.said
     assert page.find("tab-lens").get_attribute("aria-selected") == "true"
     assert page.js("return document.documentElement.dataset.theme") == "dark"
