@@ -76,6 +76,8 @@ def _results(flag: str, suite: str, places: list[Path]) -> dict[str, Any]:
     """Return {name: result} of a suite: of runs, or of files such as eval/pruning,data.corpus=english.json."""
     found = {}
     for place in places:
+        if not place.exists():
+            raise UserError(f"--{flag}: {place}: no such file or directory")
         path = place if place.suffix == ".json" else place / "eval" / f"{suite}.json"
         try:
             result = files.read_with_checksum(path)

@@ -7,6 +7,7 @@ import ast
 import dataclasses
 import difflib
 import importlib.util
+import inspect
 import sys
 import types
 import typing
@@ -166,6 +167,8 @@ def _values_of_file(file: Path, argument: str) -> dict[str, Any]:
         raise UserError(f"--config: found {file}; must be a Python file, such as configs/tiny.py, or a config.json")
 
     def values_of(module: Any) -> dict[str, Any]:
+        takes_one = bool(inspect.signature(module.get_config).parameters)
+        require(takes_one or not argument, "--config", f"{file}:{argument}", "must end with .py: it has no variants")
         config = module.get_config(argument) if argument else module.get_config()
         require(hasattr(config, "to_dict"), f"{file}: get_config()", config, "must return a config, as default.py does")
         return flatten(config.to_dict())

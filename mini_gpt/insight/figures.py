@@ -52,7 +52,8 @@ def model_figures(name: str, model: LoadedModel, tokens: np.ndarray) -> dict[str
         positions_1L = model.layout.positions_and_segments(config, jnp.asarray(tokens)[None])[0]
         places_L = jnp.arange(len(tokens)) if positions_1L is None else positions_1L[0]
         p_LD = np.asarray(encoding.vectors(places_L, config.d_model))
-        x_LD = np.asarray(encoding.embed(x_LD[None], places_L[None])[0]) - p_LD  # without columns that p replaces
+        sum_LD = encoding.embed(jnp.asarray(x_LD)[None], places_L[None])[0]
+        x_LD = np.asarray(sum_LD) - p_LD  # without columns that p replaces
         by_name["sums"] = sums(x_LD, p_LD, [""] * len(tokens), title=title)
     return by_name
 

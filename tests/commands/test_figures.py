@@ -22,7 +22,8 @@ OF_RUN = {
 @pytest.mark.slow
 @pytest.mark.parametrize("position", ["rope", "learned", "sinusoidal", "t5"])
 def test_a_run_has_the_figures_of_its_encoding(small, tmp_path, monkeypatch, position):
-    loop.train(small(train__steps=1, model__num_layers=2, model__position=position), tmp_path / "run", conclude=False)
+    fields = {"model__position": position, "model__sinusoidal__columns": 8 if position == "sinusoidal" else None}
+    loop.train(small(train__steps=1, model__num_layers=2, **fields), tmp_path / "run", conclude=False)
     suites.evaluate(Run(tmp_path / "run"), "figures", SuiteOptions())
     assert {path.stem for path in (tmp_path / "run" / "eval" / "figures").iterdir()} == OF_RUN[position]
     if position == "rope":

@@ -278,3 +278,5 @@ def test_missing_and_unreadable_files_are_refused(tmp_path):
         loading.load("README.md")
     with pytest.raises(UserError, match="found preset 'gpt5'"):
         loading.load("configs/presets.py:gpt5")
+    with pytest.raises(UserError, match=r"--config: found 'configs/tiny\.py:gpt5'; must end with \.py: it has no"):
+        loading.load("configs/tiny.py:gpt5")

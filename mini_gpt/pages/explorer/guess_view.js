@@ -1,5 +1,5 @@
 "use strict";
-// The game: the reader clicks the key that a hidden head reads the most.
+// The game: the reader clicks the key that a head reads the most.
 
 function GuessView(props) {
   const { layer, head, game } = props.state;

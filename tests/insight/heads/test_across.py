@@ -76,3 +76,5 @@ def test_the_command_reads_results_of_runs_and_names_overrides(tmp_path, monkeyp
     assert lines == ['layer,head,tiny,"tiny, data.corpus=english"', "0,0,0.5,0.5", "0,1,0.1,1.1"]
     with pytest.raises(UserError, match=r"--depth: .*heads.json: no result of the suite"):
         figures._results("depth", "heads", [tmp_path / "tiny"])
+    with pytest.raises(UserError, match=r"--depth: .*/none: no such file or directory$"):
+        figures._results("depth", "heads", [tmp_path / "none"])
