@@ -13,8 +13,6 @@ from jax.sharding import Mesh
 from mini_gpt.config.schema import Config
 from mini_gpt.data.layout import Layout
 from mini_gpt.evaluation import memory
-from mini_gpt.model import editing
-from mini_gpt.model.editing import NO_EDITS, Edits
 from mini_gpt.model.loss import token_nll
 from mini_gpt.runtime import devices, sharding, token_ids
 
@@ -37,7 +35,7 @@ class LoadedModel:
     definition: the model without parameters.
     batch_tokens: tokens in a batch.
     layout: where segments start and positions restart, and the mask token of an imported model.
-    edits: changes of activations in each pass.
+    edits: changes of activations in each pass, `editing.Edits`; None: none.
     """
 
     parameters: dict[str, Any]
@@ -46,7 +44,7 @@ class LoadedModel:
     mesh: Mesh
     batch_tokens: int
     layout: Layout
-    edits: Edits = NO_EDITS
+    edits: Any = None
 
     def __call__(self, tokens_BL: np.ndarray | jax.Array, source_BS: np.ndarray | jax.Array | None = None) -> jax.Array:
         """Return logits_BLV in float32, with the edits. Documents are kept apart if the run did so.
@@ -107,8 +105,8 @@ class LoadedModel:
         return nnx.merge(self.definition, jax.tree.map(lambda leaf: leaf.astype(jnp.float32), self.parameters))
 
     def edited(self) -> Any:
-        """Return the module as `merge` does, with the edits. Raises the errors of `editing.edited`."""
-        return self.merge() if self.edits == NO_EDITS else editing.edited(self.merge(), self.edits)
+        """Return the module as `merge` does, with the edits. Raises the errors of `Edits.apply_to`."""
+        return self.merge() if self.edits is None else self.edits.apply_to(self.merge())
 
     def with_layout(
         self,

@@ -14,7 +14,6 @@ from mini_gpt.generation.cached_attention import CachedSource, KeyValues, write
 from mini_gpt.model import running
 from mini_gpt.model.attention.context import Coordinates
 from mini_gpt.model.attention.variants import CANON_TAPS
-from mini_gpt.model.editing import NO_EDITS, Edits, edited
 from mini_gpt.runtime.errors import UserError, require
 
 
@@ -196,11 +195,13 @@ def _next_token(model: LoadedModel, tokens_B: jax.Array, cache: Cache) -> Coordi
     return Coordinates(indices_B[:, None], positions_B[:, None], segments_B1)
 
 
-def _with_edits(module: Any, edits: Edits) -> Any:
+def _with_edits(module: Any, edits: Any) -> Any:
     """Return the module with edits, around the parts of attention that have caches."""
+    if edits is None:
+        return module
     if edits.logits is not None:
         raise UserError("edits.logits: found edits of attention with a KV cache; they need a full pass")
-    return module if edits == NO_EDITS else edited(module, edits)
+    return edits.apply_to(module)
 
 
 def _last(slots_BS: jax.Array, written: jax.Array) -> jax.Array:

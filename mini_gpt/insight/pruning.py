@@ -139,8 +139,9 @@ def _loss_sum(
     text_BL = targets_BL if model.masked else None
     scale = mask_NBH[:, :, None, :, None]
     masked = Edit(scale, None if means_NHK is None else (1 - scale) * means_NHK[:, None, None])
-    heads = editing.compose(model.edits.heads, masked)
-    with_mask = dataclasses.replace(model, edits=model.edits._replace(heads=heads))
+    edits = model.edits or editing.NO_EDITS
+    heads = editing.compose(edits.heads, masked)
+    with_mask = dataclasses.replace(model, edits=edits._replace(heads=heads))
     x_BLD = with_mask.hidden(inputs_BL, text_BL, keys_of(batch["rows"]), batch.get("source"))
     with sharding.use_mesh(model.mesh):
         table_VD = model.merge().output_table

@@ -1,6 +1,6 @@
 """Edits of a pass: outputs of heads or sublayers, or the residual stream, are scaled or replaced at chosen places.
 
-The model itself knows nothing of edits: `edited` replaces modules by ones that wrap them and hold an edit's arrays.
+The model knows nothing of edits: `Edits.apply_to` replaces modules by ones that wrap them and hold an edit's arrays.
 """
 
 from typing import Any, NamedTuple
@@ -56,6 +56,27 @@ class Edits(NamedTuple):
     feed_forward: Edit | None = None
     stream: Edit | None = None
     logits: Edit | None = None
+
+    def apply_to(self, model: Any) -> Any:
+        """Return the model with these edits; the model is changed. Its blocks become a list, and need attention.
+
+        Raises UserError for another number of layers than the model has; JAX would silently clamp indices.
+        """
+        require(model.config.block == "attention", "model.block", model.config.block, "edits need attention")
+        encoder, decoder, cross = by_kind(model.config, self)
+        stacks = [(model, decoder)] + ([] if encoder == NO_EDITS else [(model.encoder, encoder)])
+        for stack, stack_edits in stacks:
+            running.unstack(stack)
+            for layer, block in enumerate(stack.blocks):
+                here = running.layer_of(stack_edits, layer)
+                block.attention = _edited_attention(block.attention, here)
+                if cross != NO_EDITS and stack is model:
+                    block.cross_attention = _edited_attention(block.cross_attention, running.layer_of(cross, layer))
+                if here.feed_forward is not None:
+                    block.mlp = EditedOutput(block.mlp, here.feed_forward, "feed_forward")
+                if here.stream is not None:
+                    stack.blocks[layer] = EditedInput(block, here.stream, "stream")
+        return model
 
 
 NO_EDITS = Edits()
@@ -122,28 +143,6 @@ class EditedScores(ScoreMod):
 
     def __call__(self, logits_BHLS: jax.Array, context: Context) -> jax.Array:
         return apply(self.edit, logits_BHLS)
-
-
-def edited(model: Any, edits: Edits) -> Any:
-    """Return the model with these edits; the model is changed. Its blocks become a list, and need attention.
-
-    Raises UserError for another number of layers than the model has; JAX would silently clamp indices.
-    """
-    require(model.config.block == "attention", "model.block", model.config.block, "edits need attention")
-    encoder, decoder, cross = by_kind(model.config, edits)
-    stacks = [(model, decoder)] + ([] if encoder == NO_EDITS else [(model.encoder, encoder)])
-    for stack, stack_edits in stacks:
-        running.unstack(stack)
-        for layer, block in enumerate(stack.blocks):
-            here = running.layer_of(stack_edits, layer)
-            block.attention = _edited_attention(block.attention, here)
-            if cross != NO_EDITS and stack is model:
-                block.cross_attention = _edited_attention(block.cross_attention, running.layer_of(cross, layer))
-            if here.feed_forward is not None:
-                block.mlp = EditedOutput(block.mlp, here.feed_forward, "feed_forward")
-            if here.stream is not None:
-                stack.blocks[layer] = EditedInput(block, here.stream, "stream")
-    return model
 
 
 def _edited_attention(attention: MultiHeadAttention, edits: Edits) -> nnx.Module:

@@ -185,5 +185,5 @@ def test_a_head_mask_applies_with_a_cache_too():
     np.testing.assert_allclose(
         jax.jit(cache.decode)(model, tokens_BT[:, 8], kv)[0], full_BTV[:, 8], rtol=1e-4, atol=2e-4
     )
-    unmasked_BTV = dataclasses.replace(model, edits=editing.NO_EDITS).logits(tokens_BT)
+    unmasked_BTV = dataclasses.replace(model, edits=None).logits(tokens_BT)
     assert np.abs(unmasked_BTV - full_BTV).max() > 0.1

@@ -176,7 +176,7 @@ def test_each_problem_draws_its_own_random_positions(small):
         batch = task_batches.problem_batch(problems[number : number + 1], config, tokenizer, 12)
         key = jax.random.fold_in(jax.random.key(0), number)
         positions_BL, _ = PLAIN.positions_and_segments(config.model, batch["inputs"], key[None])
-        module = editing.edited(model.merge(), editing.head_mask(mask_NBH))
+        module = editing.head_mask(mask_NBH).apply_to(model.merge())
         nll_BL = losses.nll(module.logits(module.hidden(batch["inputs"], positions_BL)), batch["targets"])
         return (nll_BL * batch["weights"]).sum() / batch["weights"].sum()
 

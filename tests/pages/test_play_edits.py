@@ -10,7 +10,7 @@ from mini_gpt.config import loading
 from mini_gpt.data.layout import Layout
 from mini_gpt.insight import observing
 from mini_gpt.insight.mechanisms.patching import activations
-from mini_gpt.model import build, editing
+from mini_gpt.model import build
 from mini_gpt.model.attention.context import Mask
 from mini_gpt.model.editing import NO_EDITS, Edit, Edits
 from mini_gpt.pages.play import limits, pack, page
@@ -208,7 +208,7 @@ def test_all_edits_combine(monkeypatch):
     both = chosen[0]._replace(feed_forward=chosen[1].feed_forward)
 
     def heads_and_logits(tokens, edits):
-        inputs, module = (tokens[None], np.arange(7, 7 + LENGTH)[None]), editing.edited(edited.merge(), edits)
+        inputs, module = (tokens[None], np.arange(7, 7 + LENGTH)[None]), edits.apply_to(edited.merge())
         x_BLD, layers, _ = observing.observed(module, lambda module: module.hidden(*inputs))
         return np.stack([layer.heads_BLHK for layer in layers]), np.asarray(module.logits(x_BLD))[0]
 

@@ -50,7 +50,7 @@ def attribute(model: LoadedModel, tokens_L: np.ndarray, answer: int, other: int 
         fields = "norm_placement=post, residual=False or prediction_head=True"
         raise UserError(f"model.{fields}: the logits are not a sum over layers; use activation patching")
     for name in ("stream", "attention"):
-        if getattr(model.edits, name) is not None:
+        if getattr(model.edits, name, None) is not None:
             raise UserError(f"edits.{name}: attribution needs a model without these edits; use activation patching")
     for name, token in {"answer": answer, "other": answer if other is None else other}.items():
         require(0 <= token < len(model.parameters["embedding"]), name, token, "must be a token of the vocabulary")

@@ -160,7 +160,8 @@ def _patched_scores(
     head_B1H = _is_at(patches.head, model.config.model.num_heads)[:, None]
     chosen_NBLH = layer_NB11 & place_BL1 & head_B1H
     chosen = chosen_NBLH if site == "heads" else chosen_NBLH[..., 0]
-    edits = model.edits._replace(**{site: editing.compose(getattr(model.edits, site), Edit.replace(chosen, values))})
+    edits = model.edits or editing.NO_EDITS
+    edits = edits._replace(**{site: editing.compose(getattr(edits, site), Edit.replace(chosen, values))})
     return answer_scores(dataclasses.replace(model, edits=edits), tokens_BL, answers)
 
 

@@ -122,7 +122,7 @@ def packed(model: LoadedModel) -> dict[str, Any]:
     engine reads them in the order of memory. Raises the errors of `described`, and UserError for a model that is too
     large.
     """
-    if any(edit is not None for edit in model.edits):
+    if any(edit is not None for edit in model.edits or ()):
         raise ValueError("a model with edits can't be packed")
     found = described(model)
     count = model_parameters.count(model.parameters)
