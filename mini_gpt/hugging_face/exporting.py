@@ -19,11 +19,11 @@ from mini_gpt.hugging_face import architectures, model_card, origin, source_file
 from mini_gpt.hugging_face.architecture import Architecture, Arrays, Ids
 from mini_gpt.hugging_face.settings import CONFIG, WEIGHTS
 from mini_gpt.hugging_face.tensors import Tensor
+from mini_gpt.hugging_face.unread import UnreadArray
 from mini_gpt.model import build, positions
 from mini_gpt.model import parameters as model_parameters
 from mini_gpt.runtime import files
 from mini_gpt.runtime.errors import UserError, require
-from mini_gpt.training.orbax_files import UnreadArray
 from mini_gpt.training.run import Run
 
 DTYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}  # of the weights, and their names in the file

@@ -27,6 +27,7 @@ from mini_gpt.hugging_face.architecture import Architecture
 from mini_gpt.hugging_face.settings import CONFIG, Settings
 from mini_gpt.hugging_face.stored import FLOATS, Stored
 from mini_gpt.hugging_face.tensors import Shape, Tensor
+from mini_gpt.hugging_face.unread import UnreadArray, UnreadHandler
 from mini_gpt.model import build
 from mini_gpt.model import parameters as model_parameters
 from mini_gpt.model.parameters import Parameters
@@ -35,7 +36,6 @@ from mini_gpt.runtime.errors import UserError, printable, require, shown
 from mini_gpt.training import state as states
 from mini_gpt.training import workdir as workdirs
 from mini_gpt.training.checkpoint import Checkpoints
-from mini_gpt.training.orbax_files import UnreadArray
 from mini_gpt.training.record import Record
 from mini_gpt.training.step import TrainState
 
@@ -80,7 +80,8 @@ def import_run(
         files.directory_written_whole(workdir) as draft,
     ):
         workdirs.claim(draft, config, corpus, tokenizer)
-        with contextlib.closing(Checkpoints(draft / workdirs.CHECKPOINTS)) as checkpoints:
+        handlers = {UnreadArray: UnreadHandler()}
+        with contextlib.closing(Checkpoints(draft / workdirs.CHECKPOINTS, handlers=handlers)) as checkpoints:
             parameters = _tree(arrays, shapes, bar, stacked=config.model.scan_layers)
             checkpoints.save(0, TrainState(jnp.int32(0), parameters, None, jnp.bool(False)), Record())
         workdirs.record_import(draft, source, {"architecture": architecture.title, "context_length": length, **origin})

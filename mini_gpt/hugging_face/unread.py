@@ -1,12 +1,17 @@
-"""A run whose arrays are read from its checkpoint one at a time, when an export writes them, and not kept."""
+"""Arrays that are read from a file when they are written to another and not kept, and a run with such arrays."""
 
+import asyncio
+import dataclasses
 import functools
 import logging
+import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import numpy as np
+import orbax.checkpoint as ocp
 import tensorstore as ts
 
 from mini_gpt.config.schema import Config
@@ -14,10 +19,68 @@ from mini_gpt.model.parameters import Parameters, by_name, path_name, with_layer
 from mini_gpt.runtime.errors import UserError
 from mini_gpt.training.checkpoint import PARTS, Damaged, unreadable_is_damaged
 from mini_gpt.training.checksums import checksums
-from mini_gpt.training.orbax_files import UnreadArray, plain_path
+from mini_gpt.training.orbax_files import plain_path
 from mini_gpt.training.run import Run
 
+CHUNK = 2**24  # bytes of an UnreadArray that are compressed at a time
 log = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class UnreadArray(np.lib.mixins.NDArrayOperatorsMixin):
+    """An array that is read from its source when its values are needed, and not kept.
+
+    In a checkpoint to save, it needs memory only while it is written. Arithmetic and indices return a NumPy array.
+    """
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    read: Callable[[], np.ndarray]
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        del copy  # each read makes a new array
+        return np.asarray(self.read(), dtype)
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
+        read = [each.read() if isinstance(each, UnreadArray) else each for each in inputs]
+        return getattr(ufunc, method)(*read, **options)
+
+    def __getitem__(self, index: Any) -> np.ndarray:
+        return self.read()[index]
+
+    def astype(self, dtype: Any) -> np.ndarray:
+        return self.read().astype(dtype)
+
+
+class UnreadHandler(ocp.type_handlers.NumpyHandler):
+    """Writes each UnreadArray, chunk by chunk, before it reads the next."""
+
+    def __init__(self):
+        super().__init__(deepcopy_host_arrays=False)
+
+    async def serialize(self, values: Any, infos: Any, args: Any = None) -> Sequence[ocp.future.Future]:
+        del args
+        for value, info in zip(values, infos, strict=True):
+            in_chunks = [ocp.SaveArgs(chunk_byte_size=CHUNK)]
+            for written in await super().serialize([value.read()], [info], in_chunks):
+                await asyncio.to_thread(written.result)
+        return []
+
+    async def _open_and_write(self, value: np.ndarray, tspec: dict[str, Any], ts_context: ts.Context) -> None:
+        """As in the base class, which would hold all compressed chunks in memory."""
+        array = await ts.open(ts.Spec(tspec), create=True, open=True, context=ts_context)
+        chunk = array.chunk_layout.write_chunk.shape
+        rows = chunk[0] if chunk and chunk[0] else len(value)
+        for first in range(0, len(value), rows):
+            await array[first : first + rows].write(value[first : first + rows])
 
 
 class UnreadRun(Run):

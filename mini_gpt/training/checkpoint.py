@@ -11,7 +11,7 @@ import errno
 import functools
 import logging
 import math
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -61,9 +61,14 @@ def unreadable_is_damaged() -> Iterator[None]:
 
 
 class Checkpoints:
-    """The checkpoints under a directory. Keeps the last `keep` and the best by validation loss."""
+    """The checkpoints under a directory. Keeps the last `keep` and the best by validation loss.
 
-    def __init__(self, directory: Path, *, keep: int = 1, read_only: bool = False):
+    handlers: Orbax's handlers of arrays other than those of JAX and NumPy, by their type.
+    """
+
+    def __init__(
+        self, directory: Path, *, keep: int = 1, read_only: bool = False, handlers: Mapping[type, Any] | None = None
+    ):
         if read_only and not directory.is_dir():
             raise UserError(f"{directory}: not found; train first, this workdir has no checkpoint")
         alone = {0} if processes.apart and not read_only else None
@@ -78,16 +83,16 @@ class Checkpoints:
             save_interval_steps=0 if read_only else 1,
             lightweight_initialize=True,  # do not read the metrics files of old checkpoints
         )
-        handlers = ocp.handlers.DefaultCheckpointHandlerRegistry()
+        registry = ocp.handlers.DefaultCheckpointHandlerRegistry()
         for part in PARTS:
-            handlers.add(part, ocp.args.PyTreeSave, VerifyingHandler(directory))
+            registry.add(part, ocp.args.PyTreeSave, VerifyingHandler(directory, handlers or {}))
         self.directory = directory
         self.keep = keep
         self.run = workdirs.identity(directory.parent)
         self.records: dict[int, Record] = {}
         self.opened = contextlib.ExitStack()
         self.path = self.opened.enter_context(plain_path(directory))
-        self.manager = ocp.CheckpointManager(self.path, options=options, handler_registry=handlers)
+        self.manager = ocp.CheckpointManager(self.path, options=options, handler_registry=registry)
 
     def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
         """Return which checkpoints to keep: the last few, the best for each eval_tokens, and the last scheduled one."""

@@ -1,16 +1,14 @@
-"""Paths that Orbax can use for any directory, arrays that are read while it writes, and a check of what it wrote."""
+"""Paths that Orbax can use for any directory, and a check of what it wrote."""
 
-import asyncio
 import collections
 import contextlib
-import dataclasses
 import json
 import logging
 import math
 import os
 import re
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -61,75 +59,17 @@ def _is_plain(path: Path) -> bool:
     return plain and LOCK_SUFFIX not in text and not f"{text}/".startswith(URL_ROOTS)
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class UnreadArray(np.lib.mixins.NDArrayOperatorsMixin):
-    """An array that is read from its source when its values are needed, and not kept.
-
-    In a checkpoint to save, it needs memory only while it is written. Arithmetic and indices return a NumPy array.
-    """
-
-    shape: tuple[int, ...]
-    dtype: np.dtype
-    read: Callable[[], np.ndarray]
-
-    @property
-    def ndim(self) -> int:
-        return len(self.shape)
-
-    @property
-    def nbytes(self) -> int:
-        return math.prod(self.shape) * self.dtype.itemsize
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        del copy  # each read makes a new array
-        return np.asarray(self.read(), dtype)
-
-    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
-        read = [each.read() if isinstance(each, UnreadArray) else each for each in inputs]
-        return getattr(ufunc, method)(*read, **options)
-
-    def __getitem__(self, index: Any) -> np.ndarray:
-        return self.read()[index]
-
-    def astype(self, dtype: Any) -> np.ndarray:
-        return self.read().astype(dtype)
-
-
-CHUNK = 2**24  # bytes of an UnreadArray that are compressed at a time
-
-
-class _UnreadHandler(ocp.type_handlers.NumpyHandler):
-    """Writes each UnreadArray, chunk by chunk, before it reads the next."""
-
-    def __init__(self):
-        super().__init__(deepcopy_host_arrays=False)
-
-    async def serialize(self, values: Any, infos: Any, args: Any = None) -> Sequence[ocp.future.Future]:
-        del args
-        for value, info in zip(values, infos, strict=True):
-            in_chunks = [ocp.SaveArgs(chunk_byte_size=CHUNK)]
-            for written in await super().serialize([value.read()], [info], in_chunks):
-                await asyncio.to_thread(written.result)
-        return []
-
-    async def _open_and_write(self, value: np.ndarray, tspec: dict[str, Any], ts_context: ts.Context) -> None:
-        """As in the base class, which would hold all compressed chunks in memory."""
-        array = await ts.open(ts.Spec(tspec), create=True, open=True, context=ts_context)
-        chunk = array.chunk_layout.write_chunk.shape
-        rows = chunk[0] if chunk and chunk[0] else len(value)
-        for first in range(0, len(value), rows):
-            await array[first : first + rows].write(value[first : first + rows])
-
-
 class VerifyingHandler(ocp.PyTreeCheckpointHandler):
     """Saves a pytree of arrays, and checks the files before Orbax completes the checkpoint.
 
     Orbax calls `finalize` in process 0 after all processes have written. An error there ends the save: the checkpoint
     keeps its temporary name, and no older checkpoint is deleted.
+
+    more: Orbax's handlers of other arrays, by their type.
     """
 
-    def __init__(self, directory: Path):
-        handlers = {jax.Array: ocp.type_handlers.ArrayHandler(), UnreadArray: _UnreadHandler()}
+    def __init__(self, directory: Path, more: Mapping[type, Any]):
+        handlers = {jax.Array: ocp.type_handlers.ArrayHandler(), **more}
         handlers[np.ndarray] = ocp.type_handlers.NumpyHandler(deepcopy_host_arrays=False)  # copied by the caller
         super().__init__(type_handler_registry=ocp.type_handlers.create_type_handler_registry(*handlers.items()))
         self.checkpoints = directory  # for the message
