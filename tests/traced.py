@@ -26,7 +26,7 @@ from tests.structure import REPOSITORY
 
 OWN = (f"{REPOSITORY}/mini_gpt/", f"{REPOSITORY}/train.py")
 # They print the errors of all commands. A reader of training can skip them.
-ERROR_HANDLERS = (f"{REPOSITORY}/mini_gpt/commands/command_line.py", f"{REPOSITORY}/mini_gpt/runtime/errors.py")
+ERROR_HANDLERS = (f"{REPOSITORY}/mini_gpt/commands/command_line.py", f"{REPOSITORY}/mini_gpt/runtime/program.py")
 INLINE = ("<lambda>", "<genexpr>", "<listcomp>", "<setcomp>", "<dictcomp>")
 
 

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from mini_gpt.data import bucket_tokens
-from mini_gpt.runtime import errors
+from mini_gpt.runtime import program
 from mini_gpt.training import conclusion
 
 BLOCK = 2**8  # bytes of a block of tokens in a bucket: small texts have many
@@ -19,4 +19,4 @@ if __name__ == "__main__":
     bucket_tokens.BLOCK = BLOCK
     for command, *arguments in json.loads(Path(sys.argv[1]).read_text()):
         sys.argv = [command, *arguments]
-        errors.run(importlib.import_module(command.removesuffix(".py")).main)
+        program.run(importlib.import_module(command.removesuffix(".py")).main)

@@ -13,7 +13,7 @@ from typing import NoReturn
 
 from mini_gpt.config import loading
 from mini_gpt.data.splits import SPLITS
-from mini_gpt.runtime import buckets, errors, files, processes, startup
+from mini_gpt.runtime import buckets, errors, files, processes, program, startup
 from mini_gpt.runtime.errors import UserError, shown, suggestion
 
 RESERVED_PATH = 600  # bytes of a path that are left for the files of a run
@@ -21,7 +21,7 @@ RESERVED_PATH = 600  # bytes of a path that are left for the files of a run
 
 def command(main: Callable[[], None]) -> Callable[[], None]:
     """Decorate the main function of a command: a UserError ends it with one line on stderr and exit status 1."""
-    return functools.wraps(main)(lambda: errors.run(main))
+    return functools.wraps(main)(lambda: program.run(main))
 
 
 class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):

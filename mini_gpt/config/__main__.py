@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from mini_gpt.config.fields import Spec, describe, specs
 from mini_gpt.config.loading import check_field
 from mini_gpt.config.schema import Config
-from mini_gpt.runtime import errors
+from mini_gpt.runtime import program
 
 PAGE = """# Config
 
@@ -55,4 +55,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    errors.run(main)
+    program.run(main)

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from mini_gpt.runtime import errors
+from mini_gpt.runtime import program
 from mini_gpt.runtime.errors import UserError, require
 
 START_TIMEOUT = 300  # seconds
@@ -68,7 +68,7 @@ def start(
     jax.distributed.initialize(
         *job, cluster_detection_method="deactivate", initialization_timeout=max(60, int(timeout))
     )
-    errors.waits_for_others = True
+    program.waits_for_others = True
     return job.process_id
 
 

@@ -14,7 +14,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from mini_gpt.runtime import errors
+from mini_gpt.runtime import program
 
 MOST_BYTES = 4096  # of a reason
 
@@ -35,9 +35,9 @@ def _hang_up_with_parent() -> None:
 
 
 def run(main: Callable[[], None]) -> None:
-    """Run the main function of a process like `errors.run`, and send back the reason of a failure."""
+    """Run the main function of a process like `program.run`, and send back the reason of a failure."""
     try:
-        errors.run(main)
+        program.run(main)
     except BaseException as stop:
         reason = stop.code if isinstance(stop, SystemExit) else traceback.format_exception_only(stop)[0]
         if isinstance(reason, str):

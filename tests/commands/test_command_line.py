@@ -16,7 +16,7 @@ import sys
 import pytest
 
 from mini_gpt.commands import command_line
-from mini_gpt.runtime import errors, files
+from mini_gpt.runtime import files, program
 from mini_gpt.training import loop
 from tests.conftest import REPOSITORY, SMALL
 
@@ -26,7 +26,7 @@ def type_in(monkeypatch, command, *arguments):
     monkeypatch.setattr(sys, "argv", [command, *arguments])
     monkeypatch.setattr("mini_gpt.commands.command_line.set_up", lambda *_: None)
     try:
-        errors.run(importlib.import_module(command.removesuffix(".py")).main)
+        program.run(importlib.import_module(command.removesuffix(".py")).main)
     except SystemExit as stop:
         assert isinstance(stop.code, str) and "\n" not in stop.code
         return stop.code

@@ -14,7 +14,7 @@ import train
 from mini_gpt import suites
 from mini_gpt.config import loading, places
 from mini_gpt.data import corpora, token_store, tokenizers
-from mini_gpt.runtime import errors, files
+from mini_gpt.runtime import files, program
 from mini_gpt.runtime.errors import UserError
 from mini_gpt.suites.base import SuiteOptions
 from mini_gpt.training import layouts, loop
@@ -270,7 +270,7 @@ def test_control_characters_in_errors_are_escaped(capsys):
         raise UserError("config.json: \x1b]0;owned\x07\n\u202e\ud800: no such field")
 
     with pytest.raises(SystemExit) as ended:
-        errors.run(fail)
+        program.run(fail)
     assert str(ended.value) == r"error: config.json: \x1b]0;owned\x07\n\u202e\ud800: no such field"
 
 

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from mini_gpt.insight import training_curves
-from mini_gpt.runtime import errors, processes
+from mini_gpt.runtime import processes, program
 from mini_gpt.runtime.errors import UserError
 from mini_gpt.training import loop
 from mini_gpt.training import workdir as workdirs
@@ -182,7 +182,7 @@ def start_all(jobs, timeout):
 def joined(monkeypatch):
     """Record the arguments of jax.distributed.initialize instead of calling it."""
     calls = []
-    monkeypatch.setattr(errors, "waits_for_others", False)  # processes.start changes it; restored after the test
+    monkeypatch.setattr(program, "waits_for_others", False)  # processes.start changes it; restored after the test
     monkeypatch.setattr(jax.distributed, "initialize", lambda *arguments, **_: calls.append(arguments))
     return calls
 

@@ -8,7 +8,7 @@ from tests.conftest import REPOSITORY
 
 TASKS = """
 import asyncio, gc
-from mini_gpt.runtime import errors, startup
+from mini_gpt.runtime import errors, program, startup
 
 OF_TASKS = '''
 class Wait:
@@ -39,7 +39,7 @@ def main():
     gc.collect()
     raise errors.UserError("damaged")
 
-errors.run(main)
+program.run(main)
 """
 
 

@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from mini_gpt.commands import study
-from mini_gpt.runtime import errors
+from mini_gpt.runtime import errors, program
 from mini_gpt.study import ray as engine
 from tests.conftest import REPOSITORY, SMALL, slow
 from tests.runtime.test_processes import free_port
@@ -111,7 +111,7 @@ def test_failures_and_a_stop_are_those_of_the_local_engine(monkeypatch, fake, cl
     thread.start()
     monkeypatch.setattr(sys, "argv", ["mini_gpt.sweep", *flags, f"--vary=model.d_ff={WAITS},64", "--engine=ray"])
     with pytest.raises(SystemExit) as left:
-        errors.run(study.sweep)
+        program.run(study.sweep)
     thread.join()
     assert left.value.code == 130 and "stopped; the same command resumes the study" in caplog.text
     assert (waiting / "stopped").read_text() == "saved" and not (waiting / "eval" / "perplexity.json").exists()

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from mini_gpt.commands import study
-from mini_gpt.runtime import errors
+from mini_gpt.runtime import errors, program
 from mini_gpt.study import processes, progress
 from mini_gpt.study.report import Report
 from mini_gpt.study.results import Results
@@ -148,7 +148,7 @@ def test_a_signal_stops_all_runs_and_the_same_command_goes_on(monkeypatch, flags
     monkeypatch.setattr(sys, "argv", arguments)
     monkeypatch.setattr("mini_gpt.commands.command_line.set_up", lambda *_: None)
     with pytest.raises(SystemExit) as left:
-        errors.run(study.sweep)
+        program.run(study.sweep)
     thread.join()
     assert left.value.code == 128 + number and "stopped; the same command resumes the study" in caplog.text
     assert (waiting.parent / "stopped").read_text() == "saved" and not (

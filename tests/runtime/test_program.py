@@ -11,7 +11,7 @@ from tests.conftest import REPOSITORY
 
 SCRIPT = """
 import pathlib, sys
-from mini_gpt.runtime import errors
+from mini_gpt.runtime import errors, program
 
 def main():
     with open(sys.argv[1], "w", encoding="utf-8") as file:
@@ -22,7 +22,7 @@ def main():
         if sys.argv[3] == "fail":
             raise errors.UserError("wrong")
 
-errors.run(main)
+program.run(main)
 """
 ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0"}
 # How the process is started, the locale, the exit statuses, and all of stderr.
@@ -69,7 +69,7 @@ def test_input_that_is_not_utf8_becomes_surrogates(tmp_path, locale):
 
 @pytest.mark.parametrize("error", ["MemoryError()", 'RuntimeError("can\'t start new thread")'])
 def test_a_full_memory_is_one_line(error):
-    script = f"from mini_gpt.runtime import errors\ndef main():\n    raise {error}\nerrors.run(main)"
+    script = f"from mini_gpt.runtime import program\ndef main():\n    raise {error}\nprogram.run(main)"
     environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
     done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=30)
     assert done.returncode == 1 and len(done.stderr.splitlines()) == 1, done.stderr
@@ -78,7 +78,7 @@ def test_a_full_memory_is_one_line(error):
 
 LOGS = """
 import pathlib, sys, threading
-from mini_gpt.runtime import errors
+from mini_gpt.runtime import program
 
 def main():
     for _ in range(3):
@@ -88,7 +88,7 @@ def main():
         print("logged", file=sys.stderr)
     pathlib.Path(sys.argv[1]).write_text("end")
 
-errors.run(main)
+program.run(main)
 """
 
 
