@@ -144,8 +144,7 @@ class LoadedModel:
         source_BS: the tokens of the encoder, if there is one; -1 is padding.
         """
         inputs = self.with_layout(inputs_BL, text_BL, keys_B, source_BS)
-        with sharding.use_mesh(self.mesh):
-            return self.edited().hidden(*inputs)
+        return self.edited().hidden(*inputs)
 
     @jax.jit
     def logits(self, *inputs: jax.Array | None) -> jax.Array:

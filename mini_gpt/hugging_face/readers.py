@@ -87,14 +87,13 @@ def of_run(workdir: Path) -> Reader:
 def _read(model: LoadedModel, tokens_BL: jax.Array) -> tuple[jax.Array, list[jax.Array]]:
     """Return logits_BLV and the streams x_BLD of a `Reading`."""
     module, inputs = model.merge(), model.with_layout(tokens_BL)
-    with sharding.use_mesh(model.mesh):
-        x_BLD, layers, _ = observing.observed(model.merge(), lambda observed: observed.hidden(*inputs))
-        streams = [layers[0].before_BLD, *(layer.after_BLD for layer in layers)]
-        if module.final_norm is not None:
-            streams[-1] = module.final_norm(streams[-1])
-        has_head = model.config.model.prediction_head is not None
-        logits_BLV = module.logits(x_BLD) if has_head else x_BLD[..., :0]
-        return sharding.replicate((logits_BLV, streams), model.mesh)
+    x_BLD, layers, _ = observing.observed(model.merge(), lambda observed: observed.hidden(*inputs))
+    streams = [layers[0].before_BLD, *(layer.after_BLD for layer in layers)]
+    if module.final_norm is not None:
+        streams[-1] = module.final_norm(streams[-1])
+    has_head = model.config.model.prediction_head is not None
+    logits_BLV = module.logits(x_BLD) if has_head else x_BLD[..., :0]
+    return sharding.replicate((logits_BLV, streams), model.mesh)
 
 
 def of_transformers(directory: Path, *, has_head: bool = True) -> Reader:

@@ -154,8 +154,7 @@ def _curves(layers: list[Any], heads: Sequence[Sequence[int]], prefix: str = "at
 def _each_layer(model: LoadedModel, inputs: tuple, arguments: tuple, *, reduce) -> list[Any]:
     """inputs: tokens_BL, text_BL and rows_B."""
     tokens_BL, text_BL, rows_B = inputs
-    with sharding.use_mesh(model.mesh):
-        layers = observing.layers(model.edited(), model.with_layout(tokens_BL, text_BL, keys_of(rows_B)))
+    layers = observing.layers(model.edited(), model.with_layout(tokens_BL, text_BL, keys_of(rows_B)))
     return sharding.replicate([reduce(layer, *arguments) for layer in layers], model.mesh)
 
 
@@ -163,12 +162,11 @@ def _each_layer(model: LoadedModel, inputs: tuple, arguments: tuple, *, reduce) 
 def _each_layer_of_kind(model: LoadedModel, inputs: tuple, arguments: tuple, *, kind: str, reduce) -> list[Any]:
     """inputs: tokens_BL and source_BS."""
     tokens_BL, source_BS = inputs
-    with sharding.use_mesh(model.mesh):
-        inputs = model.with_layout(tokens_BL, source_BS=source_BS)
-        if kind == "encoder":
-            _, _, layers = observing.observed(model.edited(), lambda module: module.encode(*inputs[3:])[0])
-        else:
-            layers = observing.layers(model.edited(), inputs)
+    inputs = model.with_layout(tokens_BL, source_BS=source_BS)
+    if kind == "encoder":
+        _, _, layers = observing.observed(model.edited(), lambda module: module.encode(*inputs[3:])[0])
+    else:
+        layers = observing.layers(model.edited(), inputs)
     if kind == "cross":
         maps = [layer.cross_attention for layer in layers if layer.cross_attention is not None]
         layers = [layer._replace(attention=attention) for layer, attention in zip(layers, maps, strict=True)]

@@ -143,10 +143,9 @@ def _loss_sum(
     heads = editing.compose(edits.heads, masked)
     with_mask = dataclasses.replace(model, edits=edits._replace(heads=heads))
     x_BLD = with_mask.hidden(inputs_BL, text_BL, keys_of(batch["rows"]), batch.get("source"))
-    with sharding.use_mesh(model.mesh):
-        table_VD = model.merge().output_table
-        fields = losses.LossOptions(soft_cap=model.config.model.output_soft_cap)
-        loss = losses.loss_sums(x_BLD, table_VD, targets_BL, row_weights_BL, fields, model.mesh)[0]
+    table_VD = model.merge().output_table
+    fields = losses.LossOptions(soft_cap=model.config.model.output_soft_cap)
+    loss = losses.loss_sums(x_BLD, table_VD, targets_BL, row_weights_BL, fields, model.mesh)[0]
     return sharding.replicate(loss, model.mesh)
 
 

@@ -51,10 +51,9 @@ def of_layers(model: LoadedModel, tokens_L: np.ndarray) -> list[Vectors]:
 
 @jax.jit
 def _of_layers(model: LoadedModel, tokens_BL: jax.Array) -> list[Vectors]:
-    with sharding.use_mesh(model.mesh):
-        module = running.unstack(model.edited())
-        kept = [_Kept(block.attention) for block in module.blocks]
-        module.hidden(*model.with_layout(tokens_BL, tokens_BL, keys_of(tokens_BL[:, 0])))
+    module = running.unstack(model.edited())
+    kept = [_Kept(block.attention) for block in module.blocks]
+    module.hidden(*model.with_layout(tokens_BL, tokens_BL, keys_of(tokens_BL[:, 0])))
     return sharding.replicate([each.vectors for each in kept], model.mesh)
 
 

@@ -1,7 +1,5 @@
 """The device mesh, and how parameters and batches are sharded over it."""
 
-import contextlib
-import contextvars
 import itertools
 import math
 import re
@@ -17,7 +15,6 @@ from mini_gpt.runtime.errors import UserError
 
 AXES = ("data", "fsdp", "tensor")
 Batch = Mapping[str, jax.Array | np.ndarray]
-_traced_mesh: contextvars.ContextVar[Mesh | None] = contextvars.ContextVar("mesh", default=None)
 
 # (pattern in a parameter's path, sharding of its axes). The first match applies; no match is an error.
 RULES = (
@@ -65,24 +62,16 @@ def batch_sharding(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec(("data", "fsdp")))
 
 
-@contextlib.contextmanager
-def use_mesh(mesh: Mesh) -> Iterator[None]:
-    """Set the mesh that `gather` uses while a function is traced. Can be used as a decorator."""
-    token = _traced_mesh.set(mesh)
-    try:
-        yield
-    finally:
-        _traced_mesh.reset(token)
-
-
 def gather(table_VD: jax.Array) -> jax.Array:
-    """Replicate an embedding table over the mesh, if it is sharded.
+    """Replicate an embedding table over its mesh, if it is sharded.
 
     Otherwise XLA would shard the activations like the table, along their width. It would then communicate activations,
     which are larger than parameters.
     """
-    mesh = _traced_mesh.get()
-    return table_VD if mesh is None or mesh.shape["fsdp"] == 1 else replicate(table_VD, mesh)
+    mesh = jax.typeof(table_VD).sharding.mesh
+    if mesh.shape.get("fsdp", 1) == 1:
+        return table_VD
+    return jax.jit(replicate, static_argnums=1)(table_VD, mesh)  # jit: for gradients of functions without jit
 
 
 def put_batch(batch: dict[str, np.ndarray], mesh: Mesh) -> Batch:

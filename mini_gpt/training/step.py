@@ -99,7 +99,7 @@ def make_train_step(
 
     # Explicit shardings: if the new state had other ones, the step would be compiled a second time.
     shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract_state)
-    return jax.jit(sharding.use_mesh(mesh)(train_step), donate_argnums=0, out_shardings=(shardings, None))
+    return jax.jit(train_step, donate_argnums=0, out_shardings=(shardings, None))
 
 
 def accumulated(gradients_of: Callable[..., Any], microbatches: int) -> Callable[..., Any]:

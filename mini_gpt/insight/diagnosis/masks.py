@@ -119,8 +119,7 @@ def _hidden(model: LoadedModel, inputs_BL: jax.Array, source_BS: jax.Array) -> j
 
 @jax.jit
 def _encoded(model: LoadedModel, source_BS: jax.Array) -> jax.Array:
-    with sharding.use_mesh(model.mesh):
-        x_BSD, _ = model.merge().encode(source_BS)
+    x_BSD, _ = model.merge().encode(source_BS)
     return sharding.replicate(x_BSD, model.mesh)
 
 
@@ -131,14 +130,13 @@ def _first_gradient(model: LoadedModel, inputs_BL: jax.Array, source_BS: jax.Arr
     It is the gradient of a random projection of the decoder's hidden state at the first target position.
     """
     module = model.merge()
-    with sharding.use_mesh(model.mesh):
-        tokens_BL, positions_BL, segments_BL, *source_arrays = model.with_layout(inputs_BL, source_BS=source_BS)
-        x_BSD, source = module.encode(*source_arrays)
-        coordinates = Coordinates.of(inputs_BL.shape[1], positions_BL, segments_BL)
+    tokens_BL, positions_BL, segments_BL, *source_arrays = model.with_layout(inputs_BL, source_BS=source_BS)
+    x_BSD, source = module.encode(*source_arrays)
+    coordinates = Coordinates.of(inputs_BL.shape[1], positions_BL, segments_BL)
 
-        def projection(x_BSD: jax.Array) -> jax.Array:
-            x_BLD = module.decode(tokens_BL, coordinates, (x_BSD, source))
-            return jnp.sum(x_BLD[:, 0] * jax.random.normal(jax.random.key(0), x_BLD.shape[-1:]))
+    def projection(x_BSD: jax.Array) -> jax.Array:
+        x_BLD = module.decode(tokens_BL, coordinates, (x_BSD, source))
+        return jnp.sum(x_BLD[:, 0] * jax.random.normal(jax.random.key(0), x_BLD.shape[-1:]))
 
-        gradient_BSD = jax.grad(projection)(x_BSD)
+    gradient_BSD = jax.grad(projection)(x_BSD)
     return sharding.replicate(jnp.abs(gradient_BSD.astype(jnp.float32)).max(axis=-1), model.mesh)

@@ -244,8 +244,7 @@ def losses(model: LoadedModel, windows_BM: np.ndarray, mistake: Mistake) -> np.n
 def _losses(model: LoadedModel, windows_BM: jax.Array, number: Any, mistake: Mistake) -> jax.Array:
     mistake = mistake if number is None else mistake._replace(number=number)
     inputs_BL, targets_BL = windows_BM[:, :-1], windows_BM[:, 1:]
-    with sharding.use_mesh(model.mesh):
-        module = make(running.unstack(model.merge()), mistake)
-        x_BLD = module.hidden(*model.with_layout(inputs_BL))
-        nll_BL = token_nll(x_BLD, module.output_table, targets_BL, model.mesh, model.config.model.output_soft_cap)
+    module = make(running.unstack(model.merge()), mistake)
+    x_BLD = module.hidden(*model.with_layout(inputs_BL))
+    nll_BL = token_nll(x_BLD, module.output_table, targets_BL, model.mesh, model.config.model.output_soft_cap)
     return sharding.replicate(nll_BL.mean(axis=1), model.mesh)

@@ -69,8 +69,7 @@ def is_sum(config: ModelConfig) -> bool:
 @jax.jit
 def _attribute(model: LoadedModel, tokens_BL: jax.Array, contrast_V: jax.Array) -> Attribution:
     module = running.unstack(model.merge())
-    with sharding.use_mesh(model.mesh):
-        observed = observing.layers(model.edited(), model.with_layout(tokens_BL))
+    observed = observing.layers(model.edited(), model.with_layout(tokens_BL))
 
     def last(layer: Layer) -> tuple[jax.Array, ...]:
         seen = (layer.before_BLD, layer.heads_BLHK, layer.attention_BLD, layer.feed_forward_BLD)

@@ -57,19 +57,18 @@ def _read(model: LoadedModel, inputs_BL: jax.Array, targets_BL: jax.Array, *, mo
     def log_probabilities(x_BLD: jax.Array) -> jax.Array:
         return jax.nn.log_softmax(module.logits(module.finish(x_BLD)))
 
-    with sharding.use_mesh(model.mesh):
-        layers = observing.layers(model.edited(), model.with_layout(inputs_BL))
-        streams_PBLD = jnp.stack([layers[0].before_BLD, *(layer.after_BLD for layer in layers)])
-        last_BLV = log_probabilities(streams_PBLD[-1])
+    layers = observing.layers(model.edited(), model.with_layout(inputs_BL))
+    streams_PBLD = jnp.stack([layers[0].before_BLD, *(layer.after_BLD for layer in layers)])
+    last_BLV = log_probabilities(streams_PBLD[-1])
 
-        def predict(x_BLD: jax.Array) -> Depths:
-            log_BLV = log_probabilities(x_BLD)
-            nll_BL = -jnp.take_along_axis(log_BLV, targets_BL[..., None], axis=-1)[..., 0]
-            divergence_BL = jnp.sum(jnp.exp(last_BLV) * (last_BLV - log_BLV), axis=-1)
-            top_BLT, tokens_BLT = jax.lax.top_k(log_BLV, most)
-            return Depths(nll_BL, divergence_BL, tokens_BLT, jnp.exp(top_BLT))
+    def predict(x_BLD: jax.Array) -> Depths:
+        log_BLV = log_probabilities(x_BLD)
+        nll_BL = -jnp.take_along_axis(log_BLV, targets_BL[..., None], axis=-1)[..., 0]
+        divergence_BL = jnp.sum(jnp.exp(last_BLV) * (last_BLV - log_BLV), axis=-1)
+        top_BLT, tokens_BLT = jax.lax.top_k(log_BLV, most)
+        return Depths(nll_BL, divergence_BL, tokens_BLT, jnp.exp(top_BLT))
 
-        return sharding.replicate(jax.lax.map(predict, streams_PBLD), model.mesh)
+    return sharding.replicate(jax.lax.map(predict, streams_PBLD), model.mesh)
 
 
 def by_depth(model: LoadedModel, texts: Iterable[tuple[int, Batch]]) -> list[dict[str, Any]]:

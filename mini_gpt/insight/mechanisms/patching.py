@@ -87,8 +87,7 @@ def activations(model: LoadedModel, tokens_BL: np.ndarray) -> Activations:
 
 @jax.jit
 def _activations(model: LoadedModel, tokens_BL: jax.Array) -> tuple[jax.Array, ...]:
-    with sharding.use_mesh(model.mesh):
-        layers = observing.layers(model.edited(), model.with_layout(tokens_BL))
+    layers = observing.layers(model.edited(), model.with_layout(tokens_BL))
     sites = [(layer.heads_BLHK, layer.attention_BLD, layer.feed_forward_BLD, layer.before_BLD) for layer in layers]
     stacked = tuple(jnp.stack(arrays).astype(jnp.float32) for arrays in zip(*sites, strict=True))
     return sharding.replicate(stacked, model.mesh)
