@@ -1,18 +1,16 @@
-"""The devices that JAX finds, whether they support bfloat16, and out-of-memory errors."""
+"""The devices that JAX finds, and whether they support bfloat16."""
 
-import contextlib
 import importlib.util
 import logging
 import os
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from mini_gpt.runtime.errors import UserError, memory_error
+from mini_gpt.runtime.errors import UserError
 
 # Packages that add a platform to JAX; JAX gives no warning if such a package finds no device.
 PLUGINS = {"jax_cuda12_plugin": "GPU", "jax_cuda13_plugin": "GPU", "jax_rocm7_plugin": "GPU", "libtpu": "TPU"}
@@ -84,18 +82,3 @@ def check_dtype(dtype: str, device: Any) -> None:
             f"{device.compute_capability}, below {'.'.join(map(str, FIRST_WITH_BFLOAT16))}) only emulates; must be "
             "float32 or auto"
         )
-
-
-@contextlib.contextmanager
-def clear_memory_errors() -> Iterator[None]:
-    """Turn any library's out-of-memory error in training into a UserError."""
-    try:
-        yield
-    except (MemoryError, RuntimeError, OSError) as error:
-        found = memory_error(error)
-        if found is None:
-            raise
-        raise UserError(
-            f"out of memory ({found}); raise train.accumulation_steps or mesh.fsdp, or lower train.batch_size, "
-            "context_length, model.num_layers or model.d_model (a run that has started may change only mesh and eval)"
-        ) from error

@@ -14,8 +14,8 @@ from mini_gpt.config.schema import Config
 from mini_gpt.data import tokenizers
 from mini_gpt.data.corpus import Corpus
 from mini_gpt.data.tokenizers import Tokenizer
-from mini_gpt.runtime import devices, files, processes
-from mini_gpt.runtime.errors import UserError, shown
+from mini_gpt.runtime import files, processes
+from mini_gpt.runtime.errors import UserError, memory_error, shown
 from mini_gpt.training.optimizer import same_rates
 
 CONFIG, CORPUS, TOKENIZER, CHECKPOINTS = "config.json", "corpus.json", "tokenizer", "checkpoints"
@@ -80,6 +80,21 @@ def clear_errors_of_loss(workdir: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def clear_memory_errors() -> Iterator[None]:
+    """Turn any library's out-of-memory error in training into a UserError."""
+    try:
+        yield
+    except (MemoryError, RuntimeError, OSError) as error:
+        found = memory_error(error)
+        if found is None:
+            raise
+        raise UserError(
+            f"out of memory ({found}); raise train.accumulation_steps or mesh.fsdp, or lower train.batch_size, "
+            "context_length, model.num_layers or model.d_model (a run that has started may change only mesh and eval)"
+        ) from error
+
+
+@contextlib.contextmanager
 def locked(workdir: Path, *, new: bool) -> Iterator[None]:
     """Lock the directory against other training processes. If this process is killed, the lock ends.
 
@@ -119,7 +134,7 @@ def held(workdir: Path, config: Config, corpus: Corpus, claim: Callable[[], None
                 workdir / CORPUS, processes.of_main_process(_read_record(workdir / CORPUS, "a corpus", {}))
             )
         check_corpus(workdir, corpus)  # each process has read the text itself
-        with clear_errors_of_loss(workdir), files.clear_write_errors(workdir), devices.clear_memory_errors():
+        with clear_errors_of_loss(workdir), files.clear_write_errors(workdir), clear_memory_errors():
             yield
 
 
