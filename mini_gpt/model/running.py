@@ -37,15 +37,6 @@ def make_runner(config: ModelConfig) -> Callable[..., jax.Array] | None:
     return None if config.remat == "none" else functools.partial(_in_order, config)
 
 
-def apply_blocks(stack: Any, x_BLD: jax.Array, context: Any, keys: Sequence[Any]) -> jax.Array:
-    """Return x_BLD after all blocks of a stack, which has `blocks`, and as `run_blocks` what `make_runner` returns."""
-    if stack.run_blocks is not None:
-        return stack.run_blocks(stack.blocks, x_BLD, context, keys)
-    for block, key in zip(stack.blocks, keys, strict=True):
-        x_BLD = block(x_BLD, context, key)
-    return x_BLD
-
-
 def unstack(model: Any) -> Any:
     """Return a model, or an encoder, after its blocks have become a list that a loop runs; the model is changed."""
     if not isinstance(model.blocks, nnx.List):
