@@ -316,16 +316,6 @@ class ModelConfig(Section, prefix="model."):
         """The number of positions that the encodings have; None: any number."""
         return self.max_positions if set(self.position_pattern) & set(TABLES) else None
 
-    def without_cache(self, length: float = math.inf) -> str | None:
-        """Return why texts of up to this length have no KV cache; None if they have one."""
-        if self.block != "attention":
-            return f"model.block: found {self.block!r}, which has no keys and values"
-        if self.variants.selective:
-            return "model.variants.selective: found True, and selective attention needs all earlier queries"
-        if self.rope.scaling == "dynamic" and (self.random_positions or length) > (self.rope.original_context or 0):
-            return "model.rope.scaling: found 'dynamic', which turns all keys again when the text grows; use ntk"
-        return None
-
     @property
     def gated(self) -> bool:
         """Whether the activation has a gate, which has a matrix of its own in the feed-forward layer."""

@@ -1,6 +1,7 @@
 """Decoding with a KV cache, which has each layer's keys and values of earlier tokens in slots."""
 
 import functools
+import math
 from typing import Any, NamedTuple
 
 import jax
@@ -64,10 +65,21 @@ class Cache(NamedTuple):
         return jax.tree.map(taken, self._replace(source=None))._replace(source=self.source)
 
 
+def without_cache(config: ModelConfig, length: float = math.inf) -> str | None:
+    """Return why texts of up to this length have no KV cache; None if they have one."""
+    if config.block != "attention":
+        return f"model.block: found {config.block!r}, which has no keys and values"
+    if config.variants.selective:
+        return "model.variants.selective: found True, and selective attention needs all earlier queries"
+    if config.rope.scaling == "dynamic" and (config.random_positions or length) > (config.rope.original_context or 0):
+        return "model.rope.scaling: found 'dynamic', which turns all keys again when the text grows; use ntk"
+    return None
+
+
 def check(config: ModelConfig, length: int) -> None:
     """Raise UserError if the model can't use a KV cache for texts of this length."""
     require(config.causal, "model.causal", False, "a bidirectional model can't generate text")
-    if reason := config.without_cache(length):
+    if reason := without_cache(config, length):
         raise UserError(f"{reason}; so the model can't generate text with a KV cache")
 
 

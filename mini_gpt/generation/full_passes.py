@@ -16,6 +16,7 @@ import numpy as np
 
 from mini_gpt.config.fields import convert
 from mini_gpt.evaluation.loaded import LoadedModel
+from mini_gpt.generation import cache as caches
 from mini_gpt.generation import decoding
 from mini_gpt.generation.prompts import Prompt, prepare
 from mini_gpt.generation.sampling import Sampling, draw, noise
@@ -33,7 +34,7 @@ def stream(
     """Yield sampled tokens_BN, int32, as `decoding.stream` does for models with a KV cache; it takes its arguments."""
     seed = convert("seed", seed, int)
     prepared, padded, capacity = prepare(model, prompts, sources, length)
-    if prepared.config.model.without_cache(capacity) is None:
+    if caches.without_cache(prepared.config.model, capacity) is None:
         yield from decoding.stream(model, prompts, length=length, sampling=sampling, seed=seed, sources=sources)
         return
     tokens_BT = jnp.pad(padded.tokens_BL, ((0, 0), (0, capacity - padded.tokens_BL.shape[1])))

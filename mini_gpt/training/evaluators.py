@@ -14,6 +14,7 @@ from mini_gpt.evaluation import perplexity, scoring, task_accuracy
 from mini_gpt.evaluation.loaded import LoadedModel
 from mini_gpt.evaluation.scoring import Score
 from mini_gpt.generation import decoding as generation
+from mini_gpt.generation.cache import without_cache
 from mini_gpt.generation.sampling import Sampling
 
 PROMPT_TOKENS = 32  # tokens of validation text that a sample continues
@@ -77,7 +78,7 @@ class TextEvaluator(Evaluator):
 
     def __init__(self, config: Config, tokenizer: Tokenizer, tokens: np.ndarray):
         super().__init__(config, tokenizer)
-        self.has_sample = self.has_sample and config.model.causal and config.model.without_cache() is None
+        self.has_sample = self.has_sample and config.model.causal and without_cache(config.model) is None
         self.tokens = tokens
         perplexity.check_scorable(config, len(tokens))
         start_BL = np.asarray(tokens[: config.context_length], np.int32)[None]

@@ -10,7 +10,6 @@ import pytest
 from flax import nnx
 
 from mini_gpt.config import loading
-from mini_gpt.config.model import ModelConfig
 from mini_gpt.data.layout import Layout
 from mini_gpt.data.tokenizers import ByteTokenizer
 from mini_gpt.evaluation.loaded import LoadedModel
@@ -209,7 +208,7 @@ def test_full_passes_draw_the_same_tokens_as_decoding_with_a_cache(monkeypatch):
     model, prompts = make(**{"model.position": "alibi"}), ([3], [1, 2, 3, 4, 5, 6, 7])
     options = {"length": 20, "sampling": Sampling(temperature=2.0, repetition_penalty=3.0), "seed": 4}
     cached = generation.generate(model, prompts, **options)
-    monkeypatch.setattr(ModelConfig, "without_cache", lambda self, length: "none")
+    monkeypatch.setattr(caches, "without_cache", lambda config, length: "none")
     np.testing.assert_array_equal(np.concatenate(list(full_passes.stream(model, prompts, **options)), axis=1), cached)
 
 

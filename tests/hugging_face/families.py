@@ -186,7 +186,7 @@ def measure(family: str, seed: int, directory: pathlib.Path) -> dict[str, float 
         "greedy text": None,
     }
     if mine.config.model.causal:
-        has_cache = mine.config.model.without_cache(LONG) is None
+        has_cache = caches.without_cache(mine.config.model, LONG) is None
         if has_cache:
             results["with a cache"] = error(_cached_logits(mine, tokens_BL, source_BS), wanted_BLV[:, PROMPT - 1 :])
         prompts, sources = list(tokens_BL[:, :PROMPT]), None if source_BS is None else list(source_BS)
