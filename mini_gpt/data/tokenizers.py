@@ -98,16 +98,6 @@ class SubwordTokenizer(Tokenizer):
             self.model.encode_special_tokens = True
         return ids[:-1] if adds_separator else ids
 
-    def encode_masked(self, text: str, name: str) -> np.ndarray:
-        """Encode a whole text with all tokens that an imported model adds around it. name: of the mask token in it."""
-        described = json.loads(self.encoder.to_str())
-        (mask,) = (token for token in described["added_tokens"] if token["id"] == self.mask_id)
-        mask["special"] = False  # the names of special tokens are read as text
-        with no_panic(text):
-            model = Library.from_str(json.dumps(described))
-            model.encode_special_tokens = True
-            return np.array(model.encode(text.replace(name, mask["content"])).ids, np.uint32)
-
     def pieces(self, text: str) -> Iterator[str]:
         return text_pieces(text) if self.separator_id is None else iter([text])  # an imported one may merge spaces
 

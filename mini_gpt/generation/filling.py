@@ -1,12 +1,14 @@
 """Prediction of the masked tokens of a text, by a model that was trained with the masked objective."""
 
+import json
 from typing import Annotated, NamedTuple
 
 import jax
 import numpy as np
 
 from mini_gpt.config.fields import convert, up_to
-from mini_gpt.data.tokenizers import SubwordTokenizer, Tokenizer, mask
+from mini_gpt.data.token_texts import Library
+from mini_gpt.data.tokenizers import SubwordTokenizer, Tokenizer, mask, no_panic
 from mini_gpt.evaluation.loaded import LoadedModel
 from mini_gpt.runtime import sharding, token_ids
 from mini_gpt.runtime.errors import UserError, require
@@ -37,10 +39,21 @@ def encode(tokenizer: Tokenizer, text: str) -> np.ndarray:
     first, *others = text.split(MASK)
     require(bool(others), "text", text, f"must contain {MASK} at least once")
     if isinstance(tokenizer, SubwordTokenizer) and tokenizer.mask_id is not None:
-        return tokenizer.encode_masked(text, MASK).astype(np.int32)
+        return _with_added_tokens(tokenizer, text)
     token = np.array([mask(tokenizer)])
     parts = [tokenizer.encode(first), *(part for other in others for part in (token, tokenizer.encode(other)))]
     return np.concatenate(parts).astype(np.int32)
+
+
+def _with_added_tokens(tokenizer: SubwordTokenizer, text: str) -> np.ndarray:
+    """Encode a whole text, int32, with all tokens that an imported model adds around it."""
+    described = json.loads(tokenizer.encoder.to_str())
+    (masked,) = (token for token in described["added_tokens"] if token["id"] == tokenizer.mask_id)
+    masked["special"] = False  # the names of special tokens are read as text
+    with no_panic(text):
+        model = Library.from_str(json.dumps(described))
+        model.encode_special_tokens = True
+        return np.array(model.encode(text.replace(MASK, masked["content"])).ids, np.int32)
 
 
 def fill(model: LoadedModel, tokens_L: np.ndarray, top: int = 5) -> Filling:
