@@ -13,7 +13,6 @@ MOST_SETTINGS = 2**16  # characters of generation_config.json; Whisper's, the lo
 LONGEST_TEMPLATE, MOST_TEMPLATES = 2**17, 16  # characters of a chat template, and templates with names
 LICENSE = ("license", "license_name", "license_link")
 LONGEST_LICENSE = 256  # characters of each of these
-MADE = {*IDS, "decoder_start_token_id", "transformers_version", "_from_model_config"}  # fields that a run can write
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,8 +70,3 @@ class ModelSource:
         if isinstance(self.chat_template, list):
             return next((one["template"] for one in self.chat_template if one["name"] == "default"), None)
         return self.chat_template
-
-    @property
-    def has_more(self) -> bool:
-        """Whether there is anything that a run without an imported tokenizer could not write again."""
-        return bool(self.chat_template) or len(self.ends) > 1 or not {*(self.generation or {})} <= MADE

@@ -26,7 +26,7 @@ def encoder_of(directory: Path) -> Path:
     except (ValueError, RecursionError, LookupError, TypeError, AttributeError) as error:
         raise UserError(f"{path}: not a list of parts ({type(error).__name__}: {error}); download it again") from None
     places = [place for kind, place in parts if kind == "Transformer"]
-    if len(places) != 1 or not isinstance(places[0], str) or not (places[0] == "" or files.is_file_name(places[0])):
+    if len(places) != 1 or not isinstance(places[0], str) or not (places[0] == "" or settings.is_file_name(places[0])):
         raise UserError(f"{path}: found the encoders {places}; must name one directory here, to be imported")
     left_out = ", ".join(str(kind) for kind, _ in parts if kind != "Transformer") or "other parts"
     log.info(f"{directory}: a sentence-transformers model; its encoder is imported, without {left_out}")

@@ -141,3 +141,8 @@ def find_file(source: Path, name: str) -> Path:
     """
     parent = source.resolve().parent
     return files.file_inside(source, name, also=parent.parent / "blobs" if parent.name == "snapshots" else None)
+
+
+def is_file_name(text: str) -> bool:
+    """Return whether a text can be the name of a file in a directory: printable, not too long, without a slash."""
+    return text.isprintable() and text not in ("", ".", "..") and "/" not in text and len(text) <= files.LONGEST_NAME

@@ -110,7 +110,7 @@ def weight_files(source: Path) -> list[str]:
         raise UserError(f"{source / WEIGHTS}: {found}; weights are read from safetensors only, {convert}")
     try:
         listed = sorted(set(files.read_json(settings.find_file(source, INDEX))["weight_map"].values()))
-        outside = [file for file in listed if not files.is_file_name(file)]
+        outside = [file for file in listed if not settings.is_file_name(file)]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise UserError(f"{source / INDEX}: not an index of files ({type(error).__name__}: {error})") from None
     if outside:

@@ -10,6 +10,7 @@ import tokenizers as library
 from tokenizers import decoders, models, pre_tokenizers
 
 from mini_gpt.data import tokenizers as ours
+from mini_gpt.data.model_source import IDS, ModelSource
 from mini_gpt.data.simple_tokenizers import WORD
 from mini_gpt.data.token_texts import byte_alphabet, unknown_token
 from mini_gpt.data.tokenizers import (
@@ -33,6 +34,7 @@ SENTINEL = "<extra_id_{}>"
 START = "start_token"  # role of the token before each target
 MASKS = ("<mask>", "<|mask|>")  # as SEPARATORS
 SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token")  # kept at import, for a later export
+MADE = {*IDS, "decoder_start_token_id", "transformers_version", "_from_model_config"}  # fields that a run can write
 OF_MASKED = ("cls_token", "sep_token", "mask_token")  # as SPECIAL, if there is a mask token
 
 
@@ -164,13 +166,13 @@ def read(
         require(mask in (None, tokens), f"{path}: the mask token's id", mask, f"must be the last one, {tokens}")
         require(start == end, f"{field}decoder_start_token_id", start, "must be eos_token_id, with these tokens")
         right = "can't be kept for a tokenizer of characters; remove it"
-        require(not source.has_more, f"{directory}: chat template or settings of generation", "some", right)
+        require(not _has_more(source), f"{directory}: chat template or settings of generation", "some", right)
         return _of_list(path, model, tokens, end)
     if kind == "BPE":
         is_ours = _is_bytes_only(path, described)
         model = _with_special(model, end)
         in_order = start == end == tokens - 1 == len(described["model"]["vocab"]) and mask in (None, tokens)
-        if is_ours and in_order and not source.has_more:
+        if is_ours and in_order and not _has_more(source):
             return ByteTokenizer()
     special = {name: names[name] for name in (*SPECIAL, *(OF_MASKED if masked else ())) if name in names}
     if start != end:
@@ -291,3 +293,8 @@ def _names(config: Mapping[str, Any]) -> dict[str, str]:
     named = {name: config.get(name) for name in (*SPECIAL, *OF_MASKED)}
     texts = {name: value.get("content") if isinstance(value, dict) else value for name, value in named.items()}
     return {name: text for name, text in texts.items() if isinstance(text, str)}
+
+
+def _has_more(source: ModelSource) -> bool:
+    """Return whether there is anything that a run without an imported tokenizer could not write again."""
+    return bool(source.chat_template) or len(source.ends) > 1 or not {*(source.generation or {})} <= MADE

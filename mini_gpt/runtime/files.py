@@ -144,11 +144,6 @@ def plain_name(text: str) -> str:
     return f"{plain[:SHORTENED]}-{digest}"
 
 
-def is_file_name(text: str) -> bool:
-    """Return whether a text can be the name of a file in a directory: printable, not too long, without a slash."""
-    return text.isprintable() and text not in ("", ".", "..") and "/" not in text and len(text) <= LONGEST_NAME
-
-
 def write_bytes(path: Path, content: bytes) -> None:
     """Write a file atomically: readers see the old or the new content, also if several processes write it."""
     with clear_write_errors(path), locked_draft(path) as draft:
