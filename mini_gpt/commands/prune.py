@@ -170,7 +170,7 @@ def _measured(models: Mapping[str, LoadedModel], loss: Loss) -> list[dict[str, A
 
 def _write(run: Run, model: LoadedModel, output: Path) -> None:
     """Write the model as a run at step 0 with its config. A failure leaves no files."""
-    source = workdirs.imported_from(run.workdir) or {}
+    source = origin.imported_from(run.workdir) or {}
     count = sum(map(len, model.config.model.head_numbers))
     source |= {"directory": str(run.workdir.resolve()), "context_length": origin.trained_context(run)}
     source |= {"architecture": f"run of mini_gpt, of which {count} heads are kept"}
@@ -179,7 +179,7 @@ def _write(run: Run, model: LoadedModel, output: Path) -> None:
         with contextlib.closing(Checkpoints(draft / workdirs.CHECKPOINTS)) as checkpoints:
             state = TrainState(jnp.int32(0), model.parameters, None, jnp.bool(False))
             checkpoints.save(0, jax.block_until_ready(state), Record())
-        workdirs.record_import(draft, run.workdir, source)
+        origin.record_import(draft, run.workdir, source)
 
 
 if __name__ == "__main__":

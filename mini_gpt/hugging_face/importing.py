@@ -24,6 +24,7 @@ from mini_gpt.data.tokenizers import SubwordTokenizer, Tokenizer
 from mini_gpt.evaluation import memory
 from mini_gpt.hugging_face import architectures, settings, stored, tokenizer_files
 from mini_gpt.hugging_face.architecture import Architecture
+from mini_gpt.hugging_face.origin import record_import
 from mini_gpt.hugging_face.settings import CONFIG, Settings
 from mini_gpt.hugging_face.stored import FLOATS, Stored
 from mini_gpt.hugging_face.tensors import Shape, Tensor
@@ -84,7 +85,7 @@ def import_run(
         with contextlib.closing(Checkpoints(draft / workdirs.CHECKPOINTS, handlers=handlers)) as checkpoints:
             parameters = _tree(arrays, shapes, bar, stacked=config.model.scan_layers)
             checkpoints.save(0, TrainState(jnp.int32(0), parameters, None, jnp.bool(False)), Record())
-        workdirs.record_import(draft, source, {"architecture": architecture.title, "context_length": length, **origin})
+        record_import(draft, source, {"architecture": architecture.title, "context_length": length, **origin})
     return config
 
 

@@ -8,6 +8,7 @@ from mini_gpt.data import splits
 from mini_gpt.data.model_source import ModelSource
 from mini_gpt.data.tokenizers import CharacterTokenizer, Tokenizer, WordTokenizer
 from mini_gpt.hugging_face.architecture import Architecture
+from mini_gpt.hugging_face.origin import described_origin, imported_from
 from mini_gpt.model import parameters as model_parameters
 from mini_gpt.runtime import files
 from mini_gpt.runtime.errors import UserError, printable
@@ -67,7 +68,7 @@ def _facts(run: Run, architecture: Architecture, dtype: str, length: int | None)
         "context": f"{config.context_length:,} tokens",
         "tokenizer": f"{run.tokenizer.kind}, {len(run.tokenizer.token_bytes):,} ids",
     }
-    origin = workdirs.described_origin(run.workdir)
+    origin = described_origin(run.workdir)
     if origin is not None:
         facts["initial weights"] = origin
     if run.step:
@@ -122,7 +123,7 @@ def _base_model(workdir: Path) -> str | None:
     """Return the name on the Hub of the model of which the run is a copy or a further training; None if not known."""
     try:
         for _ in range(MOST_RUNS):
-            if imported := workdirs.imported_from(workdir):
+            if imported := imported_from(workdir):
                 found = HUB_COPY.fullmatch(Path(imported["directory"]).parent.parent.name)
                 return imported.get("model") or (f"{found[1]}/{found[2]}" if found else None)
             before = workdirs.initial_run(workdir)

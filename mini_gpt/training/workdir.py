@@ -130,9 +130,7 @@ def held(workdir: Path, config: Config, corpus: Corpus, claim: Callable[[], None
             claim()
         processes.barrier("made the run directory")
         if processes.apart:  # the text of process 0 counts
-            files.write_json(
-                workdir / CORPUS, processes.of_main_process(_read_record(workdir / CORPUS, "a corpus", {}))
-            )
+            files.write_json(workdir / CORPUS, processes.of_main_process(read_record(workdir / CORPUS, "a corpus", {})))
         check_corpus(workdir, corpus)  # each process has read the text itself
         with clear_errors_of_loss(workdir), files.clear_write_errors(workdir), clear_memory_errors():
             yield
@@ -150,7 +148,7 @@ def claim(
     record = {"name": corpus.name, "fingerprint": corpus.fingerprint, "documents": corpus.num_documents}
     made = {INIT_FROM: origin, CORPUS: record, f"{TOKENIZER}/{tokenizers.FILE}": tokenizer.to_dict()}
     for name, body in made.items():
-        if (workdir / name).exists() and _read_record(workdir / name, "this run", {}) != body:
+        if (workdir / name).exists() and read_record(workdir / name, "this run", {}) != body:
             raise UserError(f"{workdir / name}: found the file of another run; move it away, or name a new directory")
     if origin is not None:
         files.write_json(workdir / INIT_FROM, origin)
@@ -161,53 +159,21 @@ def claim(
     files.write_json(workdir / CONFIG, loading.to_dict(config))  # last: it marks the directory as complete
 
 
-def record_import(workdir: Path, source: Path, model: Mapping[str, Any]) -> None:
-    """Write the directory and the model that a run was imported from. model: see `imported_from`."""
-    files.write_json(workdir / IMPORTED_FROM, {"directory": str(source.resolve()), **model})
-
-
 def identity(workdir: Path) -> str | None:
     """Return the identity of the run; None if the directory has none."""
-    return _read_record(workdir / RUN, "a run", {"identity": str})["identity"] if (workdir / RUN).exists() else None
-
-
-def imported_from(workdir: Path) -> dict[str, Any] | None:
-    """Return the model that a run was imported from, {"directory", "architecture", ...}; None if it was not imported.
-
-    context_length: of the model, which may be longer than the run's.
-    model, commit: its name on the Hugging Face Hub, and the commit of its files. A record may lack these three.
-    """
-    if not (workdir / IMPORTED_FROM).exists():
-        return None
-    record = _read_record(workdir / IMPORTED_FROM, "initial weights", {"directory": str, "architecture": str})
-    for name, kind in {"context_length": int, "model": str, "commit": str}.items():
-        if not isinstance(record.get(name, kind()), kind):
-            raise UserError(
-                f"{workdir / IMPORTED_FROM}: not a record of initial weights ({name}: {shown(record[name])})"
-            )
-    return record
+    return read_record(workdir / RUN, "a run", {"identity": str})["identity"] if (workdir / RUN).exists() else None
 
 
 def initial_run(workdir: Path) -> dict[str, Any] | None:
     """Return the source of the initial weights, {"workdir", "checkpoint_step"}; None if it is not a run."""
     if not (workdir / INIT_FROM).exists():
         return None
-    return _read_record(workdir / INIT_FROM, "initial weights", {"workdir": str, "checkpoint_step": int})
-
-
-def described_origin(workdir: Path) -> str | None:
-    """Return a description of the source of the initial weights; None if they were random."""
-    if source := imported_from(workdir):
-        on_hub = f"{source.get('model')} (commit {source.get('commit')})" if "model" in source else None
-        return f"those of {on_hub or Path(source['directory']).name}, a {source['architecture']}"
-    if run := initial_run(workdir):
-        return f"those of the run {Path(run['workdir']).name}, step {run['checkpoint_step']}"
-    return None
+    return read_record(workdir / INIT_FROM, "initial weights", {"workdir": str, "checkpoint_step": int})
 
 
 def check_corpus(workdir: Path, corpus: Corpus) -> None:
     """Raise UserError if the corpus is not the text that the run was trained on."""
-    trained_on = _read_record(workdir / CORPUS, "a corpus", {"name": str, "fingerprint": str})
+    trained_on = read_record(workdir / CORPUS, "a corpus", {"name": str, "fingerprint": str})
     if trained_on["fingerprint"] != corpus.fingerprint:
         raise UserError(
             f"data.corpus: found {corpus.name} (fingerprint {corpus.fingerprint[:12]}); the run in {workdir} was "
@@ -272,7 +238,7 @@ def record_changes(workdir: Path, config: Config, origin: Mapping[str, Any] | No
         files.write_json(workdir / CONFIG, loading.to_dict(config))
 
 
-def _read_record(path: Path, content: str, fields: Mapping[str, type]) -> dict[str, Any]:
+def read_record(path: Path, content: str, fields: Mapping[str, type]) -> dict[str, Any]:
     """Return the JSON object of a file. Raises UserError if a field is missing or of another type."""
     try:
         record = files.read_with_checksum(path)

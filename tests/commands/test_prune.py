@@ -11,13 +11,13 @@ import pytest
 from mini_gpt import suites
 from mini_gpt.commands import measuring
 from mini_gpt.commands.prune import parse
+from mini_gpt.hugging_face.origin import described_origin
 from mini_gpt.insight import removed
 from mini_gpt.model import editing
 from mini_gpt.model.parameters import count
 from mini_gpt.runtime.errors import UserError
 from mini_gpt.suites.base import SuiteOptions
 from mini_gpt.training.run import Run
-from mini_gpt.training.workdir import described_origin
 from tests.commands.test_command_line import type_in
 from tests.training import test_step
 

@@ -14,12 +14,12 @@ import train
 from mini_gpt import suites
 from mini_gpt.config import loading, places
 from mini_gpt.data import corpora, token_store, tokenizers
+from mini_gpt.hugging_face import origin
 from mini_gpt.runtime import files, program
 from mini_gpt.runtime.errors import UserError
 from mini_gpt.suites.base import SuiteOptions
 from mini_gpt.training import layouts, loop
 from mini_gpt.training import state as states
-from mini_gpt.training import workdir as workdirs
 from mini_gpt.training.checkpoint import Checkpoints, Damaged
 from mini_gpt.training.record import Record
 from mini_gpt.training.run import Run
@@ -223,10 +223,10 @@ def test_links_that_form_a_cycle_are_refused(run):
 def test_invalid_records_of_initial_weights_are_refused(run, config, record):
     (run / "init_from.json").write_text(json.dumps(record))
     with pytest.raises(UserError, match=r"init_from\.json: not a record of initial weights"):
-        workdirs.described_origin(run)
+        origin.described_origin(run)
     (run / "init_from.json").rename(run / "imported_from.json")
     with pytest.raises(UserError, match=r"imported_from\.json: not a record of initial weights"):
-        workdirs.described_origin(run)
+        origin.described_origin(run)
 
 
 @pytest.mark.parametrize(

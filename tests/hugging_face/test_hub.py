@@ -9,9 +9,8 @@ import threading
 
 import pytest
 
-from mini_gpt.hugging_face import hub
+from mini_gpt.hugging_face import hub, origin
 from mini_gpt.runtime.errors import UserError
-from mini_gpt.training import workdir as workdirs
 from mini_gpt.training.run import Run
 from tests.conftest import REPOSITORY
 from tests.hugging_face.test_importing import like_gpt2
@@ -156,7 +155,7 @@ def test_a_model_of_the_hub_becomes_a_run_that_names_its_commit(server, tmp_path
     assert (
         f"{NAME}: commit {COMMIT}, downloading config.json, README.md, tokenizer.json, model.safetensors" in done.stderr
     )
-    record = workdirs.imported_from(tmp_path / "run")
+    record = origin.imported_from(tmp_path / "run")
     assert (record["model"], record["commit"], record["context_length"]) == (NAME, COMMIT, 1024)
-    assert workdirs.described_origin(tmp_path / "run") == f"those of {NAME} (commit {COMMIT}), a GPT-2"
+    assert origin.described_origin(tmp_path / "run") == f"those of {NAME} (commit {COMMIT}), a GPT-2"
     assert Run(tmp_path / "run").step == 0

@@ -10,7 +10,7 @@ from mini_gpt.config import loading
 from mini_gpt.data import tokenizers
 from mini_gpt.data.model_source import LONGEST_TEMPLATE, MOST_SETTINGS, ModelSource
 from mini_gpt.data.tokenizers import BpeTokenizer, ByteTokenizer
-from mini_gpt.hugging_face import model_card, source_files, tokenizer_files
+from mini_gpt.hugging_face import model_card, origin, source_files, tokenizer_files
 from mini_gpt.runtime import files
 from mini_gpt.runtime.errors import UserError
 from mini_gpt.training import workdir as workdirs
@@ -177,18 +177,18 @@ def test_a_card_names_the_license_and_the_base_model(tmp_path):
     for workdir in (first, tuned, again):
         workdir.mkdir()
     copy = tmp_path / "models--Some-One--a.Model_1--b" / "snapshots" / "0123"
-    workdirs.record_import(first, copy, {"architecture": "Llama"})
+    origin.record_import(first, copy, {"architecture": "Llama"})
     files.write_json(tuned / workdirs.INIT_FROM, {"workdir": str(first), "checkpoint_step": 0})
     files.write_json(again / workdirs.INIT_FROM, {"workdir": str(tuned), "checkpoint_step": 3})
     for workdir in (first, tuned, again):
         yaml, about = card_of(read(), workdir).rsplit("\n", 1)
         assert yaml == 'license: "other"\nlicense_name: "a-b"\nbase_model: "Some-One/a.Model_1--b"'
         assert about.startswith("License: other, as the card of the source states. Check its terms before you use or")
-    workdirs.record_import(
+    origin.record_import(
         first, tmp_path / "models" / "a", {"architecture": "Llama", "model": "A/b", "commit": "0" * 40}
     )
     assert 'base_model: "A/b"' in card_of(read(), tuned)
-    workdirs.record_import(first, tmp_path / "models" / "a", {"architecture": "Llama"})
+    origin.record_import(first, tmp_path / "models" / "a", {"architecture": "Llama"})
     files.write_json(tuned / workdirs.INIT_FROM, {"workdir": str(tuned), "checkpoint_step": 0})  # a loop
     (again / workdirs.INIT_FROM).write_text("{")
     for workdir in (first, tuned, again):

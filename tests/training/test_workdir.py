@@ -13,6 +13,7 @@ import pytest
 from mini_gpt.config import loading
 from mini_gpt.data import corpora, token_store
 from mini_gpt.data.tokenizers import ByteTokenizer
+from mini_gpt.hugging_face import origin
 from mini_gpt.runtime.errors import UserError
 from mini_gpt.training import loop
 from mini_gpt.training import workdir as workdirs
@@ -282,7 +283,7 @@ def test_a_damaged_record_never_ends_in_a_traceback(small, tmp_path, name):
     workdirs.claim(
         workdir, config, corpus, ByteTokenizer(), {"workdir": "/a", "relative": "../a", "checkpoint_step": 5}
     )
-    workdirs.record_import(workdir, tmp_path, {"architecture": "GPT-2", "context_length": 9})
+    origin.record_import(workdir, tmp_path, {"architecture": "GPT-2", "context_length": 9})
     state, _ = small_state()
     with contextlib.closing(Checkpoints(workdir / "checkpoints")) as checkpoints:
         checkpoints.save(5, state, Record(validation_loss=1.5))
@@ -296,7 +297,7 @@ def test_a_damaged_record_never_ends_in_a_traceback(small, tmp_path, name):
         lambda: workdirs.holds_run(workdir, config),
         lambda: workdirs.check_corpus(workdir, corpus),
         lambda: find_initial_weights(workdir, Path("/a"), config),
-        lambda: workdirs.described_origin(workdir),
+        lambda: origin.described_origin(workdir),
         restore,
     ]
     path = workdir / "checkpoints" / "5" / "format" / "metadata" if name == "metadata" else workdir / name
