@@ -81,7 +81,7 @@ def import_run(
         files.directory_written_whole(workdir) as draft,
     ):
         workdirs.claim(draft, config, corpus, tokenizer)
-        handlers = {UnreadArray: UnreadHandler()}
+        handlers: dict[type, Any] = {UnreadArray: UnreadHandler()}
         with contextlib.closing(Checkpoints(draft / workdirs.CHECKPOINTS, handlers=handlers)) as checkpoints:
             parameters = _tree(arrays, shapes, bar, stacked=config.model.scan_layers)
             checkpoints.save(0, TrainState(jnp.int32(0), parameters, None, jnp.bool(False)), Record())
