@@ -13,7 +13,7 @@ from mini_gpt.config import loading
 from mini_gpt.data.layout import Layout
 from mini_gpt.evaluation.loaded import LoadedModel
 from mini_gpt.generation import cache
-from mini_gpt.model import build, editing
+from mini_gpt.model import build
 from mini_gpt.model.positions import ENCODINGS
 from mini_gpt.runtime import sharding
 from tests.conftest import slow
@@ -173,17 +173,3 @@ def assert_cached_equals_full(model, rtol=1e-4, atol=2e-4):
         lengths_B = lengths_B + 1
     np.testing.assert_allclose(logits_BV, full_BTV[np.arange(3), lengths_B - 1], rtol=rtol, atol=atol)
     assert np.ptp(full_BTV, axis=-1).min() > 0.5
-
-
-@pytest.mark.slow
-def test_a_head_mask_applies_with_a_cache_too():
-    model = dataclasses.replace(make({}), edits=editing.head_mask(jnp.ones((3, 1, 4)).at[1, 0, 2].set(0.0)))
-    tokens_BT = np.random.default_rng(0).integers(0, VOCAB, (2, 9), np.int32)
-    full_BTV = model.logits(tokens_BT)
-    logits_BV, kv = jax.jit(lambda model: cache.prefill(model, tokens_BT[:, :8], jnp.array([8, 8]), 9))(model)
-    np.testing.assert_allclose(logits_BV, full_BTV[:, 7], rtol=1e-4, atol=2e-4)
-    np.testing.assert_allclose(
-        jax.jit(cache.decode)(model, tokens_BT[:, 8], kv)[0], full_BTV[:, 8], rtol=1e-4, atol=2e-4
-    )
-    unmasked_BTV = dataclasses.replace(model, edits=None).logits(tokens_BT)
-    assert np.abs(unmasked_BTV - full_BTV).max() > 0.1

@@ -227,13 +227,6 @@ def test_a_text_past_the_learned_table_is_refused(separator_id):
             read(tokens)
 
 
-def test_generation_past_the_learned_table_is_refused():
-    model = make(**{"model.position": "learned"})
-    assert len(generate(model, [1, 2], length=6)[0]) == 6
-    with pytest.raises(UserError, match="the learned table has 8 positions; found a length of 9"):
-        generate(model, [1, 2], length=7)
-
-
 @pytest.mark.parametrize(
     "fields, reason",
     [

@@ -15,10 +15,8 @@ from mini_gpt.evaluation import perplexity, task_accuracy
 from mini_gpt.insight import observing, pruning, samples
 from mini_gpt.model import editing
 from mini_gpt.model import loss as losses
-from mini_gpt.model import parameters as model_parameters
 from mini_gpt.suites.base import SuiteOptions
 from mini_gpt.training.run import Run
-from tests.conftest import slow
 from tests.evaluation.models import random_model
 
 
@@ -52,27 +50,6 @@ def mean_loss(model, parameters, texts):
         nll_BL = nll_fn(batch["inputs"], batch["targets"]).astype(np.float64) * batch["weights"]
         losses += list((nll_BL.sum(axis=1) / batch["weights"].sum(axis=1))[:count])
     return np.mean(losses)
-
-
-@pytest.mark.parametrize("fields", [{"model__num_kv_heads": 1}, *slow({}, {"model__scan_layers": True})])
-def test_masking_a_head_equals_zeroing_its_output(small, fields):
-    config = small(model__num_layers=2, model__position="rope", model__num_heads=2, **fields)
-    model = random_model(config, tokenizers.ByteTokenizer().token_bytes, noise=0)
-    tokens_BL = np.random.default_rng(0).integers(0, 256, (3, 8))
-    logits = lambda mask_NBH: dataclasses.replace(model, edits=editing.head_mask(mask_NBH)).logits(tokens_BL)
-    ones_NBH = np.ones((2, 3, 2), np.float32)
-    whole_BLV = model.logits(tokens_BL)
-    np.testing.assert_allclose(logits(ones_NBH), whole_BLV, rtol=1e-5, atol=1e-6)
-    for layer, head in np.ndindex(2, 2):
-        mask_NBH = ones_NBH.copy()
-        mask_NBH[layer, 1, head] = 0  # in the second row
-        masked_BLV = logits(mask_NBH)
-        pruned = without(model_parameters.with_layers(model.parameters, stacked=False), layer, head, 2)
-        pruned = model_parameters.with_layers(pruned, stacked=config.model.scan_layers)
-        pruned_BLV = dataclasses.replace(model, parameters=pruned).logits(tokens_BL)
-        np.testing.assert_allclose(masked_BLV[1], pruned_BLV[1], rtol=1e-4, atol=1e-6)
-        np.testing.assert_allclose(masked_BLV[::2], whole_BLV[::2], rtol=1e-5, atol=1e-6)
-        assert np.abs(masked_BLV[1] - whole_BLV[1]).max() > 1e-4
 
 
 @pytest.mark.slow

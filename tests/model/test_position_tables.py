@@ -43,7 +43,7 @@ def test_any_encoding_with_a_table_ends_with_its_rows(monkeypatch):
         model(np.array([token * 13]))
     with too_long():
         next(decoding.stream(model, [token * 8], length=5))
-    assert prompts.prepare(model, [token * 9], None, length=1)[1].tokens_BL.shape == (1, 12)
+    assert prompts.prepare(model, [token * 9], None, length=3)[1].tokens_BL.shape == (1, 12)
     assert pair_accuracy.row_lengths(model, [Pair(token * 3, token * 3)])[1] == 12
     with pytest.raises(UserError, match="The learned table has 12 positions: a text of 13 tokens needs 13"):
         answers._place(model, token * 13)

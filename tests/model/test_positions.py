@@ -151,14 +151,6 @@ def test_the_betas_of_yarn_choose_the_interpolated_pairs():
     np.testing.assert_allclose(encoding.frequencies, [1, (1 - kept) * 0.025 + kept * 0.1, 0.0025, 0.00025], rtol=1e-9)
 
 
-def test_linear_rope_scaling_interpolates_positions():
-    scaled, plain = make("rope", **{"rope.scaling": "linear", "rope.factor": 4.0}), make("rope")
-    x_BLHK = jax.random.normal(jax.random.key(0), (1, 9, 2, 64))
-    np.testing.assert_allclose(
-        scaled.rotate(x_BLHK, 4 * jnp.arange(9)[None]), plain.rotate(x_BLHK, jnp.arange(9)[None]), atol=1e-5
-    )
-
-
 @pytest.mark.parametrize("fraction", [1.0, 0.5])
 @pytest.mark.parametrize("scaling", ["none", "linear", "ntk", "yarn"])
 @pytest.mark.parametrize("width", [24, *slow(8, 48, 64, 96, 128)])

@@ -11,6 +11,7 @@ from selenium.webdriver.support.ui import Select, WebDriverWait
 
 from mini_gpt.commands import lab
 from mini_gpt.pages.lab import example
+from tests.oracle import softmax
 from tests.pages.browser import axe_violations, show
 
 pytestmark = pytest.mark.slow
@@ -70,11 +71,6 @@ def unfold(page):
     """Open all sections of a narrow screen."""
     page.execute_script("document.querySelectorAll('details').forEach((each) => { each.open = true; })")
     page.execute_async_script("requestAnimationFrame(() => setTimeout(arguments[0], 0))")
-
-
-def softmax(logits_LS):
-    exp_LS = np.exp(logits_LS)
-    return exp_LS / exp_LS.sum(-1, keepdims=True)
 
 
 def test_the_page_opens_offline_and_shows_the_claimed_pairs(page):

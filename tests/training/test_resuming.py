@@ -74,6 +74,7 @@ def test_refused_runs_prepare_no_corpus(monkeypatch, trained, small, tmp_path):
 
 def test_refusals_name_the_fields_that_the_user_wrote(trained, small):
     run = trained()
+    before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
     given = "; name a new directory, or give the run's own values"
     weights = f"{given}; with --init_from={run}, a new run starts with its weights"
     for fields, listed, remedy in (
@@ -87,6 +88,7 @@ def test_refusals_name_the_fields_that_the_user_wrote(trained, small):
         ({"data__tokenizer": "words"}, "data.tokenizer was 'bytes', is 'words'", given),
     ):
         assert refusal(small(**fields), run) == f"--workdir: {run} holds another run ({listed}){remedy}"
+    assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
 
 
 @pytest.mark.slow

@@ -96,23 +96,6 @@ def test_a_process_that_read_another_text_does_not_train(small, tmp_path, monkey
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "change, message",
-    [
-        ({"model__position": "alibi"}, r"model\.position was 'rope', is 'alibi'"),
-        ({"seed": 1}, "seed was 0, is 1"),
-        ({"train__batch_size": 4}, r"train\.batch_size was 8, is 4"),
-    ],
-)
-def test_a_workdir_of_another_run_is_refused_and_left_alone(small, tmp_path, change, message):
-    loop.train(small(train__steps=2), tmp_path / "run")
-    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")}
-    with pytest.raises(UserError, match=message):
-        loop.train(small(train__steps=4, **change), tmp_path / "run")
-    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")} == before
-
-
-@pytest.mark.slow
 def test_a_resumed_run_may_change_some_fields_but_not_its_text(small, tmp_path, corpus_files):
     loop.train(small(train__steps=2), tmp_path / "run")
     moved = tmp_path / "moved"
