@@ -15,8 +15,8 @@ from mini_gpt.config.model import ModelConfig
 from mini_gpt.model import other_blocks, output, positions, running
 from mini_gpt.model.attention.context import Context, Coordinates
 from mini_gpt.model.attention.multi_head import MultiHeadAttention
-from mini_gpt.model.layers import Mlp, dropout, dropout_keys, make_norm, make_table, observe
-from mini_gpt.runtime import devices, sharding, token_ids
+from mini_gpt.model.layers import Mlp, dropout, dropout_keys, gather, make_norm, make_table, observe
+from mini_gpt.runtime import devices, token_ids
 from mini_gpt.runtime.errors import UserError, require
 
 PLAIN = {"encoder_layers": 0, "block": "attention"}  # the fields for which build.make makes another class
@@ -56,7 +56,7 @@ class Stack(nnx.Module):
 
     def embed(self, table: nnx.Param, tokens_BL: jax.Array, positions_BL: jax.Array) -> jax.Array:
         """Return the residual stream x_BLD, float32: embeddings, plus learned or sinusoidal positions if any."""
-        x_BLD = sharding.gather(table[...])[tokens_BL]
+        x_BLD = gather(table[...])[tokens_BL]
         x_BLD = x_BLD * self.config.d_model**0.5 if self.config.scale_embeddings else x_BLD
         if self.input_encoding is not None:
             x_BLD = self.positions[self.input_encoding].embed(x_BLD, positions_BL)

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
+from jax.sharding import NamedSharding, PartitionSpec
 
 from mini_gpt.config.model import ModelConfig
 from mini_gpt.model.xla_workarounds import CpuLayerNorm, CpuRMSNorm, cpu_matmul, recompute_in_backward
@@ -118,3 +119,16 @@ def make_table(vocab_size: int, config: ModelConfig, *, rngs: nnx.Rngs) -> nnx.P
 def scaled(factor: float | jax.Array, x: jax.Array) -> jax.Array:
     """Return factor · x in x's dtype, computed in float32: a factor rounded to bfloat16 is off by up to 0.4%."""
     return (factor * x.astype(jnp.float32)).astype(x.dtype)
+
+
+def gather(table_VD: jax.Array) -> jax.Array:
+    """Replicate an embedding table over its mesh, if it is sharded.
+
+    Otherwise XLA would shard the activations like the table, along their width. It would then communicate activations,
+    which are larger than parameters.
+    """
+    mesh = jax.typeof(table_VD).sharding.mesh
+    if mesh.shape.get("fsdp", 1) == 1:
+        return table_VD
+    replicate = jax.jit(jax.lax.with_sharding_constraint, static_argnums=1)  # jit: for gradients outside of jit
+    return replicate(table_VD, NamedSharding(mesh, PartitionSpec()))

@@ -62,18 +62,6 @@ def batch_sharding(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec(("data", "fsdp")))
 
 
-def gather(table_VD: jax.Array) -> jax.Array:
-    """Replicate an embedding table over its mesh, if it is sharded.
-
-    Otherwise XLA would shard the activations like the table, along their width. It would then communicate activations,
-    which are larger than parameters.
-    """
-    mesh = jax.typeof(table_VD).sharding.mesh
-    if mesh.shape.get("fsdp", 1) == 1:
-        return table_VD
-    return jax.jit(replicate, static_argnums=1)(table_VD, mesh)  # jit: for gradients of functions without jit
-
-
 def put_batch(batch: dict[str, np.ndarray], mesh: Mesh) -> Batch:
     """Put this host's rows on its devices and return the global batch. On a single CPU, return the batch as it is."""
     if mesh.size == 1 and mesh.devices.flat[0].platform == "cpu":

@@ -190,7 +190,7 @@ WITH_ENCODER = {
 @pytest.mark.slow
 @pytest.mark.parametrize("fields", [{}, WITH_ENCODER], ids=["decoder", "encoder"])
 def test_fsdp_sends_parameters_and_not_activations(small, fields):
-    """Without `sharding.gather`, XLA also shards activations by their width and sends several times as many bytes."""
+    """Without `layers.gather`, XLA also shards activations by their width and sends several times as many bytes."""
     shape = {"model__num_heads": 8, "model__activation": "swiglu", "model__tie_embeddings": False}
     config = small(mesh__data=1, mesh__fsdp=8, **{"context_length": 128} | shape | fields)
     mesh = sharding.make_mesh(*config.mesh.sizes)
