@@ -162,7 +162,7 @@ def _backward(plan: _Plan, saved: tuple, dout_NBGRK: jax.Array) -> tuple:
         dparameters = dparameters | {"sink": dsink_GR.reshape(len(parameters["sink"]), -1).sum(axis=1)}
     gradients = dq_NBGRK, dk_NBGKS.swapaxes(-1, -2), dv_NBGKS.swapaxes(-1, -2), dparameters
     inputs = q_NBGRK, k_NBGSK, v_NBGSK, parameters
-    return *jax.tree.map(_as, gradients, inputs), None
+    return *jax.tree.map(lambda gradient, x: gradient.astype(x.dtype), gradients, inputs), None
 
 
 _attend.defvjp(_forward, _backward)
@@ -198,7 +198,3 @@ def _product(subscripts: str, x: jax.Array, y: jax.Array) -> jax.Array:
     """Return the einsum of x and y, cast to the smaller of their dtypes and accumulated in float32."""
     dtype = x.dtype if x.dtype.itemsize < y.dtype.itemsize else y.dtype
     return jnp.einsum(subscripts, x.astype(dtype), y.astype(dtype), preferred_element_type=jnp.float32)
-
-
-def _as(gradient: jax.Array, x: jax.Array) -> jax.Array:
-    return gradient.astype(x.dtype)
