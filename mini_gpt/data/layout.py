@@ -47,9 +47,9 @@ class Layout(NamedTuple):
         """Return the tokens that the decoder reads, of the same shape."""
         return tokens if self.start_id is None else jnp.where(tokens == self.separator_id, self.start_id, tokens)
 
-    def encoder_tokens(self, source_BS: jax.Array | None) -> jax.Array | None:
+    def encoder_tokens(self, source_BS: jax.Array) -> jax.Array:
         """Return the tokens that the encoder reads. With `start_id`, the separator moves from the start to the end."""
-        if self.start_id is None or self.separator_id is None or source_BS is None:
+        if self.start_id is None or self.separator_id is None:
             return source_BS
         following_BS = jnp.pad(source_BS[:, 1:], ((0, 0), (0, 1)), constant_values=-1)
         return jnp.where((source_BS >= 0) & (following_BS < 0), self.separator_id, following_BS)
@@ -68,10 +68,8 @@ class Layout(NamedTuple):
         if self.separator_id is not None:
             segments_BL = jnp.cumsum(tokens_BL == self.separator_id, axis=1, dtype=jnp.int32)
         if self.separator_id is not None or self.operator_ids:
-            indices_BL = jnp.broadcast_to(jnp.arange(tokens_BL.shape[1], dtype=jnp.int32), tokens_BL.shape)
             before_row = -1 if self.operator_ids else 0  # with operators, the first token has position 1
-            first_BL = jax.lax.cummax(jnp.where(self.restarts(tokens_BL), indices_BL, before_row), axis=1)
-            positions_BL = indices_BL - first_BL
+            positions_BL = _since(self.restarts(tokens_BL), before_row)
         count = config.random_positions
         if count is not None:
             if keys_B is None:
@@ -81,14 +79,12 @@ class Layout(NamedTuple):
             positions_BL = jnp.sort(jax.lax.top_k(numbers_BN, tokens_BL.shape[1])[1], axis=-1)
         return positions_BL, segments_BL
 
-    def source_positions_and_segments(self, source_BS: jax.Array | None) -> tuple[jax.Array | None, jax.Array | None]:
-        """Return (positions_BS, segments_BS) of an encoder's tokens; None without an encoder or a separator."""
-        if source_BS is None or self.separator_id is None:
+    def source_positions_and_segments(self, source_BS: jax.Array) -> tuple[jax.Array | None, jax.Array | None]:
+        """Return (positions_BS, segments_BS) of an encoder's tokens; None without a separator."""
+        if self.separator_id is None:
             return None, None
         is_first_BS = source_BS == self.separator_id
-        indices_BS = jnp.broadcast_to(jnp.arange(source_BS.shape[1], dtype=jnp.int32), source_BS.shape)
-        first_BS = jax.lax.cummax(jnp.where(is_first_BS, indices_BS, 0), axis=1)
-        return indices_BS - first_BS, jnp.cumsum(is_first_BS, axis=1, dtype=jnp.int32)
+        return _since(is_first_BS), jnp.cumsum(is_first_BS, axis=1, dtype=jnp.int32)
 
     def restarts(self, tokens: jax.Array) -> jax.Array:
         """Return whether positions restart at each token, bool of the same shape."""
@@ -97,6 +93,12 @@ class Layout(NamedTuple):
 
 
 PLAIN = Layout()  # one segment in each row, positions 0, 1, 2, …
+
+
+def _since(is_start_BL: jax.Array, before_row: int = 0) -> jax.Array:
+    """Return the distance of each token from the last start, int32. before_row: the index of one before the row."""
+    indices_BL = jnp.broadcast_to(jnp.arange(is_start_BL.shape[1], dtype=jnp.int32), is_start_BL.shape)
+    return indices_BL - jax.lax.cummax(jnp.where(is_start_BL, indices_BL, before_row), axis=1)
 
 
 def keys_of(numbers_B: jax.Array) -> jax.Array:

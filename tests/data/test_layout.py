@@ -87,4 +87,3 @@ def test_targets_start_with_their_own_token_and_sources_end_with_the_separator(s
 def test_tokens_are_read_as_they_are_without_a_start_token():
     source_BS = jnp.array([[9, 1, -1]])
     assert Layout(9).encoder_tokens(source_BS) is source_BS and Layout(9).decoder_tokens(source_BS) is source_BS
-    assert Layout(9, start_id=0).encoder_tokens(None) is None
