@@ -135,8 +135,19 @@ def test_logits_of_random_combinations_equal_the_oracle():
         np.testing.assert_allclose(logits_LV, wanted_LV, atol=LIMIT, rtol=1e-5, err_msg=str(model.config.model))
 
 
+DERIVED = ("position", "attention_window", "rope.base", "rope.factor", "rope.fraction")  # in `layers`, `rotated_width`
+BY_SHAPES = (  # the engine sees them by the parameters that exist, and by their shapes
+    *("max_positions", "d_ff", "norm_weights", "use_bias", "qkv_bias", "attention_out_bias", "output_bias"),
+    *("fire.width", "cope.positions", "variants.canon"),
+)
+WITHOUT_EFFECT = (  # on the logits of a trained model, in float32
+    *("dtype", "param_dtype", "attention", "dropout", "embedding_dropout", "sublayer_dropout", "attention_dropout"),
+    *("remat", "scan_layers", "variants.ssmax_start"),
+)
+
+
 def test_each_config_field_is_read_or_refused():
-    groups = [pack.READ, pack.DERIVED, pack.BY_SHAPES, pack.WITHOUT_EFFECT, tuple(pack.NEEDED)]
+    groups = [pack.READ, DERIVED, BY_SHAPES, WITHOUT_EFFECT, pack.NEEDED]
     named = [f"model.{name}" for group in groups for name in group]
     assert len(named) == len(set(named))
     assert set(named) == set(specs(ModelConfig))
@@ -145,7 +156,7 @@ def test_each_config_field_is_read_or_refused():
 def test_a_new_value_of_a_choice_is_refused(monkeypatch):
     """Fields with a choice of names are those of KNOWN, so that the engine does not take a new name for another one."""
     with_choice = {name for name, spec in specs(ModelConfig).items() if choices(spec.hint)}
-    others = {f"model.{name}" for name in (*pack.WITHOUT_EFFECT, *pack.NEEDED)}
+    others = {f"model.{name}" for name in (*WITHOUT_EFFECT, *pack.NEEDED)}
     assert {f"model.{name}" for name in pack.KNOWN} == with_choice - others
     monkeypatch.setitem(pack.KNOWN, "position", ("rope", "alibi"))
     with pytest.raises(UserError, match=r"model\.position: found .t5.; the playground knows rope, alibi"):
@@ -158,7 +169,7 @@ def test_the_engine_reads_each_packed_field():
 
 
 def test_the_table_of_configs_has_another_value_of_each_field():
-    assert {*pack.READ, *pack.DERIVED, *pack.BY_SHAPES} <= {name for fields in ALL for name in fields}
+    assert {*pack.READ, *DERIVED, *BY_SHAPES} <= {name for fields in ALL for name in fields}
 
 
 COPY = {"data.corpus": "task:copy", "data.tokenizer": "characters"}

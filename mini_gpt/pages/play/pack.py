@@ -62,31 +62,6 @@ READ = (
     "variants.sink",
     "variants.gate",
 )
-DERIVED = ("position", "attention_window", "rope.base", "rope.factor", "rope.fraction")  # in `layers`, `rotated_width`
-BY_SHAPES = (  # the engine sees them by the parameters that exist, and by their shapes
-    "max_positions",
-    "d_ff",
-    "norm_weights",
-    "use_bias",
-    "qkv_bias",
-    "attention_out_bias",
-    "output_bias",
-    "fire.width",
-    "cope.positions",
-    "variants.canon",
-)
-WITHOUT_EFFECT = (  # on the logits of a trained model, in float32
-    "dtype",
-    "param_dtype",
-    "attention",
-    "dropout",
-    "embedding_dropout",
-    "sublayer_dropout",
-    "attention_dropout",
-    "remat",
-    "scan_layers",
-    "variants.ssmax_start",
-)
 NEEDED = {  # the only value that the engine supports
     "heads": None,  # `removed.whole` gives it
     "encoder_layers": 0,
