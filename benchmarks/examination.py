@@ -50,11 +50,17 @@ def examine(seed: int) -> Row:
         "fault": fault,
         "mistake": str(mistake or ""),
         "found": ";".join(result["found"]),
-        "blamed": faults.blamed(result["found"]),
+        "blamed": blamed(result["found"]),
         "loss_minus_recorded": values["recorded loss"],
         "gain": next((values[name] for name in values if name.startswith("trained ")), ""),
         "lower_with": ";".join(each.check for each in searched),
     }
+
+
+def blamed(found: Sequence[str]) -> str:
+    """Return the fault that findings of diagnose name; "none" without findings, "unknown" if they name no fault."""
+    named = [fault for fault in faults.FAULTS if faults.checks(fault) & {*found}]
+    return named[0] if named else "unknown" if found else "none"
 
 
 def table(rows: Sequence[Row]) -> str:

@@ -3,7 +3,6 @@
 The files of the run do not say which fault it is. It follows from the seed, as do all random numbers of the run.
 """
 
-from collections.abc import Sequence
 from pathlib import Path
 from unittest import mock
 
@@ -85,9 +84,3 @@ def train(seed: int, workdir: Path) -> None:
 def checks(fault: str) -> set[str]:
     """Return the checks of diagnose that name a fault."""
     return {CHECKS[kind][0] for kind in FAULTS[fault][1]} | ({"positions"} if fault == "order" else set())
-
-
-def blamed(found: Sequence[str]) -> str:
-    """Return the fault that findings of diagnose name; "none" without findings, "unknown" if they name no fault."""
-    named = [fault for fault in FAULTS if checks(fault) & {*found}]
-    return named[0] if named else "unknown" if found else "none"

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from benchmarks import examination
 from mini_gpt.commands import exercises
 from mini_gpt.insight import budget, faults
 from mini_gpt.insight.diagnosis import mistakes
@@ -124,8 +125,8 @@ def test_the_seed_draws_all_faults():
     assert {mistake.kind for _, mistake in drawn if mistake} == {*mistakes.CHECKS}
     for fault, mistake in drawn:
         found = [mistakes.CHECKS[mistake.kind][0], "recorded loss"] if mistake else []
-        assert faults.blamed(found) == fault and (not found or found[0] in faults.checks(fault))
-    assert faults.blamed(["loss"]) == "unknown" and faults.blamed(["positions"]) == "order"
+        assert examination.blamed(found) == fault and (not found or found[0] in faults.checks(fault))
+    assert examination.blamed(["loss"]) == "unknown" and examination.blamed(["positions"]) == "order"
 
 
 def test_a_guess_is_right_or_wrong_with_a_measurement():
