@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from mini_gpt.runtime import files
-from mini_gpt.runtime.errors import UserError
+from mini_gpt.runtime.errors import UserError, first_line
 
 MARKS = {
     rb"\x1f\x8b": "gzip",
@@ -46,9 +46,8 @@ class _Decompressed(io.RawIOBase):
         try:
             content = self.source.read(len(buffer))
         except (EOFError, OSError, zlib.error, lzma.LZMAError) as error:
-            reason = (str(error).splitlines() or [type(error).__name__])[0]
             raise UserError(
-                f"{self.path}: the {self.kind} data is damaged or cut off ({reason}); get the file again"
+                f"{self.path}: the {self.kind} data is damaged or cut off ({first_line(error)}); get the file again"
             ) from None
         self.count += len(content)
         if self.count > self.most:

@@ -22,7 +22,7 @@ from mini_gpt.data.builders import PythonLibrary, PythonStdlib, TinyShakespeare
 from mini_gpt.data.corpus import Corpus
 from mini_gpt.data.splits import SPLITS
 from mini_gpt.runtime import copies, files, processes
-from mini_gpt.runtime.errors import UserError, require, shown, suggestion
+from mini_gpt.runtime.errors import UserError, first_line, require, shown, suggestion
 
 NAME_IN_TFDS = re.compile(r"\w+(/[\w+.-]+)?(:[\d*]+(\.[\d*]+){2})?")
 FEATURE_MODULES = {feature.__module__ for feature in vars(tfds.features).values() if isinstance(feature, type)}
@@ -133,7 +133,7 @@ def _own(make: MakeBuilder, target: Path, name: str, content: str, fingerprint: 
     try:
         return opened()
     except Exception as error:
-        log.warning(f"{target} is damaged ({_first_line(error)}): it is prepared again")
+        log.warning(f"{target} is damaged ({first_line(error)}): it is prepared again")
     old = target.rename(files.unused(target.with_name(f"{target.name}.damaged")))
     try:
         _prepare(make, name)
@@ -160,7 +160,7 @@ def _errors_of_tfds(action: str, name: str) -> Iterator[None]:
         remedy = f"{install} and set data.path to that directory"
         raise UserError(f"data.corpus: preparing {name} needs the package {error.name}: {remedy}") from None
     except Exception as error:
-        raise UserError(f"data.corpus: TFDS can't {action} {name!r}: {_first_line(error)}") from error
+        raise UserError(f"data.corpus: TFDS can't {action} {name!r}: {first_line(error)}") from error
 
 
 def _tfds_feature_class(name: str) -> type:
@@ -202,7 +202,7 @@ def _read(
         try:
             sources = {split: builder.as_data_source(split=split) for split in sorted(builder.info.splits)}
         except NotImplementedError as error:
-            found = f"{name} in {builder.data_dir} has no random access ({_first_line(error)})"
+            found = f"{name} in {builder.data_dir} has no random access ({first_line(error)})"
             remedy = "prepare it with file_format='array_record', or set data.path to another directory"
             raise UserError(f"data.corpus: {found}; {remedy}") from None
     if fingerprint is None:
@@ -236,7 +236,3 @@ def _require_network(builder: tfds.core.DatasetBuilder, name: str) -> None:
             remedy = "download it elsewhere and give data.path, or use data.corpus=python_stdlib"
             message = f"data.corpus: {name} must be downloaded from {host}, which can't be reached; {remedy}"
             raise UserError(message) from None
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -18,7 +18,7 @@ from mini_gpt.data import tokenizers
 from mini_gpt.data.simple_tokenizers import CharacterTokenizer
 from mini_gpt.data.tokenizers import BpeTokenizer, Tokenizer
 from mini_gpt.runtime import files
-from mini_gpt.runtime.errors import UserError, shown
+from mini_gpt.runtime.errors import UserError, first_line, shown
 
 PREFIXES = {"train": "train", "val": "validation", "test": "test"}  # of names of files, and their splits
 CHUNK = 2**22  # tokens read at a time
@@ -93,8 +93,7 @@ def _documents(path: Path, vocab_size: int, separator: int) -> Iterator[TokenPie
                 yield TokenPiece(tokens[:-1] if tokens[-1:] == separator else tokens, is_new=True)
             reader.close()
         except Exception as error:  # the library's errors have no common type
-            reason = (str(error).splitlines() or [type(error).__name__])[0]
-            raise UserError(f"{path}: can't be read ({reason}); get the file again") from None
+            raise UserError(f"{path}: can't be read ({first_line(error)}); get the file again") from None
         return
     size = path.stat().st_size
     if size == 0 or size % 2:

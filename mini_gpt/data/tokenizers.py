@@ -26,7 +26,7 @@ from mini_gpt.data.simple_tokenizers import (
 )
 from mini_gpt.data.token_texts import Library, token_texts, unknown_token, with_hidden_names
 from mini_gpt.runtime import files
-from mini_gpt.runtime.errors import UserError, require, shown
+from mini_gpt.runtime.errors import UserError, first_line, require, shown
 
 FILE = "tokenizer.json"
 LONGEST_WORD = 2**10  # characters of a word, in the training of BPE
@@ -239,5 +239,4 @@ def no_panic(text: str = "") -> Iterator[None]:
     except BaseException as error:
         if type(error).__name__ != "PanicException":
             raise
-        reason = (str(error).splitlines() or ["panic"])[0]
-        raise UserError(f"tokenizer: the library failed ({reason}); use another tokenizer") from None
+        raise UserError(f"tokenizer: the library failed ({first_line(error)}); use another tokenizer") from None

@@ -13,7 +13,7 @@ from mini_gpt.hugging_face.architectures import ARCHITECTURES
 from mini_gpt.hugging_face.settings import CONFIG
 from mini_gpt.insight import observing
 from mini_gpt.runtime import sharding
-from mini_gpt.runtime.errors import UserError
+from mini_gpt.runtime.errors import UserError, first_line
 from mini_gpt.training.run import Run
 
 MOST = 512  # tokens that are compared
@@ -123,8 +123,7 @@ def of_transformers(directory: Path, *, has_head: bool = True) -> Reader:
         model, about = load(str(directory), output_loading_info=True, **options, **safe)
         tokenizer = transformers.AutoTokenizer.from_pretrained(str(directory), **safe)
     except Exception as error:  # Transformers raises errors of several libraries
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise UserError(f"--right: {directory}: Transformers can't open it ({reason})") from None
+        raise UserError(f"--right: {directory}: Transformers can't open it ({first_line(error)})") from None
     if missing := sorted(name for name in about["missing_keys"] if has_head or not name.startswith("pooler.")):
         raise UserError(f"--right: {directory}: no tensor {missing[0]}; Transformers would use random numbers")
     encode = lambda text: np.array(tokenizer(text)["input_ids"], np.int32)

@@ -25,7 +25,7 @@ from mini_gpt.data.tokenizers import (
 from mini_gpt.hugging_face import source_files
 from mini_gpt.hugging_face.settings import find_file
 from mini_gpt.runtime import files
-from mini_gpt.runtime.errors import UserError, require, shown
+from mini_gpt.runtime.errors import UserError, first_line, require, shown
 
 FILE, CONFIG = "tokenizer.json", "tokenizer_config.json"
 SEPARATORS = ("<|endoftext|>", "<|separator|>")  # the first name that is not yet a token is used
@@ -196,7 +196,7 @@ def _parsed(path: Path) -> library.Tokenizer:
     except FileNotFoundError:
         raise UserError(f"{path}: {NOT_FOUND}") from None
     except Exception as error:  # the library raises bare Exceptions
-        reason = (str(error).splitlines() or [type(error).__name__])[0].removeprefix(f"{path}: ")
+        reason = first_line(error).removeprefix(f"{path}: ")
         raise UserError(f"{path}: {reason}") from None
 
 

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mini_gpt.runtime.errors import LONGEST_SHOWN, UserError, printable
+from mini_gpt.runtime.errors import LONGEST_SHOWN, UserError, first_line, printable
 from mini_gpt.runtime.files import without_password
 
 ADDRESS = re.compile(r"([a-z][a-z0-9+.-]+)://(.+)", re.DOTALL)
@@ -260,5 +260,5 @@ def described(address: str, error: Exception) -> str:
 
 def _line(error: Exception) -> str:
     """Return the first line of an error, without the numbers of requests."""
-    text = re.sub(r" ?\(Request ID: [^)]*\)", "", (str(error).splitlines() or [type(error).__name__])[0])
+    text = re.sub(r" ?\(Request ID: [^)]*\)", "", first_line(error))
     return printable(text[:LONGEST_SHOWN])

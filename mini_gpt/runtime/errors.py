@@ -34,11 +34,15 @@ def suggestion(name: str, known: Iterable[str], otherwise: str = "") -> str:
     return f"; did you mean {near[0]}?" if near else otherwise
 
 
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's message, or its type if it has no message."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
 def memory_error(error: BaseException) -> str | None:
     """Return the first line of any library's out-of-memory error; None for other errors."""
-    text = str(error) or type(error).__name__
-    is_full = isinstance(error, MemoryError) or re.search(FULL_MEMORY, text, re.IGNORECASE)
-    return text.splitlines()[0][:LONGEST_SHOWN] if is_full else None
+    is_full = isinstance(error, MemoryError) or re.search(FULL_MEMORY, str(error), re.IGNORECASE)
+    return first_line(error)[:LONGEST_SHOWN] if is_full else None
 
 
 def printable(text: str) -> str:

@@ -14,7 +14,7 @@ import numpy as np
 
 from mini_gpt.config import loading
 from mini_gpt.config.schema import Config
-from mini_gpt.runtime.errors import UserError
+from mini_gpt.runtime.errors import UserError, first_line
 from mini_gpt.training import workdir as workdirs
 
 
@@ -55,7 +55,7 @@ class Wandb:
                 config=loading.flatten(loading.to_dict(config)),
             )
         except self.wandb.Error as error:
-            reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
+            reason = first_line(error).rstrip(".")
             remedy = "`wandb login` gives access, and WANDB_MODE=offline needs none"
             raise UserError(f"train.logger: wandb: {reason}; {remedy}") from None
         self.run.define_metric("*", step_metric="step")  # wandb's own step never falls, but a rewound run does

@@ -7,7 +7,7 @@ from typing import Any
 
 from mini_gpt.data.formats.records import LONGEST, Parts, checked, missing
 from mini_gpt.data.text_files import ARROW
-from mini_gpt.runtime.errors import UserError
+from mini_gpt.runtime.errors import UserError, first_line
 
 ROWS = 1024  # read at a time
 
@@ -31,7 +31,7 @@ def read(stream: io.BufferedReader, where: str, field: str) -> Parts:
                     number += 1
                     yield checked(text, f"{where}, record {number:,}", field)
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        reason = first_line(error)
         raise UserError(f"{where}: can't be read after record {number:,} ({reason}); get the file again") from None
 
 

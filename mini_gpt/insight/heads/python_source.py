@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
-from mini_gpt.runtime.errors import UserError
+from mini_gpt.runtime.errors import UserError, first_line
 
 KINDS = ("matching bracket", "earlier use of a name", "definition of a call")
 OPENING = {")": "(", "]": "[", "}": "{"}
@@ -43,8 +43,7 @@ def relations(text: str, reach: int) -> list[Relation]:
             tree = ast.parse(text)
         tokens = list(tokenize.generate_tokens(io.StringIO(text, newline=None).readline))
     except (SyntaxError, ValueError, RecursionError, MemoryError, tokenize.TokenError) as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise UserError(f"text: not Python source ({reason})") from None
+        raise UserError(f"text: not Python source ({first_line(error)})") from None
     lines = io.StringIO(text, newline=None).readlines()  # with universal newlines, as in Python's tokenizer
     starts = [0, *itertools.accumulate(len(line.encode()) for line in io.StringIO(text, newline="").readlines())]
 
