@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import NoReturn
 
 from mini_gpt.config import loading
-from mini_gpt.data.splits import SPLITS
 from mini_gpt.runtime import buckets, errors, files, processes, program, startup
-from mini_gpt.runtime.errors import UserError, shown, suggestion
+from mini_gpt.runtime.errors import UserError, suggestion
 
 RESERVED_PATH = 600  # bytes of a path that are left for the files of a run
 
@@ -60,22 +59,6 @@ def parser(description: str, prog: str | None = None) -> argparse.ArgumentParser
     return _Parser(prog, description=description, formatter_class=_HelpFormatter, allow_abbrev=False)
 
 
-def add_run_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--workdir", type=place, required=True, help="the run directory, or its address in a bucket")
-    parser.add_argument("--checkpoint", default="last", help="last, best, or a step")
-
-
-def add_override_flag(parser: argparse.ArgumentParser) -> None:
-    """Accept --override=FIELD=VALUE, the name of --config.FIELD=VALUE in earlier versions."""
-    parser.add_argument("--override", action="append", default=[], help=argparse.SUPPRESS)
-
-
-def add_suite_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--split", default="validation", choices=SPLITS, help="the split to measure")
-    parser.add_argument("--lengths", help="of extrapolation, tasks and needles: such as 64,1x,2x; 1x: as in the config")
-    parser.add_argument("--strides", help="for extrapolation: window strides; default: min(1x, shortest length) / 4")
-
-
 def add_process_flags(parser: argparse.ArgumentParser) -> None:
     """Add the flags for several processes. Without them, the values come from SLURM, Open MPI or the TPU pod."""
     add = parser.add_argument
@@ -88,11 +71,6 @@ def add_process_flags(parser: argparse.ArgumentParser) -> None:
 def place(text: str) -> Path | buckets.Place:
     """Return the directory that a flag names, or the place of an address such as s3://bucket/run."""
     return buckets.Place(text) if files.is_address(text) else directory(text)
-
-
-def source(text: str) -> Path | buckets.Place:
-    """Return the path that a flag names, or the place of an address."""
-    return buckets.Place(text) if files.is_address(text) else path(text)
 
 
 def directory(text: str) -> Path:
@@ -124,27 +102,10 @@ def path(text: str) -> Path:
     return expanded
 
 
-def utf8(text: str) -> str:
-    """Return the text of a flag or a line, read as UTF-8 in any locale. Raise UserError if it is not UTF-8."""
-    try:
-        return os.fsencode(text).decode()
-    except UnicodeError:
-        raise UserError(f"{shown(text)}: found text that is not UTF-8; give UTF-8") from None
-
-
-def new_directory(text: str) -> Path | buckets.Place:
-    """Return the absolute path of a directory, or a place. Raise UserError like `path`, or if it exists."""
-    if files.is_address(text):
-        return buckets.Place(text)
-    found = path(text).resolve()
-    files.check_new(found)
-    return found
-
-
 def config_overrides(arguments: Sequence[str], earlier: Sequence[str] = ()) -> dict[str, str]:
     """Return the values of --config.FIELD=VALUE and --config.FIELD VALUE. Raise UserError for any other argument.
 
-    earlier: those of `add_override_flag`.
+    earlier: those of `run_flags.add_override_flag`.
     """
     overrides, rest = dict(map(loading.parse_override, earlier)), list(arguments)
     while rest:

@@ -6,7 +6,7 @@ python eval.py --workdir=runs/tiny [--suite=perplexity,extrapolation] [--config.
 import dataclasses
 
 from mini_gpt import suites
-from mini_gpt.commands import command_line, staging
+from mini_gpt.commands import command_line, run_flags, staging
 from mini_gpt.runtime.errors import require
 from mini_gpt.suites.base import SuiteOptions
 from mini_gpt.training.run import Run
@@ -15,15 +15,15 @@ from mini_gpt.training.run import Run
 @command_line.command
 def main() -> None:
     parser = command_line.parser(__doc__)
-    command_line.add_run_flags(parser)
+    run_flags.add_run_flags(parser)
     add = parser.add_argument
     add("--suite", default="perplexity", help=f"comma-separated, from: {', '.join(suites.SUITES)}")
     add(
         "--text",
-        type=command_line.utf8,
+        type=run_flags.utf8,
         help="for heads, figures, explorer, play, lens and patching: the input text; default: text of the split",
     )
-    add("--other", type=command_line.utf8, help="for patching and play: the second text, with as many tokens as --text")
+    add("--other", type=run_flags.utf8, help="for patching and play: the second text, with as many tokens as --text")
     add("--tokens", type=int, help="the most tokens of heads, lens, a pass of pruning, or targets of sliding windows")
     add(
         "--minutes",
@@ -32,8 +32,8 @@ def main() -> None:
     )
     add("--beside", type=command_line.place, metavar="RUN", help="for play: another run to show on the same text")
     add("--words", action="store_true", default=None, help="for figures and explorer: whole words instead of tokens")
-    command_line.add_override_flag(parser)
-    command_line.add_suite_flags(parser)
+    run_flags.add_override_flag(parser)
+    run_flags.add_suite_flags(parser)
     command_line.add_process_flags(parser)
     flags, rest = parser.parse_known_args()
     overrides = command_line.config_overrides(rest, flags.override)

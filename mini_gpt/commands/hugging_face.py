@@ -19,7 +19,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from mini_gpt.commands import command_line, staging
+from mini_gpt.commands import command_line, run_flags, staging
 from mini_gpt.commands.generate import request
 from mini_gpt.hugging_face import comparing, exporting, gguf_models, hub, importing
 from mini_gpt.hugging_face.architectures import ARCHITECTURES
@@ -59,8 +59,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = command_line.parser(__doc__, prog="python -m mini_gpt.hugging_face")
     commands = parser.add_subparsers(dest="command", required=True, help="each has its own --help")
     out = commands.add_parser("export", help="write a run's model for Transformers", allow_abbrev=False)
-    command_line.add_run_flags(out)
-    out.add_argument("--output", type=command_line.new_directory, required=True, help="a new directory for the model")
+    run_flags.add_run_flags(out)
+    out.add_argument("--output", type=run_flags.new_directory, required=True, help="a new directory for the model")
     known = ", ".join(ARCHITECTURES)
     out.add_argument(
         "--architecture", choices=ARCHITECTURES, metavar="NAME", help=f"one of {known}; else the first that fits"
@@ -71,20 +71,25 @@ def _parser() -> argparse.ArgumentParser:
     out.add_argument("--length", type=int, help=longest)
     named = "directory or GGUF file, also in a bucket, or name on the Hub"
     into = commands.add_parser("import", help="make a run from a model of Transformers", allow_abbrev=False)
-    into.add_argument("--input", type=command_line.source, required=True, help=named)
+    into.add_argument("--input", type=_source, required=True, help=named)
     into.add_argument("--revision", help="commit, tag or branch of a model of the Hub; default: its newest commit")
-    into.add_argument("--workdir", type=command_line.new_directory, required=True, help="a new run directory")
+    into.add_argument("--workdir", type=run_flags.new_directory, required=True, help="a new run directory")
     into.add_argument("--config", default="configs/default.py", help="config file for the fields that the input lacks")
     both = commands.add_parser("compare", help="show where two models first differ", allow_abbrev=False)
     both.add_argument("--left", type=command_line.place, required=True, help="a run directory")
     of_others = "a directory that Transformers opens, which needs PyTorch, or another run directory"
     both.add_argument("--right", type=command_line.place, required=True, help=of_others)
     text = both.add_mutually_exclusive_group(required=True)
-    text.add_argument("--prompt", type=command_line.utf8, help="the text that both models read")
+    text.add_argument("--prompt", type=run_flags.utf8, help="the text that both models read")
     text.add_argument("--prompt_file", type=files.expanded, help="a file with this text, in UTF-8")
     relative = "largest relative difference at a place (default %(default)s)"
     both.add_argument("--tolerance", type=float, default=1e-4, help=relative)
     return parser
+
+
+def _source(text: str) -> Path | Place:
+    """Return the path that a flag names, or the place of an address."""
+    return Place(text) if files.is_address(text) else command_line.path(text)
 
 
 @contextlib.contextmanager

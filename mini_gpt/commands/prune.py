@@ -18,7 +18,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from mini_gpt.commands import command_line, staging
+from mini_gpt.commands import command_line, run_flags, staging
 from mini_gpt.config import loading
 from mini_gpt.evaluation.loaded import LoadedModel
 from mini_gpt.hugging_face import origin
@@ -59,14 +59,14 @@ def main() -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = command_line.parser(__doc__, prog="python -m mini_gpt.prune")
-    command_line.add_run_flags(parser)
+    run_flags.add_run_flags(parser)
     add = parser.add_argument
     which = parser.add_mutually_exclusive_group(required=True)
     which.add_argument("--keep", type=int, metavar="N", help="the number of heads to keep, in all layers together")
     which.add_argument(
         "--heads", metavar="LAYER.HEAD,…", help="the heads to remove, such as 2.1,3.0; both count from 0"
     )
-    add("--output", type=command_line.new_directory, required=True, help="a new directory for the smaller run")
+    add("--output", type=run_flags.new_directory, required=True, help="a new directory for the smaller run")
     add("--steps", type=int, help="fine-tune for this number of steps; default: none")
     add("--tokens", type=int, default=pruning.SCORED_TOKENS, help="the most tokens of a loss or of the gradients")
     return parser

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from mini_gpt import suites
-from mini_gpt.commands import command_line
+from mini_gpt.commands import command_line, run_flags
 from mini_gpt.config import loading
 from mini_gpt.runtime.errors import UserError, require
 from mini_gpt.study.definition import Contrast, Plan, Study
@@ -29,7 +29,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add("--suite", help=f"what to measure: {names}; default: perplexity")
     claim = "claim that a metric is lower in A than in B; also 'A<B@METRIC,LENGTH'; repeatable"
     add("--contrast", action="append", default=[], metavar="'A<B'", help=claim)
-    command_line.add_suite_flags(parser)
+    run_flags.add_suite_flags(parser)
     parser.set_defaults(split=None)
 
 

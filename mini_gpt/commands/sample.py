@@ -15,7 +15,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from mini_gpt.commands import command_line, staging
+from mini_gpt.commands import command_line, run_flags, staging
 from mini_gpt.commands.generate import request, written
 from mini_gpt.config.schema import Config
 from mini_gpt.generation import beam, decoding
@@ -36,10 +36,10 @@ log = logging.getLogger("mini_gpt.sample")
 def _parse() -> argparse.Namespace:
     """Read the command line. Raise UserError for a value that is out of range."""
     parser = command_line.parser(__doc__)
-    command_line.add_run_flags(parser)
+    run_flags.add_run_flags(parser)
     prompt = parser.add_mutually_exclusive_group(required=True)
-    prompt.add_argument("--prompt", type=command_line.utf8, help="the text to continue; an empty one starts a document")
-    prompt.add_argument("--source", type=command_line.utf8, help="the encoder's text, if the model has an encoder")
+    prompt.add_argument("--prompt", type=run_flags.utf8, help="the text to continue; an empty one starts a document")
+    prompt.add_argument("--source", type=run_flags.utf8, help="the encoder's text, if the model has an encoder")
     lines = "a file with a source in each line, in UTF-8; a line is printed for each"
     prompt.add_argument("--source_file", type=files.expanded, metavar="FILE", help=lines)
     prompt.add_argument("--prompt_file", type=files.expanded, help="a file with the text to continue, in UTF-8")
@@ -47,7 +47,7 @@ def _parse() -> argparse.Namespace:
     as_message = "the prompt is a user's message, in the chat template of the imported model; print only the answer"
     parser.add_argument("--chat", action="store_true", help=as_message)
     masks = "a text with [MASK]s, each for one token to predict; for a run with train.objective=masked"
-    prompt.add_argument("--fill", type=command_line.utf8, metavar="TEXT", help=masks)
+    prompt.add_argument("--fill", type=run_flags.utf8, metavar="TEXT", help=masks)
     add = parser.add_argument
     add("--top", type=int, default=5, help="number of tokens that --fill prints for each mask")
     add("--json", action="store_true", help="print only JSON: one line for each text")
@@ -59,7 +59,7 @@ def _parse() -> argparse.Namespace:
     add("--min_p", type=float, default=0.0, help="sample from tokens with at least min_p times the highest probability")
     add("--repetition_penalty", type=float, default=1.0, help="above 1: earlier tokens become less likely")
     stop = "end before this text; repeatable; a task's run also ends at the end of the answer"
-    add("--stop", type=command_line.utf8, action="append", default=[], metavar="TEXT", help=stop)
+    add("--stop", type=run_flags.utf8, action="append", default=[], metavar="TEXT", help=stop)
     add("--samples", type=int, default=1, help="number of texts")
     add("--seed", type=int, default=0, help="seed of the sampling; 1 higher for each later prompt or 64 lines")
     add("--beams", type=int, help="beam search with this number of texts; the flags of sampling are not used")
@@ -98,7 +98,7 @@ def main() -> None:
         return
     for number, texts in enumerate(_rows(flags)):
         try:
-            texts = [command_line.utf8(text) for text in texts] if flags.interactive else texts
+            texts = [run_flags.utf8(text) for text in texts] if flags.interactive else texts
             if (run.config.model.has_encoder or flags.chat) and flags.prompt_file:
                 texts = [text.removesuffix("\n") for text in texts]  # the file's last newline is not in the message
             asked = request.make(run, texts, flags, seed=(flags.seed + number) % 2**31)

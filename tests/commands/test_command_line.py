@@ -15,7 +15,7 @@ import sys
 
 import pytest
 
-from mini_gpt.commands import command_line
+from mini_gpt.commands import command_line, run_flags
 from mini_gpt.runtime import files, program
 from mini_gpt.training import loop
 from tests.conftest import REPOSITORY, SMALL
@@ -87,7 +87,7 @@ def test_train_eval_and_sample_agree(monkeypatch, flags, tmp_path, capsys):
 @pytest.mark.parametrize("typed", ["--override=seed=2", "--override seed=2", "--config.seed=2", "--config.seed 2"])
 def test_both_spellings_of_an_override_are_read(typed):
     parser = command_line.parser("")
-    command_line.add_override_flag(parser)
+    run_flags.add_override_flag(parser)
     flags, rest = parser.parse_known_args(typed.split(" "))
     assert command_line.config_overrides(rest, flags.override) == {"seed": "2"}
 

@@ -1,0 +1,44 @@
+"""Flags, and the texts and directories that flags name, of the commands that read runs."""
+
+import argparse
+import os
+from pathlib import Path
+
+from mini_gpt.commands import command_line
+from mini_gpt.data.splits import SPLITS
+from mini_gpt.runtime import buckets, files
+from mini_gpt.runtime.errors import UserError, shown
+
+
+def add_run_flags(parser: argparse.ArgumentParser) -> None:
+    in_bucket = "the run directory, or its address in a bucket"
+    parser.add_argument("--workdir", type=command_line.place, required=True, help=in_bucket)
+    parser.add_argument("--checkpoint", default="last", help="last, best, or a step")
+
+
+def add_override_flag(parser: argparse.ArgumentParser) -> None:
+    """Accept --override=FIELD=VALUE, the name of --config.FIELD=VALUE in earlier versions."""
+    parser.add_argument("--override", action="append", default=[], help=argparse.SUPPRESS)
+
+
+def add_suite_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--split", default="validation", choices=SPLITS, help="the split to measure")
+    parser.add_argument("--lengths", help="of extrapolation, tasks and needles: such as 64,1x,2x; 1x: as in the config")
+    parser.add_argument("--strides", help="for extrapolation: window strides; default: min(1x, shortest length) / 4")
+
+
+def new_directory(text: str) -> Path | buckets.Place:
+    """Return the absolute path of a directory, or a place. Raise UserError like `command_line.path`, or if it exists."""
+    if files.is_address(text):
+        return buckets.Place(text)
+    found = command_line.path(text).resolve()
+    files.check_new(found)
+    return found
+
+
+def utf8(text: str) -> str:
+    """Return the text of a flag or a line, read as UTF-8 in any locale. Raise UserError if it is not UTF-8."""
+    try:
+        return os.fsencode(text).decode()
+    except UnicodeError:
+        raise UserError(f"{shown(text)}: found text that is not UTF-8; give UTF-8") from None
