@@ -28,7 +28,7 @@ def add_suite_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def new_directory(text: str) -> Path | buckets.Place:
-    """Return the absolute path of a directory, or a place. Raise UserError like `command_line.path`, or if it exists."""
+    """Return the absolute path of a directory, or a place. Raise UserError as `command_line.path`, or if it exists."""
     if files.is_address(text):
         return buckets.Place(text)
     found = command_line.path(text).resolve()
