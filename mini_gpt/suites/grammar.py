@@ -6,7 +6,7 @@ from mini_gpt.config.schema import Config
 from mini_gpt.data import english
 from mini_gpt.evaluation import grammar
 from mini_gpt.runtime import progress
-from mini_gpt.runtime.errors import UserError, require
+from mini_gpt.runtime.errors import require
 from mini_gpt.suites.base import Result, Suite, SuiteOptions
 from mini_gpt.training.run import Run
 
@@ -15,12 +15,11 @@ class Grammar(Suite):
     name = "grammar"
     needs_heads = False
     needs_text = True
+    needs_next_token = True
 
     def check(self, trained: Config, options: SuiteOptions) -> None:
         super().check(trained, options)
         require(trained.data.corpus == "english", "data.corpus", trained.data.corpus, "must be english for this suite")
-        if trained.train.objective != "next_token":
-            raise UserError(f"--suite=grammar needs train.objective=next_token, found {trained.train.objective}")
 
     def measure(self, run: Run, options: SuiteOptions) -> Result:
         stories = list(itertools.islice(english.stories(options.split), grammar.STORIES))
