@@ -16,7 +16,7 @@ from mini_gpt.data.batches import Batch
 from mini_gpt.data.tasks import Problem
 from mini_gpt.evaluation import extrapolation, memory, task_lengths
 from mini_gpt.insight import budget, examples, samples
-from mini_gpt.insight.curves import token_label
+from mini_gpt.insight.curves import Curve, token_label
 from mini_gpt.insight.examples import Example
 from mini_gpt.runtime import files
 from mini_gpt.runtime.errors import UserError, require
@@ -287,6 +287,11 @@ def opening(run: Run, options: SuiteOptions, most: int) -> np.ndarray:
     problems = [_longest_problem(run, options.split)]
     inputs_BL = task_batches.problem_batch(problems, config, run.tokenizer, config.context_length)["inputs"]
     return inputs_BL[inputs_BL != tokenizers.separator(run.tokenizer)][:most]
+
+
+def curve(label: str, rows: list[Row], value: str) -> Curve:
+    """Return the curve of a value of rows by their lengths."""
+    return Curve(label, [row["length"] for row in rows], [row[value] for row in rows])
 
 
 def name_of(run: Run) -> str:

@@ -11,8 +11,7 @@ from mini_gpt.config.schema import Config
 from mini_gpt.evaluation import extrapolation, perplexity, scoring
 from mini_gpt.hugging_face import origin
 from mini_gpt.insight import budget, curves
-from mini_gpt.insight.curves import Curve
-from mini_gpt.suites.base import Result, Row, Suite, SuiteOptions
+from mini_gpt.suites.base import Result, Row, Suite, SuiteOptions, curve
 from mini_gpt.training.run import Run
 
 
@@ -62,9 +61,9 @@ class Extrapolation(Suite):
         has_both = len(groups) > 1 and "blocks" in groups
         where = "the end of the split" if result.get("left_out") else "the whole split"
         names = {"blocks": f"blocks, on {where}"} if has_both else {}
-        lines = [_curve(names.get(label, label), rows, "nll") for label, rows in groups.items()]
+        lines = [curve(names.get(label, label), rows, "nll") for label, rows in groups.items()]
         if has_both:
-            lines.append(_curve("blocks, on the targets of the sliding windows", groups["blocks"], "sample_nll"))
+            lines.append(curve("blocks, on the targets of the sliding windows", groups["blocks"], "sample_nll"))
         return curves.extrapolation_figure(lines, result["by_position"], trained=result["train_length"])
 
 
@@ -101,7 +100,3 @@ def _within_budget(run: Run, options: SuiteOptions, tokens: np.ndarray) -> list[
     sample = dataclasses.replace(options, tokens=min(targets, options.tokens or extrapolation.SLIDING_TARGETS))
     cut, first = _plan(run.trained, sample, len(tokens)), len(tokens) - targets
     return [dataclasses.replace(w, first_target=first) if w.protocol == "blocks" else w for w in cut]
-
-
-def _curve(label: str, rows: list[Row], value: str) -> Curve:
-    return Curve(label, [row["length"] for row in rows], [row[value] for row in rows])

@@ -8,7 +8,6 @@ from mini_gpt.config.schema import Config
 from mini_gpt.evaluation import extrapolation, needles, perplexity
 from mini_gpt.hugging_face import origin
 from mini_gpt.insight import curves
-from mini_gpt.insight.curves import Curve
 from mini_gpt.runtime import progress
 from mini_gpt.suites import base
 from mini_gpt.suites.base import Result, Row, Suite, SuiteOptions
@@ -50,10 +49,7 @@ class Needles(Suite):
         return row["kind"]
 
     def figure(self, result: Result) -> Figure:
-        lines = [
-            Curve(kind, [row["length"] for row in rows], [row["exact_match"] for row in rows])
-            for kind, rows in self.by_label(result["rows"]).items()
-        ]
+        lines = [base.curve(kind, rows, "exact_match") for kind, rows in self.by_label(result["rows"]).items()]
         trained = result["train_length"]
         return curves.shares_figure(self.name, lines, x="tokens of the text", y=self.y_label, trained=trained)
 

@@ -11,7 +11,6 @@ from mini_gpt.data.tasks import published
 from mini_gpt.evaluation import task_lengths
 from mini_gpt.evaluation.task_accuracy import METRICS
 from mini_gpt.insight import curves
-from mini_gpt.insight.curves import Curve
 from mini_gpt.runtime.errors import UserError
 from mini_gpt.suites import base, results
 from mini_gpt.suites.base import Result, Suite, SuiteOptions
@@ -67,8 +66,7 @@ class Tasks(Suite):
 
     def figure(self, result: Result) -> Figure:
         solved = [row for row in result["rows"] if row["status"] == "ok"]
-        lengths = [row["length"] for row in solved]
-        lines = [Curve(name, lengths, [row[value] for row in solved]) for value, name in CURVES.items()]
+        lines = [base.curve(name, solved, value) for value, name in CURVES.items()]
         x = f"length ({tasks.find(result['task']).unit})"
         return curves.shares_figure(result["task"], lines, x=x, y="share correct", trained=result["train_length"])
 

@@ -12,7 +12,6 @@ from mini_gpt.data.tasks import Problem
 from mini_gpt.evaluation import perplexity, translation
 from mini_gpt.generation import decoding
 from mini_gpt.insight import alignment, curves
-from mini_gpt.insight.curves import Curve
 from mini_gpt.runtime import progress
 from mini_gpt.runtime.errors import UserError
 from mini_gpt.suites import base, results
@@ -73,8 +72,7 @@ class Translation(Suite):
         measured = [row for row in result["rows"] if row["status"] == "ok"]
         if len(measured) < 2:
             return None
-        lengths = [row["length"] for row in measured]
-        lines = [Curve(name, lengths, [row[value] for row in measured]) for value, name in CURVES.items()]
+        lines = [base.curve(name, measured, value) for value, name in CURVES.items()]
         x = f"length ({tasks.find(result['corpus']).unit})"
         return curves.shares_figure(result["corpus"], lines, x=x, y="share", trained=result["train_length"])
 
