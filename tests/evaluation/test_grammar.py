@@ -92,7 +92,7 @@ def test_the_suite_refuses_runs_on_other_text(small):
     with pytest.raises(UserError, match=r"data\.corpus: found 'text'; must be english for this suite"):
         Grammar().check(small(), SuiteOptions())
     masked = small(data__corpus="english", data__path=None, train__objective="masked", model__causal=False)
-    with pytest.raises(UserError, match=r"--suite=grammar needs train\.objective=next_token, found masked"):
+    with pytest.raises(UserError, match=r"grammar needs train\.objective=next_token, and this run has masked; use"):
         Grammar().check(masked, SuiteOptions())
 
 
