@@ -68,17 +68,12 @@ def test_a_stop_string_ends_the_text(stops, text, shown, by):
         assert "".join(parts) == shown == writer.text and writer.ended_by == by
 
 
-def test_the_separator_ends_the_text():
+@pytest.mark.parametrize(
+    "other_ends, last, by", [((), 3, "end of document"), ((2,), 3, "end of document"), ((2,), 2, "end token")]
+)
+def test_the_separator_or_another_end_token_ends_the_text(other_ends, last, by):
     tokenizer = CharacterTokenizer("abc")
-    writer = Writer(tokenizer)
-    assert written(writer, [0, 1, 3, 2]) == ["a", "b", "", "", ""]
-    assert writer.ended_by == "end of document" and writer.tokens == [0, 1] and writer.text == "ab"
-
-
-@pytest.mark.parametrize("last, by", [(2, "end token"), (3, "end of document")])
-def test_another_end_token_ends_the_text(last, by):
-    tokenizer = CharacterTokenizer("abc")
-    tokenizer.other_ends = (2,)
+    tokenizer.other_ends = other_ends
     writer = Writer(tokenizer)
     assert written(writer, [0, 1, last, 0]) == ["a", "b", "", "", ""]
     assert writer.ended_by == by and writer.tokens == [0, 1] and writer.text == "ab"
