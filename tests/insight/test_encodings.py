@@ -12,6 +12,7 @@ from mini_gpt.model.positions.waves import rope_frequencies
 from mini_gpt.pages.explorer import page
 from mini_gpt.training.evaluators import ProbeRow
 from tests.evaluation.models import random_model
+from tests.insight.test_figures import lines
 from tests.pages import node
 
 TOKEN_BYTES = np.array([1] * 256 + [0])
@@ -58,10 +59,6 @@ def make_model(small, monkeypatch):
         return random_model(small(model__position=name, model__num_layers=2, **fields), TOKEN_BYTES)
 
     return make
-
-
-def lines(axes):
-    return {line.get_label(): np.array(line.get_xydata()) for line in axes.get_lines()}
 
 
 @pytest.mark.parametrize("scanned", [False, True])

@@ -17,8 +17,7 @@ from mini_gpt.training.run import Run
 from tests.conftest import SMALL
 from tests.evaluation.models import random_model
 from tests.pages import node, play_engine
-
-HOSTILE = '</script><img src=x onerror="document.title=1"><script>document.title=2</script><!--\u2028&lt;b&gt;\n'
+from tests.pages.test_explorer import HOSTILE, data_of
 
 
 def shown(name="run", tokenizer=None, **fields):
@@ -26,10 +25,6 @@ def shown(name="run", tokenizer=None, **fields):
     dotted = {field.replace("__", "."): value for field, value in fields.items()}
     config = loading.load("configs/default.py", SMALL | {"data.path": "unused", "mesh.data": -1} | dotted)
     return Shown(name, 7, random_model(config, (tokenizer or ByteTokenizer()).token_bytes, noise=0.3))
-
-
-def data_of(page: str) -> dict:
-    return json.loads(re.search(r'<script id="data" type="application/json">(.*?)</script>', page, re.DOTALL)[1])
 
 
 def test_the_page_holds_runs_tokenizer_engine_and_text():

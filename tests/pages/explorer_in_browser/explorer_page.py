@@ -12,7 +12,7 @@ def go(browser, path: Path, fragment: str) -> None:
     browser.get("about:blank")
     browser.get(f"{path.as_uri()}#{fragment}")
     WebDriverWait(browser, 20).until(lambda b: b.execute_script("return document.documentElement.dataset.ready"))
-    browser.execute_async_script("requestAnimationFrame(() => setTimeout(arguments[0], 0))")
+    browser.execute_async_script("requestAnimationFrame(() => setTimeout(arguments[0], 0))")  # maps know their width
 
 
 def plot(browser) -> dict[str, float]:

@@ -20,6 +20,7 @@ from mini_gpt.training import loop
 from mini_gpt.training.run import Run
 from tests.conftest import SMALL
 from tests.pages.browser import pixels, press, show
+from tests.pages.explorer_in_browser.explorer_page import go
 from tests.pages.test_explorer import HOSTILE, data_of
 
 
@@ -62,14 +63,6 @@ def point_at(browser, row, column):
     pointed = lambda: browser.find_element(By.ID, "pointed").text
     WebDriverWait(browser, 10).until(lambda _: re.search(rf"^query {row} .*\nkey {column} ", pointed()))
     return pointed()
-
-
-def go(browser, run, fragment, name="explorer"):
-    """Open a page of the run at a state that its address names."""
-    browser.get("about:blank")
-    browser.get(f"{(run.workdir / 'eval' / f'{name}.html').as_uri()}#{fragment}")
-    WebDriverWait(browser, 20).until(lambda b: b.execute_script("return document.documentElement.dataset.ready"))
-    browser.execute_async_script("requestAnimationFrame(() => setTimeout(arguments[0], 0))")  # maps know their width
 
 
 @pytest.mark.slow
@@ -145,7 +138,7 @@ def largest_shown(browser):
 @pytest.mark.parametrize("side, pin, others", [("query", 20, range(20)), ("key", 9, range(10, 32))])
 def test_tokens_are_shaded_by_their_weights(opened, weights_NHLS, theme, direction, side, pin, others):
     browser, find, run = opened
-    go(browser, run, f"tab=Text&layer=1&head=2&show={side}&pin={pin}&theme={theme}", "random")
+    go(browser, run.workdir / "eval" / "random.html", f"tab=Text&layer=1&head=2&show={side}&pin={pin}&theme={theme}")
     weights_L = weights_NHLS[1, 2, pin] if side == "query" else weights_NHLS[1, 2, :, pin]
     light, contrast = shades(browser)
     order = np.argsort(weights_L[others])
@@ -161,7 +154,7 @@ def test_tokens_are_shaded_by_their_weights(opened, weights_NHLS, theme, directi
 @pytest.mark.slow
 def test_the_mean_of_heads_is_shown(opened, weights_NHLS):
     browser, _, run = opened
-    go(browser, run, "tab=Text&layer=0&head=mean&pin=15", "random")
+    go(browser, run.workdir / "eval" / "random.html", "tab=Text&layer=0&head=mean&pin=15")
     mean_S = weights_NHLS[0, :, 15].mean(axis=0)
     np.testing.assert_allclose(largest_shown(browser), np.sort(mean_S)[::-1][:8], atol=0.006)
 
@@ -169,7 +162,7 @@ def test_the_mean_of_heads_is_shown(opened, weights_NHLS):
 @pytest.mark.slow
 def test_tokens_are_pinned_by_click_and_by_keys(opened):
     browser, find, run = opened
-    go(browser, run, "tab=Text&pin=none")
+    go(browser, run.workdir / "eval" / "explorer.html", "tab=Text&pin=none")
     pinned = lambda: [
         e.get_attribute("id") for e in browser.find_elements(By.CSS_SELECTOR, "[aria-selected=true].token")
     ]
@@ -202,7 +195,7 @@ def slide(browser, name, value):
 @pytest.mark.slow
 def test_the_position_page_follows_its_sliders(opened):
     browser, find, run = opened
-    go(browser, run, "tab=Positions")
+    go(browser, run.workdir / "eval" / "explorer.html", "tab=Positions")
     assert find("longest").text == f"{2 * np.pi * 10_000 ** (30 / 32):,.0f}"
     circle = browser.execute_script(
         "const c = document.querySelector('circle'); return [c.cx, c.cy, c.r].map((v) => v.baseVal.value)"
@@ -235,7 +228,7 @@ def test_the_position_page_follows_its_sliders(opened):
 def test_the_map_stays_in_place_under_the_pointer(opened, width):
     browser, _, run = opened
     browser.set_window_size(width, 1500)
-    go(browser, run, "tab=Map")
+    go(browser, run.workdir / "eval" / "explorer.html", "tab=Map")
     place = lambda: browser.execute_script("return document.getElementById('map').getBoundingClientRect().toJSON()")
     before = place()
     for row in (0, 1, 31):
