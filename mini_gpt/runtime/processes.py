@@ -14,7 +14,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from mini_gpt.runtime import program
-from mini_gpt.runtime.errors import UserError, require
+from mini_gpt.runtime.errors import UserError, first_line, require
 
 START_TIMEOUT = 300  # seconds
 LONGEST_PREPARATION = 24 * 3600  # seconds that other processes wait while process 0 prepares a corpus
@@ -92,7 +92,7 @@ def barrier(name: str) -> None:
     try:
         multihost.get_barrier_sync_fn()(key=f"mini_gpt {name}", timeout_ms=LONGEST_PREPARATION * 1000)
     except jax.errors.JaxRuntimeError as error:
-        reason = str(error).splitlines()[0].split(" [type.")[0]
+        reason = first_line(error).split(" [type.")[0]
         raise UserError(f"another process of this job has failed; see its own error message ({reason})") from None
 
 

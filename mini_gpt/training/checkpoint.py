@@ -23,7 +23,7 @@ from jax.experimental import multihost_utils
 
 from mini_gpt.model.parameters import Parameters
 from mini_gpt.runtime import files, processes
-from mini_gpt.runtime.errors import UserError, memory_error, require
+from mini_gpt.runtime.errors import UserError, first_line, memory_error, require
 from mini_gpt.training import workdir as workdirs
 from mini_gpt.training.checksums import checksums
 from mini_gpt.training.orbax_files import VerifyingHandler, missing_arrays, plain_path, shapes_by_name, stored_count
@@ -54,10 +54,10 @@ def unreadable_is_damaged() -> Iterator[None]:
     except (Damaged, *NOT_DAMAGE):
         raise
     except Exception as error:
-        number, text = getattr(error, "errno", None), str(error).strip()
-        if number in NOT_DAMAGE_NUMBERS or memory_error(error) or "PERMISSION_DENIED" in text:
+        number = getattr(error, "errno", None)
+        if number in NOT_DAMAGE_NUMBERS or memory_error(error) or "PERMISSION_DENIED" in str(error):
             raise
-        raise Damaged((text or type(error).__name__).splitlines()[0][:200]) from error
+        raise Damaged(first_line(error)[:200]) from error
 
 
 class Checkpoints:
