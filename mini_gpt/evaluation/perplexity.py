@@ -20,7 +20,6 @@ from mini_gpt.runtime.threads import in_order
 
 MAX_STRETCHES = 16  # in a sample of a split
 MOST_RISE = 0.1  # nats per token, of the validation loss above its lowest value: more is worth a word
-MAX_COUNTED_TOKENS = 10_000_000  # enough to estimate the frequency of each token
 PROTOCOLS = {"next_token": "blocks", "masked": "masked blocks", "span_corruption": "corrupted blocks"}
 NOT_FINITE = "the model's loss is not finite"
 
@@ -124,12 +123,6 @@ def stretches(tokens: np.ndarray, most_tokens: int | None, window: int) -> list[
     length = max(1, most_tokens // pieces // window) * window
     starts = batches.evenly_spaced(len(tokens), length + 1, pieces)
     return [tokens[start : start + length + 1] for start in starts]
-
-
-def token_counts(tokens: np.ndarray, vocab_size: int) -> np.ndarray:
-    """Return counts_V of the tokens in a stream, or in a sample of about MAX_COUNTED_TOKENS tokens."""
-    pieces = stretches(tokens, MAX_COUNTED_TOKENS, window=1)
-    return np.sum([np.bincount(piece, minlength=vocab_size) for piece in pieces], axis=0)
 
 
 def _score_next(model: LoadedModel, tokens: np.ndarray, token_bytes: np.ndarray) -> Score:

@@ -1,4 +1,4 @@
-"""Batches of a split of a text, of problems or of pairs, and the loss of pairs."""
+"""Batches of a split of a text, of problems or of pairs, the loss of pairs, and how often tokens occur."""
 
 from collections.abc import Iterator, Sequence
 
@@ -12,6 +12,8 @@ from mini_gpt.data.tokenizers import Tokenizer
 from mini_gpt.evaluation import memory, perplexity
 from mini_gpt.evaluation.loaded import LoadedModel
 from mini_gpt.insight.examples import Example, batch_of, of_pair
+
+MAX_COUNTED_TOKENS = 10_000_000  # enough to estimate the frequency of each token
 
 
 def of_split(
@@ -85,3 +87,9 @@ def batches(
 def loss(model: LoadedModel, examples: Sequence[Example]) -> float:
     """Return the mean loss in nats per token of the targets and their ends."""
     return perplexity.score_batches(model, batches(model, examples)).nll
+
+
+def token_counts(tokens: np.ndarray, vocab_size: int) -> np.ndarray:
+    """Return counts_V of the tokens in a stream, or in a sample of about MAX_COUNTED_TOKENS tokens."""
+    pieces = perplexity.stretches(tokens, MAX_COUNTED_TOKENS, window=1)
+    return np.sum([np.bincount(piece, minlength=vocab_size) for piece in pieces], axis=0)

@@ -9,7 +9,6 @@ from collections.abc import Callable
 
 import numpy as np
 
-from mini_gpt.evaluation import perplexity
 from mini_gpt.evaluation.loaded import LoadedModel
 from mini_gpt.insight import budget, pruning, samples
 from mini_gpt.insight.diagnosis import blocks, losses, mistakes, probe, weights
@@ -41,7 +40,7 @@ def diagnose(
     seconds = functools.cache(lambda: length * budget.forward_seconds(model, length))
     of_weights = weights.check(model)  # before a budget chooses the windows, and the losses after these
     windows_BM = _windows(model, tokens, seconds)
-    counts_V = 1 + perplexity.token_counts(train_tokens, model.vocab_size)
+    counts_V = 1 + samples.token_counts(train_tokens, model.vocab_size)
     unigram_V = np.log(counts_V / counts_V.sum())
     predicted_BV = probe.predictions(model, windows_BM[:, :-1], probe.place(model))
     is_varied = len(np.unique(windows_BM, axis=0)) >= FEWEST_WINDOWS

@@ -11,6 +11,7 @@ import numpy as np
 from mini_gpt.evaluation import perplexity
 from mini_gpt.evaluation.loaded import LoadedModel
 from mini_gpt.evaluation.scoring import Score
+from mini_gpt.insight import samples
 from mini_gpt.insight.diagnosis.result import CheckResult
 
 History = Sequence[Mapping[str, float]]  # rows of metrics.jsonl
@@ -78,7 +79,7 @@ def bigram(train_tokens: np.ndarray, texts: list[np.ndarray], unigram_V: np.ndar
     def pairs(some: list[np.ndarray]) -> np.ndarray:
         return np.concatenate([text[:-1].astype(np.int64) * vocab + text[1:] for text in some])
 
-    pieces = perplexity.stretches(train_tokens, perplexity.MAX_COUNTED_TOKENS, window=1)
+    pieces = perplexity.stretches(train_tokens, samples.MAX_COUNTED_TOKENS, window=1)
     known, counts = np.unique(pairs(pieces), return_counts=True)
     asked_X = pairs(texts)
     at_X = np.minimum(np.searchsorted(known, asked_X), len(known) - 1)

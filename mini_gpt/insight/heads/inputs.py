@@ -13,7 +13,7 @@ import numpy as np
 from mini_gpt.config.schema import SENTINELS
 from mini_gpt.data import batches, tokenizers
 from mini_gpt.data.tokenizers import Tokenizer
-from mini_gpt.evaluation import perplexity
+from mini_gpt.insight import samples
 from mini_gpt.insight.heads import english_stories, python_source
 from mini_gpt.insight.heads.templates import Templates, Vocabulary
 from mini_gpt.runtime.errors import UserError
@@ -92,7 +92,7 @@ def rare(tokens: np.ndarray, vocab_size: int) -> np.ndarray:
 
     The entries of ids above `vocab_size` are False.
     """
-    counts_V = perplexity.token_counts(tokens, vocab_size + SENTINELS)[:vocab_size]
+    counts_V = samples.token_counts(tokens, vocab_size + SENTINELS)[:vocab_size]
     order = np.argsort(counts_V, kind="stable")
     is_rare_V = np.zeros(vocab_size + SENTINELS, bool)
     is_rare_V[order] = np.cumsum(counts_V[order]) <= RARE * counts_V.sum()
