@@ -2,7 +2,7 @@
 
 import io
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,6 +11,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
+from mini_gpt.data import spans
+from mini_gpt.data.tokenizers import Tokenizer
 from mini_gpt.runtime import files
 
 COLOURS = 10  # of matplotlib's cycle; later curves are dashed
@@ -55,6 +57,11 @@ def token_label(text: str) -> str:
     """Return a token's text with signs for line breaks, tabs, and spaces at its ends; ∅ for a token without text."""
     with_spaces = re.sub(r"\A +| +\Z", lambda spaces: "·" * len(spaces[0]), text)
     return with_spaces.replace("\n", "⏎").replace("\t", "⇥") or "∅"
+
+
+def token_labels(tokens: Sequence[int] | np.ndarray, tokenizer: Tokenizer) -> list[str]:
+    """Return the `token_label` of each token."""
+    return [token_label(text) for text in spans.decode_each(tokens, tokenizer)]
 
 
 def plot_curve(axes: Axes, curve: Curve, colour: str, style: str = "-") -> None:

@@ -13,7 +13,7 @@ from mini_gpt.data import spans
 from mini_gpt.data.tokenizers import Tokenizer
 from mini_gpt.evaluation.loaded import LoadedModel
 from mini_gpt.insight import attention, colours
-from mini_gpt.insight.curves import new_figure, token_label
+from mini_gpt.insight.curves import new_figure, token_labels
 from mini_gpt.insight.examples import Alignment, Example
 from mini_gpt.insight.observing import AttentionMaps
 from mini_gpt.insight.words import Words, grouped, of_tokens
@@ -90,7 +90,7 @@ def cross_figure(panel: Panel) -> Figure:
     pair = panel.text
     assert isinstance(pair, Example)
     layers = attention.maps_by_kind(panel.model, pair.inputs[None], pair.source[None])["cross"]
-    source, written = _texts(panel.tokenizer, pair.source), _texts(panel.tokenizer, pair.written)
+    source, written = (token_labels(tokens, panel.tokenizer) for tokens in (pair.source, pair.written))
     rows = []
     for layer, maps in enumerate(layers):
         weights_HLS, seen_HLS = np.asarray(maps.weights_BHLS[0]), np.asarray(maps.seen_BHLS[0])
@@ -108,7 +108,7 @@ def _rows(panel: Panel) -> list[_Row]:
         layers, texts = _of_text(panel)
         return [_averaged(label, layers, texts, texts)]
     found = attention.maps_by_kind(model, text.inputs[None], text.source[None])
-    source, inputs, written = (_texts(tokenizer, tokens) for tokens in text[:3])
+    source, inputs, written = (token_labels(tokens, tokenizer) for tokens in text[:3])
     cross = _averaged(f"{label}\ncross: token to write", found["cross"], written, source)
     return [
         _averaged(f"{label}\nencoder: source", found["encoder"], source, source),
@@ -122,7 +122,7 @@ def _of_text(panel: Panel) -> tuple[list[AttentionMaps], list[str]]:
     _, model, tokenizer, text = panel
     assert not isinstance(text, Example)
     if not isinstance(text, Words):
-        return attention.attention_maps(model, text[None]), _texts(tokenizer, text)
+        return attention.attention_maps(model, text[None]), token_labels(text, tokenizer)
     word_L, words = of_tokens(spans.decode_each(text.tokens, tokenizer))
     return grouped(attention.attention_maps(model, text.tokens[None]), word_L), [*map(str.strip, words)]
 
@@ -133,10 +133,6 @@ def _averaged(label: str, layers: Sequence[AttentionMaps], queries: list[str], k
     weights_NLS = np.stack([np.asarray(maps.weights_BHLS[0]).mean(axis=0) for maps in layers])
     seen_NLS = np.stack([np.asarray(maps.seen_BHLS[0]).any(axis=0) for maps in layers])
     return _Row(label, titles, weights_NLS, seen_NLS, queries, keys)
-
-
-def _texts(tokenizer: Tokenizer, tokens: np.ndarray) -> list[str]:
-    return [token_label(text) for text in spans.decode_each(tokens, tokenizer)]
 
 
 def _draw(rows: Sequence[_Row], title: str) -> Figure:

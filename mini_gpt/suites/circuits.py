@@ -1,14 +1,12 @@
 """What heads do by their weights alone: their QK and OV circuits, and how heads read each other."""
 
-from collections.abc import Sequence
-
 import numpy as np
 from matplotlib.figure import Figure
 
 from mini_gpt.config.schema import Config
-from mini_gpt.data import spans, tokenizers
+from mini_gpt.data import tokenizers
 from mini_gpt.data.tokenizers import Tokenizer
-from mini_gpt.insight.curves import token_label
+from mini_gpt.insight.curves import token_labels
 from mini_gpt.insight.mechanisms import circuits, head_roles
 from mini_gpt.runtime.errors import UserError
 from mini_gpt.suites import base
@@ -37,7 +35,7 @@ class Circuits(Suite):
         base.check_finite(run, (role.copying for role in roles))
         composition = circuits.composition(run.model, [(role.layer, role.head) for role in roles])
         return {
-            "tokens": _labels(tokens_T, run.tokenizer),
+            "tokens": token_labels(tokens_T, run.tokenizer),
             "heads": [_with_texts(role, run.tokenizer) for role in roles],
             "composition": {name: base.listed(scores) for name, scores in composition.items()},
         }
@@ -82,12 +80,8 @@ def _with_texts(role: head_roles.Role, tokenizer: Tokenizer) -> Row:
     fields = role._asdict()
     for name in ("attends", "writes"):
         if fields[name] is not None:
-            fields[name] = [_labels(pair, tokenizer) for pair in fields[name]]
+            fields[name] = [token_labels(pair, tokenizer) for pair in fields[name]]
     return fields
-
-
-def _labels(tokens: Sequence[int] | np.ndarray, tokenizer: Tokenizer) -> list[str]:
-    return [token_label(text) for text in spans.decode_each(tokens, tokenizer)]
 
 
 def _shown(pairs: list[list[str]] | None) -> str | None:
