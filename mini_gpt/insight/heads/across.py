@@ -77,7 +77,9 @@ def importance_figure(tasks: Mapping[str, np.ndarray]) -> Figure:
         for (layer, head), value in np.ndenumerate(ablation_NH):
             if np.isfinite(value):
                 colour = colours.ink_on(image, value)
-                axes.text(head, layer, f"{value:.2f}", ha="center", va="center", fontsize=8, color=colour)
+                axes.text(
+                    head, layer, f"{round(value, 2) + 0.0:.2f}", ha="center", va="center", fontsize=8, color=colour
+                )
     figure.colorbar(image, ax=list(grid[0]), label="nats per token")
     return figure
 
