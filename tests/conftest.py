@@ -23,6 +23,7 @@ import jax
 import pytest
 
 from mini_gpt.config import loading, places
+from mini_gpt.config.data import NO_FILES
 from mini_gpt.runtime import devices, sharding
 from mini_gpt.training import loop
 
@@ -176,6 +177,10 @@ def small(corpus_files, tmp_path):
     def make(**overrides):
         paths = {"data.path": corpus_files, "data.cache_dir": str(tmp_path / "cache")}
         dotted = {name.replace("__", "."): value for name, value in overrides.items()}
+        if dotted.get("data.corpus", "text").startswith(NO_FILES):
+            paths["data.path"] = None
+        if dotted.get("data.corpus", "text").startswith(("english", "task:")):  # they have splits of their own
+            paths["data.split_fractions"] = (0.9, 0.05, 0.05)
         return loading.load("configs/default.py", SMALL | paths | dotted)
 
     return make

@@ -12,9 +12,10 @@ from mini_gpt.commands import command_line
 from mini_gpt.config import loading
 from mini_gpt.config.data import TOKENS, DataConfig
 from mini_gpt.config.fields import LARGEST
+from mini_gpt.config.schema import Config
 from mini_gpt.data import tasks, tokenizers
 from mini_gpt.model import build, parameters
-from mini_gpt.runtime.errors import require
+from mini_gpt.runtime.errors import UserError, require
 from mini_gpt.training import layouts
 from mini_gpt.training.initial_weights import SavedRun
 
@@ -35,11 +36,21 @@ def main() -> None:
         config = run.trained
         size = tokens + config.extra_tokens if tokens else layouts.vocab_size(config, run.tokenizer)
     else:
-        is_json = flags.config.endswith(".json")  # loading.read does not check the corpus
-        unread = {"data.path": "unread"}  # a Python config may need a path, but this command does not read it
-        config = loading.read(Path(flags.config)) if is_json else loading.load(flags.config, unread)
+        config = _read(flags.config)
         size = (tokens or _vocab_size(config.data)) + config.extra_tokens
     print(parameters.report(build.abstract(config.model, size)[1]))
+
+
+def _read(path: str) -> Config:
+    """Return the config of a file. This command does not read the corpus, so its path may be missing."""
+    if path.endswith(".json"):
+        return loading.read(Path(path))  # does not check the corpus
+    try:
+        return loading.load(path)
+    except UserError as error:
+        if not str(error).startswith("data.path: found None"):
+            raise
+        return loading.load(path, {"data.path": "unread"})
 
 
 def _vocab_size(data: DataConfig) -> int:

@@ -6,6 +6,7 @@ from mini_gpt.config.fields import Count, Section, at_least, field
 
 PAIRS, TOKENS = "pairs", "tokens"
 TASK = "task:"  # prefix of the corpora of task problems
+NO_FILES = ("python_stdlib", "english", TASK)  # starts of the names of corpora that do not read data.path
 
 
 class DataConfig(Section, prefix="data."):
@@ -53,10 +54,12 @@ class DataConfig(Section, prefix="data."):
             self.refuse("path", f"data.corpus={self.corpus} needs {needed[self.corpus]}")
         if self.document_separator == "":
             self.refuse("document_separator", "must be a text such as '<|endoftext|>', or None")
-        if self.corpus != PAIRS and self.target_path is not None:
-            self.refuse("target_path", "must be None, because data.corpus is not pairs")
-        if not self.corpus.startswith("tfds:") and self.pair is not None:
-            self.refuse("pair", "must be None, because data.corpus is not tfds:NAME")
+        readers = {"path": ("text", not self.corpus.startswith(NO_FILES)), "target_path": (PAIRS, self.corpus == PAIRS)}
+        for name, (corpus, is_read) in (readers | {"pair": ("tfds:NAME", self.corpus.startswith("tfds:"))}).items():
+            if not is_read and getattr(self, name) is not None:
+                self.refuse(
+                    name, f"must be None: data.corpus={self.corpus} does not read it, but data.corpus={corpus} does"
+                )
 
     @property
     def has_pairs(self) -> bool:

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 from mini_gpt.config import places
 from mini_gpt.config.attention import beta_fast, pattern
+from mini_gpt.config.data import NO_FILES
 from mini_gpt.config.fields import Spec, build, choices, convert, specs
 from mini_gpt.config.schema import Config
 from mini_gpt.runtime import files
@@ -144,7 +145,7 @@ def differences(a: Config, b: Config) -> dict[str, tuple[Any, Any]]:
     A field that follows from other fields in both is left out: one of those differs too.
     """
     left, right = flatten(to_dict(a)), flatten(to_dict(b))
-    given = left.keys() - (_computed(left) & _computed(right))
+    given = left.keys() - (computed(left) & computed(right))
     return {name: (left[name], right[name]) for name in left if name in given and left[name] != right[name]}
 
 
@@ -162,7 +163,7 @@ def _values_of_file(file: Path, argument: str) -> dict[str, Any]:
     if file.suffix == ".json":
         require(not argument, "--config", f"{file}:{argument}", "must end with .json")
         values = flatten(to_dict(read(file)))
-        return values | dict.fromkeys(_computed(values))
+        return values | dict.fromkeys(computed(values))
     if file.suffix != ".py":
         raise UserError(f"--config: found {file}; must be a Python file, such as configs/tiny.py, or a config.json")
 
@@ -213,7 +214,7 @@ def _checked(values: Mapping[str, Any]) -> Config:
     return build(Config, given)
 
 
-def _computed(values: Mapping[str, Any]) -> set[str]:
+def computed(values: Mapping[str, Any]) -> set[str]:
     """Return the fields that have the value that follows from other fields."""
     fields = specs(Config).items()
     return {name for name, spec in fields if spec.follows and values[name] == _followed(spec, values)}
@@ -229,6 +230,9 @@ def _parse_overrides(overrides: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in overrides.items():
         check_field(name)
         parsed[name] = _parse(value, specs(Config)[name].hint) if isinstance(value, str) else value
+    corpus = parsed.get("data.corpus")
+    if isinstance(corpus, str) and corpus.startswith(NO_FILES):
+        parsed.setdefault("data.path", None)  # it was given for the previous corpus
     return parsed
 
 

@@ -16,7 +16,6 @@ from mini_gpt.runtime import files
 from mini_gpt.runtime.errors import UserError, shown
 
 CACHE = "data.cache_dir"
-WITHOUT_FILES = ("python_stdlib", "english")  # corpora that do not read data.path
 
 
 def directory() -> Path:
@@ -54,13 +53,9 @@ def check_corpus(data: DataConfig, typed: Collection[str], source: Path) -> None
 
 def _corpus_places(data: DataConfig) -> dict[str, str]:
     """Return {field: value} of the fields that locate the corpus. A built-in corpus has none."""
-    is_in_tfds = data.corpus.startswith("tfds:")
-    places = {"data.corpus": data.corpus} if is_in_tfds else {}
-    if data.path is not None and not (data.is_task or data.corpus in WITHOUT_FILES):
-        places["data.path"] = data.path
-    if data.target_path is not None:
-        places["data.target_path"] = data.target_path
-    return places
+    places = {"data.corpus": data.corpus if data.corpus.startswith("tfds:") else None}
+    places |= {"data.path": data.path, "data.target_path": data.target_path}
+    return {name: place for name, place in places.items() if place is not None}
 
 
 def _corpus_key(data: DataConfig) -> str | None:

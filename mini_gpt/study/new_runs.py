@@ -30,6 +30,7 @@ def check(plan: Plan, workdir: Path) -> None:
     Log once each setting that cannot take effect in such runs: the runs' own logs are in files.
     """
     open_corpus = functools.cache(corpora.open_corpus)  # most conditions share a corpus
+    silent = of_other_conditions(plan)
     new = {run.condition for run in plan.runs if not (workdir / run.name / "config.json").exists()}
     found: dict[str, list[str]] = {}
     for condition, config in plan.configs.items():
@@ -37,10 +38,26 @@ def check(plan: Plan, workdir: Path) -> None:
             task_batches.check_fits(config)
         if condition in new:
             for warning in _check_one(config, plan.study.suites, open_corpus):
-                found.setdefault(warning, []).append(condition)
+                if (condition, warning) not in silent:
+                    found.setdefault(warning, []).append(condition)
     for warning, conditions in found.items():
         more = f" and {len(conditions) - 3} more" if len(conditions) > 3 else ""
         log.warning(f"{warning} (conditions: {', '.join(conditions[:3])}{more})")
+
+
+def of_other_conditions(plan: Plan) -> set[tuple[str, str]]:
+    """Return (condition, line of `settings.unread`) for fields that are not meant for this condition.
+
+    These are from the study's config file, or given for all conditions, and another condition reads them.
+    """
+    unread = {condition: settings.unread(config) for condition, config in plan.configs.items()}
+    of_all = [name for name in plan.study.overrides if all(name in lines for lines in unread.values())]
+    return {
+        (condition, line)
+        for condition, lines in unread.items()
+        for name, line in lines.items()
+        if name not in plan.study.conditions[condition] and name not in of_all
+    }
 
 
 def _check_one(config: Config, suites: Mapping[str, SuiteOptions], open_corpus: Callable[..., Corpus]) -> list[str]:

@@ -189,7 +189,18 @@ def test_reading_a_config_does_not_import_jax():
 )
 def test_text_is_parsed_as_the_type_of_the_field(text, value):
     (name,) = text
-    assert loading.flatten(loading.to_dict(loading.load("configs/default.py", text)))[name] == value
+    corpus = {"data.corpus": "tfds:lm1b"}  # it may have a path, and needs none
+    assert loading.flatten(loading.to_dict(loading.load("configs/default.py", corpus | text)))[name] == value
+
+
+@pytest.mark.parametrize("corpus", ["english", "python_stdlib", "task:copy"])
+def test_a_new_corpus_does_not_keep_the_path_of_the_one_before(tmp_path, corpus):
+    old = loading.load("configs/default.py", {"data.corpus": "text", "data.path": "books/*.txt"})
+    new = {"data.corpus": corpus, "data.tokenizer": "characters"}
+    assert loading.override(old, new).data.path is None
+    with pytest.raises(UserError, match=r"^data\.path: found 'a'; must be None: data\.corpus=.* does not read it"):
+        loading.override(old, new | {"data.path": "a"})
+    assert loading.override(old, {"data.corpus": "tiny_shakespeare"}).data.path == "books/*.txt"
 
 
 @pytest.mark.parametrize("name", ["a:b/config.py", "a:b/x:y.py", "c.py"])
@@ -199,10 +210,10 @@ def test_a_path_may_have_a_colon_and_an_argument(tmp_path, name, argument):
     file.parent.mkdir(exist_ok=True)
     file.write_text(
         "from configs import default\n\ndef get_config(argument='none'):\n    config = default.get_config()\n"
-        "    config.data.path = argument\n    return config\n"
+        "    config.data.cache_dir = argument\n    return config\n"
     )
     path = f"{file}:{argument}" if argument else str(file)
-    assert loading.load(path).data.path == (argument or "none")
+    assert loading.load(path).data.cache_dir == (argument or "none")
     assert loading.find_file(path) == (file, argument)
     saved = tmp_path / "run:1" / "config.json"
     saved.parent.mkdir()
