@@ -34,6 +34,37 @@ def study(overrides):
     )
 
 
+@pytest.mark.parametrize(
+    "given, varied, named",
+    [
+        ({}, ("train.lora_alpha", 4.0, 8.0), ["train.lora_alpha: found 4.0", "(conditions: first)"]),
+        ({"model.alibi_exponent": 4.0}, ("model.position", "alibi", "rope"), []),  # one condition reads it
+        (
+            {"model.alibi_exponent": 4.0},
+            ("model.d_ff", 64, 96),
+            ["model.alibi_exponent:", "(conditions: first, second)"],
+        ),
+        ({}, ("optimizer.schedule", "wsd", "cosine"), []),  # it reads what the config file gives to the other
+    ],
+)
+def test_a_field_that_no_condition_reads_is_named(study, tmp_path, caplog, given, varied, named):
+    file, (name, *values) = tmp_path / "file.py", varied
+    file.write_text(
+        "from configs import default\n\ndef get_config():\n    config = default.get_config()\n"
+        "    config.optimizer.schedule, config.optimizer.decay_fraction = 'wsd', 0.5\n    return config\n"
+    )
+    conditions = {label: {name: value} for label, value in zip(("first", "second"), values, strict=True)}
+    fields = dict(
+        config=str(file),
+        conditions=conditions,
+        overrides=study.overrides | {"optimizer.warmup_steps": 1} | given,
+        contrasts=(),
+    )
+    new_runs.check(Plan("fields", dataclasses.replace(study, **fields)), tmp_path)
+    found = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert len(found) == bool(named) and all(text in line for line in found for text in named)
+
+
 def test_a_plan_has_a_run_for_each_seed_and_condition(study):
     plan = Plan("sizes", study)
     assert [run.name for run in plan.runs] == [

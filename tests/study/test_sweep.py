@@ -26,7 +26,12 @@ def without(flags, *names):
     return [flag for flag in flags if flag.partition("=")[0].removeprefix("--config.") not in names]
 
 
-COPY = ["--suite=tasks", "--config.data.corpus=task:copy", "--config.data.tokenizer=characters"]
+COPY = [
+    "--suite=tasks",
+    "--config.data.path=None",
+    "--config.data.corpus=task:copy",
+    "--config.data.tokenizer=characters",
+]
 EXTRAPOLATION = ["--suite=extrapolation", "--lengths=1x,2x", "--strides=0.5x"]
 
 
