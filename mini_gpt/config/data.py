@@ -4,8 +4,7 @@ from typing import Annotated, Literal
 
 from mini_gpt.config.fields import Count, Section, at_least, field
 
-PAIRS, TOKENS = "pairs", "tokens"
-TASK = "task:"  # prefix of the corpora of task problems
+PAIRS, TOKENS, TASK = "pairs", "tokens", "task:"  # the last starts the names of corpora of task problems
 NO_FILES = ("python_stdlib", "english", TASK)  # starts of the names of corpora that do not read data.path
 
 
@@ -57,9 +56,7 @@ class DataConfig(Section, prefix="data."):
         readers = {"path": ("text", not self.corpus.startswith(NO_FILES)), "target_path": (PAIRS, self.corpus == PAIRS)}
         for name, (corpus, is_read) in (readers | {"pair": ("tfds:NAME", self.corpus.startswith("tfds:"))}).items():
             if not is_read and getattr(self, name) is not None:
-                self.refuse(
-                    name, f"must be None: data.corpus={self.corpus} does not read it, but data.corpus={corpus} does"
-                )
+                self.refuse(name, f"must be None: data.corpus={self.corpus} does not read it; {corpus} does")
 
     @property
     def has_pairs(self) -> bool:
