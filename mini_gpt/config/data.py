@@ -54,9 +54,9 @@ class DataConfig(Section, prefix="data."):
         if self.document_separator == "":
             self.refuse("document_separator", "must be a text such as '<|endoftext|>', or None")
         readers = {"path": ("text", not self.corpus.startswith(NO_FILES)), "target_path": (PAIRS, self.corpus == PAIRS)}
-        for name, (corpus, is_read) in (readers | {"pair": ("tfds:NAME", self.corpus.startswith("tfds:"))}).items():
+        for name, (other, is_read) in (readers | {"pair": ("tfds:NAME", self.corpus.startswith("tfds:"))}).items():
             if not is_read and getattr(self, name) is not None:
-                self.refuse(name, f"must be None: data.corpus={self.corpus} does not read it; {corpus} does")
+                self.refuse(name, f"must be None: data.corpus={self.corpus} does not read it; data.corpus={other} does")
 
     @property
     def has_pairs(self) -> bool:
