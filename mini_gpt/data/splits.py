@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from mini_gpt.config.data import DataConfig
 from mini_gpt.data.corpus import Corpus, Piece
+from mini_gpt.runtime.errors import require
 
 SPLITS = ("train", "validation", "test")
 FEWEST_DOCUMENTS = 100  # with fewer, a split by document can be far from its fractions
@@ -27,6 +28,7 @@ def split_pieces(corpus: Corpus, data: DataConfig) -> Iterator[tuple[str, Piece]
     own = corpus.parts.keys() & {"validation", "test"}
     shares = {s: f for s, f in zip(SPLITS, data.split_fractions, strict=True) if s not in own}
     total = sum(shares.values())
+    require(total > 0, "data.split_fractions", data.split_fractions, "must be above 0 for train")
     shares = {split: share / total for split, share in shares.items()}
     by_document = split_kind(corpus, data) == "documents"
     if corpus.paired:

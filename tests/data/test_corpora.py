@@ -101,6 +101,10 @@ def test_a_missing_split_is_taken_from_train(small):
     counts = collections.Counter(splits[text] for text in texts["train"])
     assert counts["test"] == 0
     assert counts["validation"] / 400 == pytest.approx(0.2 / 0.9, abs=0.06)
+    with pytest.raises(
+        UserError, match=r"^data\.split_fractions: found \(0\.0, 0\.0, 1\.0\); must be above 0 for train$"
+    ):
+        split_of(corpus, small(data__split_fractions=(0.0, 0.0, 1.0)).data)
 
 
 BAD = [
