@@ -14,6 +14,7 @@ from mini_gpt.config import loading
 from mini_gpt.config.model import ModelConfig
 from mini_gpt.evaluation.loaded import LoadedModel
 from mini_gpt.insight.curves import Curve, finish, new_figure, plot_curve
+from mini_gpt.model import editing
 from mini_gpt.model import parameters as model_parameters
 from mini_gpt.runtime.errors import UserError, require
 from mini_gpt.training import state as states
@@ -64,8 +65,18 @@ def whole(model: LoadedModel) -> LoadedModel:
     return _converted(model, {"model.heads": None}, filled)
 
 
+def existing(run: Run) -> list[tuple[int, int]]:
+    """Return (layer, head) of the heads of a run, in order, without removed ones. Also of a `whole_run`.
+
+    layer: an index of `editing.attention_layers`.
+    """
+    config = run.trained.model
+    kept = config.heads or [range(config.num_heads)] * len(editing.attention_layers(config))
+    return [(layer, head) for layer, of_layer in enumerate(kept) for head in of_layer]
+
+
 def whole_run(run: Run) -> Run:
-    """Return the run with the heads that were removed, whose outputs are zero; see `whole`."""
+    """Return the run with the heads that were removed, whose outputs are zero; see `whole` and `existing`."""
     run = copy.copy(run)
     run.model = whole(run.model)
     run.config = run.model.config

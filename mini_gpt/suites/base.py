@@ -58,7 +58,8 @@ class Suite:
 
     name: str
     flags: tuple[str, ...] = ()  # supported options besides split
-    needs_heads = True  # False: reads a run without some heads as it is; else they are put back, with zeros
+    needs_attention = True  # False: a recurrent run can be measured too
+    puts_heads_back = True  # removed heads, with zeros; False, or without attention: the run is read as it is
     needs_logits = True  # False: also an encoder without a prediction head can be measured
     needs_text = False  # True: a run of a task can't be measured
     needs_next_token = False  # True: a run with another objective can't be measured
