@@ -1,5 +1,6 @@
 """The base class and the options of all suites, and the tokens that suites measure."""
 
+import copy
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -15,7 +16,7 @@ from mini_gpt.data import task_batches, tasks, tokenizers
 from mini_gpt.data.batches import Batch
 from mini_gpt.data.tasks import Problem
 from mini_gpt.evaluation import extrapolation, memory, task_lengths
-from mini_gpt.insight import budget, examples, samples
+from mini_gpt.insight import budget, examples, removed, samples
 from mini_gpt.insight.curves import Curve, token_label
 from mini_gpt.insight.examples import Example
 from mini_gpt.runtime import files
@@ -293,6 +294,14 @@ def opening(run: Run, options: SuiteOptions, most: int) -> np.ndarray:
 def curve(label: str, rows: list[Row], value: str) -> Curve:
     """Return the curve of a value of rows by their lengths."""
     return Curve(label, [row["length"] for row in rows], [row[value] for row in rows])
+
+
+def whole_run(run: Run) -> Run:
+    """Return the run with removed heads put back, see `removed.whole`; `trained` says which heads it has."""
+    run = copy.copy(run)
+    run.model = removed.whole(run.model)
+    run.config = run.model.config
+    return run
 
 
 def name_of(run: Run) -> str:

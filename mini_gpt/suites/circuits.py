@@ -32,7 +32,7 @@ class Circuits(Suite):
 
     def measure(self, run: Run, options: SuiteOptions) -> Result:
         tokens_T = _tokens(run, options)
-        roles = head_roles.roles(run.model, tokens_T, PAIRS, removed.existing(run))
+        roles = head_roles.roles(run.model, tokens_T, PAIRS, removed.existing(run.trained.model))
         base.check_finite(run, (role.copying for role in roles))
         composition = circuits.composition(run.model, [(role.layer, role.head) for role in roles])
         return {

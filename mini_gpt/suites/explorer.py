@@ -61,7 +61,7 @@ class Explorer(Suite):
             count = f"{len(text)} tokens"
         layers, heads = len(editing.attention_layers(config)), f"{config.num_heads} heads"
         if run.trained.model.heads:
-            heads = f"{heads}, of which {len(removed.existing(run))} are kept"
+            heads = f"{heads}, of which {len(removed.existing(run.trained.model))} are kept"
         html = page.explorer(
             run.model,
             run.tokenizer,

@@ -18,6 +18,7 @@ from mini_gpt.training.run import Run
 class Play(Suite):
     name = "play"
     flags = ("text", "other", "beside")
+    puts_heads_back = False
 
     def more_files(self, run: Run, options: SuiteOptions) -> Contents:
         self.check(run.config, options)  # an override may have changed it

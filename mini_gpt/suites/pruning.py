@@ -37,13 +37,13 @@ class Pruning(Suite):
             return loss(dataclasses.replace(model, edits=editing.head_mask(jnp.asarray(mask_NH[:, None]))), texts)
 
         layers = editing.attention_layers(config.model)
-        places = removed.existing(run)
+        places = removed.existing(run.trained.model)
         num_heads = len(places)
         seconds = functools.cache(lambda: budget.forward_seconds(model, config.longest_row))
         with budget.shown(f"pruning {num_heads} heads", pruning.cost(num_heads, most)):
             importance_NH = np.full((len(layers), config.model.num_heads), np.nan)
-            texts = budget.within("batches of the gradient", train_batches, 0.2)
-            importance_NH[*zip(*places)] = pruning.importance(model, texts)[*zip(*places)]
+            at, texts = tuple(np.transpose(places)), budget.within("batches of the gradient", train_batches, 0.2)
+            importance_NH[at] = pruning.importance(model, texts)[at]
             passes = np.full(len(train_batches), 2 * num_heads * train_batches[0][1]["inputs"].size)
             train_batches = train_batches[: budget.fit("batches of the ablation", passes, seconds, 0.5)]
             number = budget.fit(
@@ -57,7 +57,7 @@ class Pruning(Suite):
                 means_NHK = pruning.mean_outputs(model, train_batches)
                 mean_ablation_NH = pruning.ablation(model, train_batches, means_NHK, places)
             measured = (importance_NH, places), (ablation_NH, ablated)
-            base.check_finite(run, (scores[at] for scores, of in measured for at in of))
+            base.check_finite(run, (scores_NH[at] for scores_NH, heads in measured for at in heads))
             orders = pruning.removal_orders(importance_NH, ablation_NH)
             if number < num_heads:
                 del orders["ablation"]
@@ -83,15 +83,15 @@ class Pruning(Suite):
     def printed(self, result: Result) -> str:
         """Return a row for each number of removed heads: the loss after removal in each order."""
         printed = []
-        for removed in dict.fromkeys(row["removed"] for row in result["rows"]):
+        for count in dict.fromkeys(row["removed"] for row in result["rows"]):
             nll: dict[str, list[float]] = {}
             for row in result["rows"]:
-                if row["removed"] == removed:
+                if row["removed"] == count:
                     nll.setdefault(row["order"], []).append(row["nll"])
             spread = {}
             if random := nll.pop("random", []):
                 spread = {"random mean": float(np.mean(random)), "lowest": min(random), "highest": max(random)}
-            printed.append({"heads removed": removed} | {f"by {name}": loss for name, (loss,) in nll.items()} | spread)
+            printed.append({"heads removed": count} | {f"by {name}": loss for name, (loss,) in nll.items()} | spread)
         return results.table(printed)
 
 

@@ -8,6 +8,7 @@ import pytest
 from mini_gpt import suites
 from mini_gpt.config import loading
 from mini_gpt.data.tokenizers import ByteTokenizer, CharacterTokenizer
+from mini_gpt.model import parameters
 from mini_gpt.pages.play import pack
 from mini_gpt.pages.play import page as playground
 from mini_gpt.pages.play.page import Shown
@@ -39,6 +40,12 @@ def test_the_page_holds_runs_tokenizer_engine_and_text():
     assert data["most_tokens"] == playground.TIMES * 200
     engine = re.findall(r'<script type="text/js-worker">\n(.*?)\n</script>', page, re.DOTALL)
     assert engine == [path.read_text(encoding="utf-8") for path in play_engine.scripts()]
+
+
+def test_a_run_without_some_heads_has_its_own_size():
+    model = shown(model__num_layers=2, model__heads=((0, 1, 3), (2,)), model__position="alibi")
+    (data,) = data_of(playground.play([model], ByteTokenizer(), "the", title=""))["models"]
+    assert data["parameters"] == parameters.count(model.model.parameters) and data["kept"] == [[0, 1, 3], [2]]
 
 
 def test_hostile_titles_texts_and_tokens_are_data():
