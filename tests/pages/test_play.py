@@ -29,23 +29,19 @@ def shown(name="run", tokenizer=None, **fields):
 
 
 def test_the_page_holds_runs_tokenizer_engine_and_text():
-    runs = [shown("one"), shown("two", model__position="alibi", context_length=200)]
+    runs = [shown("one"), shown("two", model__position="alibi", context_length=200, model__heads=((0, 3),))]
     page = playground.play(runs, ByteTokenizer(), "the cat", title="both")
     data = data_of(page)
     assert (data["title"], data["text"]) == ("both", "the cat")
     assert [model["name"] for model in data["models"]] == ["one", "two"]
+    sizes = [(parameters.count(run.model.parameters), run.model.config.model.heads) for run in runs]
+    assert json.dumps([(model["parameters"], model["kept"]) for model in data["models"]]) == json.dumps(sizes)
     assert [model["trained_context"] for model in data["models"]] == [32, 200]
     assert data["models"][0]["packed"] == json.loads(json.dumps(pack.packed(runs[0].model)))
     assert data["answer"] is None and data["other"] == ""
     assert data["most_tokens"] == playground.TIMES * 200
     engine = re.findall(r'<script type="text/js-worker">\n(.*?)\n</script>', page, re.DOTALL)
     assert engine == [path.read_text(encoding="utf-8") for path in play_engine.scripts()]
-
-
-def test_a_run_without_some_heads_has_its_own_size():
-    model = shown(model__num_layers=2, model__heads=((0, 1, 3), (2,)), model__position="alibi")
-    (data,) = data_of(playground.play([model], ByteTokenizer(), "the", title=""))["models"]
-    assert data["parameters"] == parameters.count(model.model.parameters) and data["kept"] == [[0, 1, 3], [2]]
 
 
 def test_hostile_titles_texts_and_tokens_are_data():
