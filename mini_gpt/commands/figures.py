@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 from mini_gpt.commands import command_line, staging
 from mini_gpt.config import loading
 from mini_gpt.data import spans
-from mini_gpt.insight import cache_masks, figures, removed
+from mini_gpt.insight import cache_masks, figures
 from mini_gpt.insight import maps as attention_maps
 from mini_gpt.insight.examples import Example
 from mini_gpt.insight.heads import across
@@ -36,7 +36,7 @@ ENCODINGS = {plot.__name__: plot for plot in PLOTS} | {"cache_mask": lambda _: c
 
 def maps(workdirs: list[Path]) -> Figure:
     """Plot the attention of several runs on the start of the first run's validation split, or on a pair of it."""
-    runs = [removed.whole_run(Run(workdir)) for workdir in workdirs]
+    runs = [Run(workdir) for workdir in workdirs]
     has_encoder = runs[0].config.model.has_encoder
     for run in runs:
         layers = run.config.model.encoder_layers

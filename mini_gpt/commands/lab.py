@@ -48,7 +48,7 @@ def _of_run(flags: Any) -> dict[str, Any]:
     with staging.reading(flags.workdir, flags.checkpoint, None) as workdir:
         run = Run(workdir, checkpoint=flags.checkpoint, overrides={"model.dtype": "float32"})
     place = removed.parse("--head", flags.head or "", run.config.model.head_numbers)
-    run = removed.whole_run(run)
+    run = base.whole_run(run)
     tokens = base.opening(run, SuiteOptions(text=flags.text), SHOWN if flags.text is None else trained.MOST_TOKENS)
     found = trained.data(run.model, run.tokenizer, tokens, place)
     return found | {"title": f"{base.name_of(run)}: layer {place[0]}, head {place[1]}"}

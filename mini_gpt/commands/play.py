@@ -6,6 +6,7 @@ python -m mini_gpt.play --workdir=RUN [--beside=OTHER_RUN] [--port=8008]
 import socket
 
 from mini_gpt.commands import command_line, run_flags, staging
+from mini_gpt.insight import removed
 from mini_gpt.pages.play import page
 from mini_gpt.pages.play.answers import Answers
 from mini_gpt.pages.play.server import ADDRESS, Server, make_server
@@ -36,7 +37,7 @@ def main() -> None:
     Play().check(run.config, options)
     runs = runs_of(run, options)
     html = page.play(runs, run.tokenizer, text_of(run, options, runs), title=title_of(runs), served=True)
-    answers = Answers([shown.model for shown in runs], page.most_tokens(runs))
+    answers = Answers([removed.whole(shown.model) for shown in runs], page.most_tokens(runs))
     with _listening(flags.port) as connection:
         port = connection.getsockname()[1]
         print(f"http://{ADDRESS}:{port}  (Ctrl-C ends the server)", flush=True)

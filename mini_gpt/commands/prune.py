@@ -9,8 +9,10 @@ it, and all tools open it. Heads keep their numbers.
 """
 
 import argparse
+import collections
 import contextlib
 import dataclasses
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ import jax.numpy as jnp
 
 from mini_gpt.commands import command_line, run_flags, staging
 from mini_gpt.config import loading
+from mini_gpt.config.model import ModelConfig
 from mini_gpt.evaluation.loaded import LoadedModel
 from mini_gpt.hugging_face import origin
 from mini_gpt.insight import budget, pruning, removed, training_curves
@@ -39,6 +42,7 @@ from mini_gpt.training.step import TrainState
 
 TIMES = 5  # a forward pass of each model is measured, in turns; the shortest time counts
 MOST_ROWS = 64  # of the table of kept heads, at equal distances
+KEPT = ("model.", "data.", "context_length")  # fields that the smaller run has from its source
 Loss = Callable[[LoadedModel], float]
 
 
@@ -47,8 +51,15 @@ def main() -> None:
     flags, rest = _parser().parse_known_args()
     overrides = command_line.config_overrides(rest)
     command_line.set_up(overrides.get("data.cache_dir"))
-    if bad := next((name for name in overrides if name.startswith(("model.", "data.", "context_length"))), None):
-        raise UserError(f"{bad}: the smaller run has that of {flags.workdir}; only fields of its training can change")
+    of_run = [name for name in overrides if name.startswith(KEPT) and name != "data.cache_dir"]
+    if of_run:
+        raise UserError(f"{of_run[0]}: the smaller run has that of {flags.workdir}; only fields of its training change")
+    require(flags.steps is None or flags.steps > 0, "--steps", flags.steps, "must be at least 1")
+    if flags.steps and "train.steps" in overrides:
+        raise UserError(f"train.steps: found {overrides['train.steps']}, and --steps={flags.steps}; give --steps alone")
+    unused = [name for name in overrides if not name.startswith(("data.", "eval.", "mesh."))]
+    if unused and flags.steps is None:
+        raise UserError(f"{unused[0]}: nothing is trained without --steps; give --steps=N too, or leave it out")
     which = flags.checkpoint, overrides.get("data.cache_dir")
     with (
         staging.reading(flags.workdir, *which) as workdir,
@@ -75,45 +86,53 @@ def _parser() -> argparse.ArgumentParser:
 def _prune(run: Run, output: Path, flags: argparse.Namespace, overrides: Mapping[str, str]) -> None:
     """Choose the heads, write the smaller run, fine-tune it if asked, and print and write what was measured."""
     config = run.config.model
-    loading.override(run.config, {"model.heads": config.head_numbers, "model.scan_layers": False})  # raises its errors
-    require(config.prediction_head is not None, "model.prediction_head", None, "the model has no logits, and no loss")
-    require(flags.tokens > 0, "--tokens", flags.tokens, "must be at least 1")
-    require(flags.steps is None or flags.steps > 0, "--steps", flags.steps, "must be at least 1")
-    model, table, score = removed.whole(run.model), list[dict[str, Any]](), scorer(run, "validation", flags.tokens)
-    loss: Loss = lambda model: score(model, None)
-    if flags.heads is not None:
-        kept: Heads = removed.without(config.head_numbers, parse(flags.heads, config.head_numbers))
-    else:
-        kept, table = _most_important(run, model, loss, flags)
-    smaller = removed.smaller(model, kept)
+    if config.block != "attention":
+        raise UserError(f"{run.workdir}: found model.block={config.block}; a recurrent run has no heads to remove")
     steps = {} if flags.steps is None else {"train.steps": flags.steps}
-    fixed = {"model.heads": smaller.config.model.heads, "model.scan_layers": False, "train.lora_rank": 0}
+    fixed = {"model.heads": config.head_numbers, "model.scan_layers": False, "train.lora_rank": 0}
     new_config = loading.override(run.config, {**steps, **overrides, **fixed})
     if flags.steps:
         assembly.make_mesh(new_config)  # raises its errors before a file is written
+    require(config.prediction_head is not None, "model.prediction_head", None, "the model has no logits, and no loss")
+    require(flags.tokens > 0, "--tokens", flags.tokens, "must be at least 1")
+    files.make_directory(output)  # raises its errors
+    output.rmdir()
+    model, table, score = removed.whole(run.model), list[dict[str, Any]](), scorer(run, "validation", flags.tokens)
+    loss: Loss = lambda model: score(model, None)
+    if flags.heads is not None:
+        kept: Heads = removed.without(config.head_numbers, parse(flags.heads, config))
+    else:
+        kept, table = _most_important(run, model, loss, flags)
+    smaller = removed.smaller(model, kept)
+    new_config = loading.override(new_config, {"model.heads": smaller.config.model.heads})
     models = {"before": run.model, "after": smaller}
     _write(run, dataclasses.replace(smaller, config=new_config), output)
     if flags.steps:
         loop.train(new_config, output, conclude=False, probe=training_curves.attention_metrics)
         models[f"after {flags.steps} steps"] = Run(output).model
     rows = _measured(models, loss)
-    result = {"heads": kept, "comparison": rows, **({"rows": table} if table else {})}
+    scored = {"split": "validation", "tokens": flags.tokens}
+    result = {"heads": kept, **scored, "comparison": rows, **({"rows": table} if table else {})}
     contents: results.Contents = {}
     if table:
         contents = {".csv": results.csv_text(table), ".png": removed.figure(table, base.name_of(run))}
         print(results.table(table), end="\n\n")
     print(results.table(rows))
+    print(f"\nnll: of the validation split, on up to {flags.tokens:,} tokens")
     count = sum(map(len, config.head_numbers)) - sum(map(len, kept))
-    print(f"\nremoved {count} heads; each layer keeps: {'; '.join(' '.join(map(str, heads)) for heads in kept)}")
+    print(f"removed {count} heads; each layer keeps: {'; '.join(' '.join(map(str, heads)) for heads in kept)}")
     written = results.write(output / "eval", "prune", contents | {".json": results.json_text(result)})
     print("\nWritten to", output, *written, sep="\n")
 
 
-def parse(text: str, heads: Heads) -> list[tuple[int, int]]:
+def parse(text: str, config: ModelConfig) -> list[tuple[int, int]]:
     """Return (layer, head) of --heads. Raise UserError for heads that can't be removed."""
-    found = [removed.parse("--heads", part, heads) for part in text.split(",")]
-    for layer, kept in enumerate(removed.without(heads, found)):
+    found = [removed.parse("--heads", part, config.head_numbers) for part in text.split(",")]
+    for layer, kept in enumerate(removed.without(config.head_numbers, found)):
         require(len(kept) > 0, "--heads", text, f"layer {layer} must keep at least one head")
+        groups = collections.Counter(head * config.num_kv_heads // config.num_heads for head in kept)
+        remedy = f"layer {layer} must keep equally many heads of each group that shares keys: remove whole groups"
+        require(len({*groups.values()}) == 1, "--heads", text, remedy)
     return found
 
 
@@ -125,21 +144,22 @@ def _most_important(
     Raises UserError for a number that is not possible.
     """
     config = model.config.model
+    units, total = removed.units(run.config.model), sum(map(len, run.config.model.head_numbers))
+    least, step = sum(map(len, dict(units).values())), math.gcd(*(len(unit) for _, unit in units))
+    if least == total:
+        raise UserError("--keep: each layer has one head, or one group of heads that share keys; none can be removed")
+    if flags.keep not in range(least, total, step):
+        whole_groups = f", in steps of {step}, because heads that share keys go together" if step > 1 else ""
+        raise UserError(f"--keep: found {flags.keep}; must be in {least}..{total - step}{whole_groups}")
     texts = base.batches(run, "train", min(flags.tokens, pruning.IMPORTANCE_TOKENS), "gradients")
     with progress.shown("importance of the heads", 4 * flags.tokens):
         order = removed.removal_order(run.config.model, pruning.importance(model, texts))
     heads: Heads = run.config.model.head_numbers
-    possible = {sum(map(len, heads)): heads}  # {number of heads: the heads}
+    possible = {total: heads}  # {number of heads: the heads}
     for layer, unit in order:
         heads = removed.without(heads, [(layer, head) for head in unit])
         possible[sum(map(len, heads))] = heads
-    least, most = min(possible), max(possible)
-    if not order:
-        raise UserError("--keep: each layer has one head, or one group of heads that share keys; none can be removed")
-    if flags.keep not in possible or flags.keep == most:
-        step = len(removed.units(run.config.model)[0][1])
-        whole_groups = f", in steps of {step}, because heads that share keys go together" if step > 1 else ""
-        raise UserError(f"--keep: found {flags.keep}; must be in {least}..{most - step}{whole_groups}")
+    require(flags.keep in possible, "--keep", flags.keep, f"must be one of {[*possible][1:]}")  # layers differ
     every = -(-len(possible) // MOST_ROWS)
     chosen = {*sorted(possible, reverse=True)[::every], flags.keep, least}
     table = []

@@ -12,7 +12,7 @@ from matplotlib.patches import Rectangle
 from mini_gpt.data import spans
 from mini_gpt.data.tokenizers import Tokenizer
 from mini_gpt.evaluation.loaded import LoadedModel
-from mini_gpt.insight import attention, colours
+from mini_gpt.insight import attention, colours, removed
 from mini_gpt.insight.curves import new_figure, token_labels
 from mini_gpt.insight.examples import Alignment, Example
 from mini_gpt.insight.observing import AttentionMaps
@@ -65,23 +65,21 @@ def heads_figure(panel: Panel) -> Figure:
     The relative entropy is the mean over the text's queries, see `attention.relative_entropy`.
     """
     layers, texts = _of_text(panel)
-    weights_NHLS, seen_NHLS = (
-        np.stack([array[0] for array in arrays])
+    weights_XLS, seen_XLS = (  # axis X: the heads of all layers
+        np.concatenate([array[0] for array in arrays])
         for arrays in zip(*((maps.weights_BHLS, maps.seen_BHLS) for maps in layers), strict=True)
     )
-    entropy_NHL = np.stack(
+    entropy_XL = np.concatenate(
         [attention.relative_entropy(maps.weights_BHLS, maps.seen_BHLS.sum(-1))[0] for maps in layers]
     )
-    order = np.argsort(entropy_NHL.mean(axis=-1), axis=None, kind="stable")[:MOST_HEADS]
-    heads = [divmod(int(head), weights_NHLS.shape[1]) for head in sorted(order)]
+    heads = sorted(np.argsort(entropy_XL.mean(axis=-1), kind="stable")[:MOST_HEADS].tolist())
+    names = [f"{layer}.{head}" for layer, head in removed.existing(panel.model.config.model)]
     rows = []
     for first in range(0, len(heads), 3):
         chosen = heads[first : first + 3]
-        at = tuple(zip(*chosen, strict=True))
-        titles = [f"head {layer}.{head}, entropy {entropy_NHL[layer, head].mean():.2f}" for layer, head in chosen]
-        rows.append(
-            _Row(f"position={panel.model.config.model.position}", titles, weights_NHLS[at], seen_NHLS[at], texts, texts)
-        )
+        titles = [f"head {names[head]}, entropy {entropy_XL[head].mean():.2f}" for head in chosen]
+        label = f"position={panel.model.config.model.position}"
+        rows.append(_Row(label, titles, weights_XLS[chosen], seen_XLS[chosen], texts, texts))
     return _draw(rows, f"{panel.name}: {len(heads)} heads of the lowest entropy")
 
 

@@ -42,7 +42,8 @@ UNITS = {  # names and units of the scores in the figure
     "importance": ("Gradient", "mean |∂loss/∂mask|, nats per token"),
 }
 
-Order = list[tuple[int, int]]  # all (layer, head), in the order of removal; layer: an index of axis N
+Place = tuple[int, int]  # (layer, head); layer: an index of axis N
+Order = list[Place]  # all heads, in the order of removal
 
 
 def importance(model: LoadedModel, texts: Iterable[tuple[int, Batch]]) -> np.ndarray:
@@ -158,19 +159,21 @@ def removal_orders(importance_NH: np.ndarray, ablation_NH: np.ndarray) -> dict[s
     """Return the orders "ablation", "gradient" and "importance", each from the least important head on.
 
     importance: as gradient, but the importances of a layer are divided by their ℓ2 norm (Michel et al. 2019, 4.1),
-    unless layers have one head.
+    unless layers have one head. Heads whose importance is NaN do not exist.
     """
-    norms_N1 = np.linalg.norm(importance_NH, axis=1, keepdims=True) if importance_NH.shape[1] > 1 else np.ones((1, 1))
+    known_NH = np.nan_to_num(importance_NH)
+    norms_N1 = np.linalg.norm(known_NH, axis=1, keepdims=True) if importance_NH.shape[1] > 1 else np.ones((1, 1))
     relative_NH = importance_NH / np.maximum(norms_N1, np.finfo(np.float64).tiny)
     scores = {"ablation": ablation_NH, "gradient": importance_NH, "importance": relative_NH}
     heads = importance_NH.shape[1]
     order = {name: np.argsort(score_NH, axis=None, kind="stable").tolist() for name, score_NH in scores.items()}
-    return {name: [divmod(index, heads) for index in indices] for name, indices in order.items()}
+    exist = set(np.flatnonzero(~np.isnan(importance_NH)).tolist())
+    return {name: [divmod(index, heads) for index in indices if index in exist] for name, indices in order.items()}
 
 
-def random_order(layers: int, heads: int, seed: int) -> Order:
-    """Return all (layer, head) in a random order."""
-    return [divmod(int(index), heads) for index in np.random.default_rng(seed).permutation(layers * heads)]
+def random_order(places: Sequence[Place], seed: int) -> Order:
+    """Return all places in a random order."""
+    return [places[index] for index in np.random.default_rng(seed).permutation(len(places))]
 
 
 def counts(num_heads: int) -> list[int]:
@@ -179,28 +182,21 @@ def counts(num_heads: int) -> list[int]:
 
 
 def curves(
-    orders: Mapping[str, Order], loss: Callable[[np.ndarray], float], seeds: int = SEEDS
+    orders: Mapping[str, Order], loss: Callable[[frozenset[Place]], float], seeds: int = SEEDS
 ) -> list[dict[str, Any]]:
     """Return a row for each order and number of removed heads, also for some random orders.
 
-    loss: takes mask_NH.
+    loss: takes the heads that are removed.
     seeds: of the random orders.
     """
-    layers, heads = (1 + max(places) for places in zip(*next(iter(orders.values())), strict=True))
+    places = sorted(next(iter(orders.values())))
     every: list[tuple[str, int | None, Order]] = [(name, None, order) for name, order in orders.items()]
-    every += [("random", seed, random_order(layers, heads, seed)) for seed in range(seeds)]
-
-    @functools.cache  # all orders share the first and the last mask
-    def loss_without(removed: frozenset[tuple[int, int]]) -> float:
-        mask_NH = np.ones((layers, heads), np.float32)
-        for head in removed:
-            mask_NH[head] = 0
-        return loss(mask_NH)
-
+    every += [("random", seed, random_order(places, seed)) for seed in range(seeds)]
+    loss_without = functools.cache(loss)  # all orders share the first and the last set
     rows = []
-    for (name, seed, order), removed in itertools.product(every, counts(layers * heads)):
+    for (name, seed, order), removed in itertools.product(every, counts(len(places))):
         nll = loss_without(frozenset(order[:removed]))
-        share = removed / (layers * heads)
+        share = removed / len(places)
         rows.append({"order": name, "seed": seed, "removed": removed, "share": share, "nll": nll})
     return rows
 

@@ -1,6 +1,5 @@
 """Models whose layers keep some of their heads: the smaller model of a whole one, and the whole one back."""
 
-import copy
 import dataclasses
 import re
 from collections.abc import Sequence
@@ -14,10 +13,10 @@ from mini_gpt.config import loading
 from mini_gpt.config.model import ModelConfig
 from mini_gpt.evaluation.loaded import LoadedModel
 from mini_gpt.insight.curves import Curve, finish, new_figure, plot_curve
+from mini_gpt.model import editing
 from mini_gpt.model import parameters as model_parameters
 from mini_gpt.runtime.errors import UserError, require
 from mini_gpt.training import state as states
-from mini_gpt.training.run import Run
 
 Heads = Sequence[Sequence[int]]  # the numbers of the heads of each layer, in order
 Unit = tuple[int, tuple[int, ...]]  # (layer, heads) that are removed together
@@ -64,12 +63,10 @@ def whole(model: LoadedModel) -> LoadedModel:
     return _converted(model, {"model.heads": None}, filled)
 
 
-def whole_run(run: Run) -> Run:
-    """Return the run with the heads that were removed, whose outputs are zero; see `whole`."""
-    run = copy.copy(run)
-    run.model = whole(run.model)
-    run.config = run.model.config
-    return run
+def existing(config: ModelConfig) -> list[tuple[int, int]]:
+    """Return (layer, head) of the heads of a model, in order. layer: an index of `editing.attention_layers`."""
+    kept = config.heads or [range(config.num_heads)] * len(editing.attention_layers(config))
+    return [(layer, head) for layer, of_layer in enumerate(kept) for head in of_layer]
 
 
 def _converted(model: LoadedModel, fields: dict[str, Any], convert: Any) -> LoadedModel:

@@ -13,7 +13,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from mini_gpt.evaluation import items
-from mini_gpt.insight import budget, removed, uncertainty
+from mini_gpt.insight import budget, uncertainty
 from mini_gpt.model import parameters
 from mini_gpt.runtime import files, processes
 from mini_gpt.runtime.errors import UserError, require, shown, suggestion
@@ -54,7 +54,7 @@ ALL = (
     Play(),
     Diagnose(),
 )
-WITHOUT_ATTENTION = [suite.name for suite in ALL if not suite.needs_heads]
+WITHOUT_ATTENTION = [suite.name for suite in ALL if not suite.needs_attention]
 LARGE, MINUTES = 20_000_000, 5.0  # parameters above which eval.py gives each suite these minutes
 FLAGS = [field.name for field in dataclasses.fields(SuiteOptions) if field.name != "split"]
 SUITES: Mapping[str, Suite] = MappingProxyType({suite.name: suite for suite in ALL})
@@ -112,7 +112,7 @@ def evaluate(run: Run, name: str, options: SuiteOptions, minutes: float | None =
     request = requested(name, options) | ({} if minutes is None else {"minutes": minutes})
     with budget.limited(minutes, _earlier(path, run, request)) as limit:
         run = run if limit is None else _in_small_batches(run)
-        run = removed.whole_run(run) if suite.needs_heads else run
+        run = base.whole_run(run) if suite.needs_attention and suite.puts_heads_back else run
         measured, other_files = suite.measure(run, options), suite.more_files(run, options)
     said = ""
     if limit is not None:

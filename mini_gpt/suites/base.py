@@ -1,5 +1,6 @@
 """The base class and the options of all suites, and the tokens that suites measure."""
 
+import copy
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -15,7 +16,7 @@ from mini_gpt.data import task_batches, tasks, tokenizers
 from mini_gpt.data.batches import Batch
 from mini_gpt.data.tasks import Problem
 from mini_gpt.evaluation import extrapolation, memory, task_lengths
-from mini_gpt.insight import budget, examples, samples
+from mini_gpt.insight import budget, examples, removed, samples
 from mini_gpt.insight.curves import Curve, token_label
 from mini_gpt.insight.examples import Example
 from mini_gpt.runtime import files
@@ -58,7 +59,8 @@ class Suite:
 
     name: str
     flags: tuple[str, ...] = ()  # supported options besides split
-    needs_heads = True  # False: reads a run without some heads as it is; else they are put back, with zeros
+    needs_attention = True  # False: a recurrent run can be measured too
+    puts_heads_back = True  # removed heads, with zeros; False, or without attention: the run is read as it is
     needs_logits = True  # False: also an encoder without a prediction head can be measured
     needs_text = False  # True: a run of a task can't be measured
     needs_next_token = False  # True: a run with another objective can't be measured
@@ -292,6 +294,14 @@ def opening(run: Run, options: SuiteOptions, most: int) -> np.ndarray:
 def curve(label: str, rows: list[Row], value: str) -> Curve:
     """Return the curve of a value of rows by their lengths."""
     return Curve(label, [row["length"] for row in rows], [row[value] for row in rows])
+
+
+def whole_run(run: Run) -> Run:
+    """Return the run with removed heads put back, see `removed.whole`; `trained` says which heads it has."""
+    run = copy.copy(run)
+    run.model = removed.whole(run.model)
+    run.config = run.model.config
+    return run
 
 
 def name_of(run: Run) -> str:

@@ -6,6 +6,7 @@ from matplotlib.figure import Figure
 from mini_gpt.config.schema import Config
 from mini_gpt.data import tokenizers
 from mini_gpt.data.tokenizers import Tokenizer
+from mini_gpt.insight import removed
 from mini_gpt.insight.curves import token_labels
 from mini_gpt.insight.mechanisms import circuits, head_roles
 from mini_gpt.runtime.errors import UserError
@@ -31,7 +32,7 @@ class Circuits(Suite):
 
     def measure(self, run: Run, options: SuiteOptions) -> Result:
         tokens_T = _tokens(run, options)
-        roles = head_roles.roles(run.model, tokens_T, PAIRS)
+        roles = head_roles.roles(run.model, tokens_T, PAIRS, removed.existing(run.trained.model))
         base.check_finite(run, (role.copying for role in roles))
         composition = circuits.composition(run.model, [(role.layer, role.head) for role in roles])
         return {

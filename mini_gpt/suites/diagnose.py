@@ -21,6 +21,7 @@ OTHER_LOSS = ("data.", "context_length", "source_length", "train.mask_rate", "tr
 class Diagnose(Suite):
     name = "diagnose"
     supports_encoder = True
+    puts_heads_back = False
 
     def check(self, trained: Config, options: SuiteOptions) -> None:
         super().check(trained, options)

@@ -7,6 +7,7 @@ import jax
 import numpy as np
 
 from mini_gpt.config.schema import Config
+from mini_gpt.insight import removed
 from mini_gpt.insight.examples import Example
 from mini_gpt.insight.heads import inputs, report
 from mini_gpt.insight.heads.templates import Templates
@@ -23,6 +24,7 @@ from mini_gpt.training.run import Run
 
 LABEL_TOKENS = 8192  # for labels of heads, if the suite `heads` has no result
 ByKind = dict[str, list[list[HeadLabel]]]
+REMOVED = "removed"  # the label of a head that the run does not have
 MOST_PARAMETERS = 10_000_000  # of a model that the page measures itself; it takes a few seconds
 
 
@@ -57,13 +59,15 @@ class Explorer(Suite):
         else:
             text = base.opening(run, options, page.most_tokens(run.config))
             count = f"{len(text)} tokens"
-        layers = len(editing.attention_layers(config))
+        layers, heads = len(editing.attention_layers(config)), f"{config.num_heads} heads"
+        if run.trained.model.heads:
+            heads = f"{heads}, of which {len(removed.existing(run.trained.model))} are kept"
         html = page.explorer(
             run.model,
             run.tokenizer,
             Words(text) if options.words else text,
             labels=self._labels(run, options, text),
-            title=f"{run.workdir.resolve().name}: attention, {layers} layers × {config.num_heads} heads",
+            title=f"{run.workdir.resolve().name}: attention, {layers} layers × {heads}",
             subtitle=f"{f'step {run.step:,}, ' if run.step else ''}{count} of {source}, position={config.position}",
         )
         return {".html": html}
@@ -110,10 +114,10 @@ def _heads_of_result(run: Run, options: SuiteOptions) -> list[Row]:
 
 
 def _by_kind(run: Run, heads: list[Row]) -> ByKind:
-    """Return labels[kind][layer][head]."""
+    """Return labels[kind][layer][head]; heads without a row are removed."""
     labels: ByKind = {}
     for kind, _ in editing.attention_layers(run.config.model):
-        labels.setdefault(kind, []).append([HeadLabel("", None)] * run.config.model.num_heads)
+        labels.setdefault(kind, []).append([HeadLabel(REMOVED, None)] * run.config.model.num_heads)
     for head in heads:
         name = str(head["label"])
         strength = head["kinds"].get(name, {}).get("strength")

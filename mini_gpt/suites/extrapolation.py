@@ -17,7 +17,7 @@ from mini_gpt.training.run import Run
 
 class Extrapolation(Suite):
     name = "extrapolation"
-    needs_heads = False
+    needs_attention = False
     flags = ("lengths", "strides", "tokens")
     needs_text = True
     needs_next_token = True

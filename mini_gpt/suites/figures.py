@@ -14,6 +14,7 @@ class Figures(Suite):
     flags = ("text", "words")
     supports_encoder = True
     needs_logits = False
+    puts_heads_back = False
 
     def more_files(self, run: Run, options: SuiteOptions) -> Contents:
         title = base.name_of(run)

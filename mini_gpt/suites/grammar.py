@@ -13,7 +13,7 @@ from mini_gpt.training.run import Run
 
 class Grammar(Suite):
     name = "grammar"
-    needs_heads = False
+    needs_attention = False
     needs_text = True
     needs_next_token = True
 

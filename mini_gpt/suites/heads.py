@@ -6,7 +6,7 @@ import statistics
 from matplotlib.figure import Figure
 
 from mini_gpt.config.schema import Config
-from mini_gpt.insight import budget
+from mini_gpt.insight import budget, removed
 from mini_gpt.insight.heads import figure, inputs, report
 from mini_gpt.suites import base, results
 from mini_gpt.suites.base import Result, Row, Suite, SuiteOptions
@@ -28,7 +28,9 @@ class Heads(Suite):
         return [("", trained.context_length)]
 
     def measure(self, run: Run, options: SuiteOptions) -> Result:
-        heads = _of_pairs(run, options) if run.config.model.has_encoder else _of_texts(run, options)
+        every = _of_pairs(run, options) if run.config.model.has_encoder else _of_texts(run, options)
+        places = removed.existing(run.trained.model)
+        heads = [every[layer * run.config.model.num_heads + head] for layer, head in places]
         numbers = [head[name] for head in heads for name in ("entropy", "distance")]
         base.check_finite(run, (number for number in numbers if number is not None))
         return {"context_length": run.config.context_length, "heads": heads, "by_depth": report.by_depth(heads)}

@@ -16,7 +16,7 @@ from mini_gpt.training.run import Run
 
 class Needles(Suite):
     name = "needles"
-    needs_heads = False
+    needs_attention = False
     flags = ("lengths",)
     needs_text = True
     needs_next_token = True

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 
 from mini_gpt.config.schema import Config
 from mini_gpt.data import spans
-from mini_gpt.insight import budget
+from mini_gpt.insight import budget, removed
 from mini_gpt.insight.curves import token_label
 from mini_gpt.insight.mechanisms import attribution, patching
 from mini_gpt.runtime.errors import UserError, require
@@ -40,6 +40,10 @@ class Patching(Suite):
             effects = patching.patch(run.model, pair)
         of_heads = effects.heads_NH if budget.current.get() is None else effects.heads_NH[~np.isnan(effects.heads_NH)]
         base.check_finite(run, [effects.clean, effects.corrupted, *of_heads.flat])
+        gone_NH = removed.mask(run.trained.model, run.trained.model.head_numbers) == 0
+        for effects_NH in (effects.heads_NH, effects.heads_NHL):
+            if effects_NH is not None:
+                effects_NH[gone_NH] = np.nan
         answers = (pair.clean_answer, None if clean[-1] == corrupted[-1] else pair.corrupted_answer)
         direct = None
         if attribution.is_sum(run.config.model):

@@ -14,7 +14,7 @@ from mini_gpt.training.run import Run
 
 class Perplexity(Suite):
     name = "perplexity"
-    needs_heads = False
+    needs_attention = False
     supports_spans = True
     needs_text = True
     values = ("nll", *scoring.METRICS)

@@ -6,7 +6,6 @@ import numpy as np
 
 from mini_gpt.data import tokenizers
 from mini_gpt.hugging_face import origin
-from mini_gpt.insight import removed
 from mini_gpt.pages.play import page
 from mini_gpt.pages.play.page import Shown
 from mini_gpt.runtime.errors import UserError, require
@@ -19,6 +18,7 @@ from mini_gpt.training.run import Run
 class Play(Suite):
     name = "play"
     flags = ("text", "other", "beside")
+    puts_heads_back = False
 
     def more_files(self, run: Run, options: SuiteOptions) -> Contents:
         self.check(run.config, options)  # an override may have changed it
@@ -30,10 +30,7 @@ class Play(Suite):
 def runs_of(run: Run, options: SuiteOptions) -> list[Shown]:
     """Return the run, and the one of --beside. Raise UserError if their tokenizers differ."""
     runs = [run] if options.beside is None else [run, _other(run, options.beside)]
-    return [
-        Shown(each.workdir.resolve().name, each.step, removed.whole(each.model), origin.trained_context(each))
-        for each in runs
-    ]
+    return [Shown(each.workdir.resolve().name, each.step, each.model, origin.trained_context(each)) for each in runs]
 
 
 def text_of(run: Run, options: SuiteOptions, runs: list[Shown]) -> str:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import jax.numpy as jnp
 import numpy as np
@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from mini_gpt.evaluation import perplexity, task_accuracy
 from mini_gpt.evaluation.loaded import LoadedModel
-from mini_gpt.insight import budget, pruning, samples
+from mini_gpt.insight import budget, pruning, removed, samples
 from mini_gpt.model import editing
 from mini_gpt.suites import base, results
 from mini_gpt.suites.base import Result, Row, Suite, SuiteOptions
@@ -30,27 +30,34 @@ class Pruning(Suite):
         loss = scorer(run, options.split, most_scored)
         train_batches = base.batches(run, "train", most, "gradients")
 
-        def nll(mask_NH: np.ndarray, texts: int | None = None) -> float:
+        def nll(gone: Iterable[pruning.Place], texts: int | None = None) -> float:
+            mask_NH = np.ones((len(layers), config.model.num_heads), np.float32)
+            for place in gone:
+                mask_NH[place] = 0
             return loss(dataclasses.replace(model, edits=editing.head_mask(jnp.asarray(mask_NH[:, None]))), texts)
 
         layers = editing.attention_layers(config.model)
-        num_heads = len(layers) * config.model.num_heads
+        places = removed.existing(run.trained.model)
+        num_heads = len(places)
         seconds = functools.cache(lambda: budget.forward_seconds(model, config.longest_row))
         with budget.shown(f"pruning {num_heads} heads", pruning.cost(num_heads, most)):
-            importance_NH = pruning.importance(model, budget.within("batches of the gradient", train_batches, 0.2))
+            importance_NH = np.full((len(layers), config.model.num_heads), np.nan)
+            at, texts = tuple(np.transpose(places)), budget.within("batches of the gradient", train_batches, 0.2)
+            importance_NH[at] = pruning.importance(model, texts)[at]
             passes = np.full(len(train_batches), 2 * num_heads * train_batches[0][1]["inputs"].size)
             train_batches = train_batches[: budget.fit("batches of the ablation", passes, seconds, 0.5)]
             number = budget.fit(
                 "heads", np.full(num_heads, passes[: len(train_batches)].sum() / num_heads), seconds, 0.6
             )
             largest = np.argsort(-importance_NH, axis=None, kind="stable")[:number]  # gradients: a cheap first estimate
-            places = [divmod(head, config.model.num_heads) for head in sorted(largest.tolist())]
-            ablation_NH = pruning.ablation(model, train_batches, places=places)
+            ablated = [divmod(head, config.model.num_heads) for head in sorted(largest.tolist())]
+            ablation_NH = pruning.ablation(model, train_batches, places=ablated)
             mean_ablation_NH = None
             if not config.model.has_encoder and number == num_heads:
                 means_NHK = pruning.mean_outputs(model, train_batches)
-                mean_ablation_NH = pruning.ablation(model, train_batches, means_NHK)
-            base.check_finite(run, [*importance_NH.flat, *(ablation_NH[place] for place in places)])
+                mean_ablation_NH = pruning.ablation(model, train_batches, means_NHK, places)
+            measured = (importance_NH, places), (ablation_NH, ablated)
+            base.check_finite(run, (scores_NH[at] for scores_NH, heads in measured for at in heads))
             orders = pruning.removal_orders(importance_NH, ablation_NH)
             if number < num_heads:
                 del orders["ablation"]
@@ -59,9 +66,9 @@ class Pruning(Suite):
         return {
             "context_length": run.config.context_length,
             "layers": layers,
-            "importance": importance_NH.tolist(),
+            "importance": base.listed(importance_NH),
             "ablation": base.listed(ablation_NH),
-            "mean_ablation": None if mean_ablation_NH is None else mean_ablation_NH.tolist(),
+            "mean_ablation": None if mean_ablation_NH is None else base.listed(mean_ablation_NH),
             "removal_order": orders["importance"],
             "removal_orders": orders,
             "rows": rows,
@@ -76,15 +83,15 @@ class Pruning(Suite):
     def printed(self, result: Result) -> str:
         """Return a row for each number of removed heads: the loss after removal in each order."""
         printed = []
-        for removed in dict.fromkeys(row["removed"] for row in result["rows"]):
+        for count in dict.fromkeys(row["removed"] for row in result["rows"]):
             nll: dict[str, list[float]] = {}
             for row in result["rows"]:
-                if row["removed"] == removed:
+                if row["removed"] == count:
                     nll.setdefault(row["order"], []).append(row["nll"])
             spread = {}
             if random := nll.pop("random", []):
                 spread = {"random mean": float(np.mean(random)), "lowest": min(random), "highest": max(random)}
-            printed.append({"heads removed": removed} | {f"by {name}": loss for name, (loss,) in nll.items()} | spread)
+            printed.append({"heads removed": count} | {f"by {name}": loss for name, (loss,) in nll.items()} | spread)
         return results.table(printed)
 
 
@@ -112,4 +119,4 @@ def _curves(orders: dict[str, pruning.Order], nll: Callable[..., float], seconds
     number = budget.fit("orders of removal", passes, lambda: seconds)
     texts = 1 if budget.current.get() else None
     chosen, seeds = dict([*orders.items()][:number]), max(0, number - len(orders))
-    return pruning.curves(chosen, lambda mask_NH: nll(mask_NH, texts), seeds)
+    return pruning.curves(chosen, lambda gone: nll(gone, texts), seeds)

@@ -21,7 +21,7 @@ CURVES = {"exact_match": "problems solved", "token_accuracy": "tokens of the ans
 
 class Tasks(Suite):
     name = "tasks"
-    needs_heads = False
+    needs_attention = False
     supports_encoder = True
     flags = ("lengths",)
     values = (*METRICS, "nll")

@@ -12,7 +12,7 @@ from mini_gpt import suites
 from mini_gpt.commands import measuring
 from mini_gpt.commands.prune import parse
 from mini_gpt.hugging_face.origin import described_origin
-from mini_gpt.insight import removed
+from mini_gpt.insight import pruning, removed
 from mini_gpt.model import editing
 from mini_gpt.model.parameters import count
 from mini_gpt.runtime.errors import UserError
@@ -81,10 +81,16 @@ def test_all_suites_measure_a_smaller_run(monkeypatch, trained, capsys):
     run = Run(workdir.parent / "smaller")
     left_out = {"tasks", "translation", "needles", "grammar"}  # of other data
     options = SuiteOptions(tokens=64, lengths="16,32", text="the cat sat", other="the dog ran")
-    for name in suites.SUITES.keys() - left_out:
-        suites.evaluate(run, name, options)
-    importance_NH = np.array(json.loads((run.workdir / "eval/pruning.json").read_text())["importance"])
-    assert ((importance_NH > 0) == (removed.mask(run.config.model, HEADS) > 0)).all()
+    found = {name: suites.evaluate(run, name, options) for name in suites.SUITES.keys() - left_out}
+    for scores in (found["pruning"]["importance"], found["patching"]["heads"]):
+        assert (np.isfinite(np.array(scores, float)) == (removed.mask(run.config.model, HEADS) > 0)).all()
+    for heads in (found["heads"]["heads"], found["circuits"]["heads"]):
+        assert [(row["layer"], row["head"]) for row in heads] == removed.existing(run.config.model)
+    assert [sum(row["labels"].values()) for row in found["heads"]["by_depth"]] == [3, 1]
+    assert max(row["removed"] for row in found["pruning"]["rows"]) == 4
+    assert not {"zero weights", "dead heads"} & {*found["diagnose"]["found"]}
+    page = next((run.workdir / "eval").glob("explorer*.html")).read_text(encoding="utf-8")
+    assert "4 heads, of which 4 are kept" in page and page.count('["removed", null]') == 4
     assert type_in(monkeypatch, "sample.py", f"--workdir={run.workdir}", "--prompt=the", "--length=9") is None
 
 
@@ -96,12 +102,15 @@ def test_all_suites_measure_a_smaller_run(monkeypatch, trained, capsys):
         ("2.0", "--heads: found '2.0'; the run has layers 0..1"),
         ("1", "--heads: found '1'; must be LAYER.HEAD"),
         ("0.0,1.2", "--heads: found '0.0,1.2'; layer 1 must keep at least one head"),
+        ("0.0", "--heads: found '0.0'; layer 0 must keep equally many heads of each group"),
     ],
 )
-def test_heads_that_can_not_be_removed_are_refused(text, message):
+def test_heads_that_can_not_be_removed_are_refused(small, text, message):
+    config = small(**FIELDS, model__heads=HEADS).model
+    grouped = dataclasses.replace(config, num_kv_heads=2, heads=None)
     with pytest.raises(UserError, match=f"^{re.escape(message)}"):
-        parse(text, HEADS)
-    assert parse("0.3, 0.0", HEADS) == [(0, 3), (0, 0)]
+        parse(text, grouped if "group" in message else config)
+    assert parse("0.3, 0.0", config) == parse("0.3, 0.0", grouped) == [(0, 3), (0, 0)]
 
 
 def test_muon_trains_layers_with_other_numbers_of_heads(small):
@@ -113,6 +122,12 @@ def test_muon_trains_layers_with_other_numbers_of_heads(small):
 def test_the_last_head_of_each_layer_stays(monkeypatch, trained):
     workdir = trained(**FIELDS, model__num_heads=1)
     assert prune(monkeypatch, workdir, "--keep=1", "--tokens=64").startswith("error: --keep: each layer has one head")
+
+
+def test_fields_that_would_change_nothing_are_refused(monkeypatch, tmp_path):
+    refused = lambda *fields: prune(monkeypatch, tmp_path / "run", "--heads=0.0", *fields)
+    assert "train.steps: found 7, and --steps=3" in refused("--steps=3", "--config.train.steps=7")
+    assert "optimizer.name: nothing is trained without --steps" in refused("--config.optimizer.name=muon")
 
 
 def test_attention_costs_the_sum_over_layers_of_heads_times_keys(small):
@@ -128,10 +143,16 @@ def test_attention_costs_the_sum_over_layers_of_heads_times_keys(small):
     [
         (["--heads=0.0", "--steps=0"], "--steps: found 0; must be at least 1"),
         (["--heads=0.0", "--config.model.d_ff=8"], "model.d_ff: the smaller run has that of "),
+        (["--keep=3", "--config.eval.tokenz=1"], "eval.tokenz: no such config field"),
+        (["--keep=1"], "--keep: found 1; must be in 2..7"),
+        (["--keep=3"], "found model.block=gru; a recurrent run has no heads to remove"),
+        (["--keep=3", "--output=run/config.json/sub"], "run/config.json/sub: can't be made a directory"),
         (["--heads=0.0", "--steps=1", "--config.mesh.data=3"], "train.batch_size: found 8; must be divisible by 3"),
     ],
 )
 def test_wrong_flags_are_refused_and_nothing_is_written(monkeypatch, trained, arguments, message):
-    workdir = trained(**FIELDS)
+    workdir = trained(**FIELDS | ({"model__block": "gru", "model__position": "none"} if "gru" in message else {}))
+    monkeypatch.chdir(workdir.parent)
+    monkeypatch.delattr(pruning, "importance")  # the refusal comes before it
     assert message in prune(monkeypatch, workdir, *arguments)
     assert not (workdir.parent / "smaller").exists()

@@ -124,9 +124,11 @@ def test_heads_are_removed_in_four_kinds_of_order():
     }
     assert list(orders) == list(pruning.LABELS)
     assert pruning.removal_orders(np.zeros((1, 2)), np.zeros((1, 2)))["importance"] == [(0, 0), (0, 1)]
-    assert sorted(pruning.random_order(2, 3, seed=4)) == [(layer, head) for layer in range(2) for head in range(3)]
+    places = [*np.ndindex(2, 3)]
+    assert sorted(pruning.random_order(places, seed=4)) == places != pruning.random_order(places, seed=4)
     assert pruning.counts(4) == [0, 1, 2, 3, 4] and pruning.counts(144)[::8] == [0, 72, 144]
-    rows = pruning.curves(orders, lambda mask_NH: float((mask_NH * [[1, 2], [4, 8]]).sum()))  # each mask its own loss
+    loss = lambda gone: 15.0 - sum(2 ** (2 * layer + head) for layer, head in gone)  # each set its own loss
+    rows = pruning.curves(orders, loss)
     losses = {(row["order"], row["seed"]): [] for row in rows}
     for row in rows:
         assert row["share"] == row["removed"] / 4 == len(losses[row["order"], row["seed"]]) / 4
@@ -135,6 +137,10 @@ def test_heads_are_removed_in_four_kinds_of_order():
     assert losses["gradient", None] == [15, 7, 3, 2, 0]
     assert losses["importance", None] == [15, 7, 6, 4, 0]
     assert {seed for order, seed in losses if order == "random"} == set(range(pruning.SEEDS))
+    importance_NH[1, 1] = np.nan  # a head that does not exist
+    kept = pruning.removal_orders(importance_NH, np.array([[0.2, -0.1], [0.3, np.nan]]))
+    assert kept == {name: [place for place in order if place != (1, 1)] for name, order in orders.items()}
+    assert [row["nll"] for row in pruning.curves(kept, loss)[-4:]][::3] == [15, 8]
 
 
 @pytest.mark.slow

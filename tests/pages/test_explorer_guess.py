@@ -89,3 +89,10 @@ def test_six_heads_are_the_strongest_of_each_label_and_then_the_next_strongest()
     assert in_node("sixHeads(held)", given) == [[0, 0], [0, 1], [0, 2], [0, 3], [1, 1], [1, 3]]
     given["held"]["labels"] = None
     assert in_node("sixHeads(held)", given) == [[0, 0], [0, 1], [0, 2], [0, 3], [1, 0], [1, 1]]
+
+
+def test_removed_heads_are_not_chosen_and_not_in_a_mean():
+    weights = weights_of(1, heads=3)
+    given = {"held": held(weights, labels=[[["mixed", None], ["removed", None], ["mixed", None]]])}
+    assert in_node("[headsOf(held, 0), sixHeads(held)]", given) == [[0, 2], [[0, 0], [0, 2]]]
+    assert in_node("held.meansAt(0)(5, 2)", given) == pytest.approx(weights[0, ::2, 5, 2].mean(), abs=0.01)

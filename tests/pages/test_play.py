@@ -8,6 +8,7 @@ import pytest
 from mini_gpt import suites
 from mini_gpt.config import loading
 from mini_gpt.data.tokenizers import ByteTokenizer, CharacterTokenizer
+from mini_gpt.model import parameters
 from mini_gpt.pages.play import pack
 from mini_gpt.pages.play import page as playground
 from mini_gpt.pages.play.page import Shown
@@ -28,11 +29,13 @@ def shown(name="run", tokenizer=None, **fields):
 
 
 def test_the_page_holds_runs_tokenizer_engine_and_text():
-    runs = [shown("one"), shown("two", model__position="alibi", context_length=200)]
+    runs = [shown("one"), shown("two", model__position="alibi", context_length=200, model__heads=((0, 3),))]
     page = playground.play(runs, ByteTokenizer(), "the cat", title="both")
     data = data_of(page)
     assert (data["title"], data["text"]) == ("both", "the cat")
     assert [model["name"] for model in data["models"]] == ["one", "two"]
+    sizes = [(parameters.count(run.model.parameters), run.model.config.model.heads) for run in runs]
+    assert json.dumps([(model["parameters"], model["kept"]) for model in data["models"]]) == json.dumps(sizes)
     assert [model["trained_context"] for model in data["models"]] == [32, 200]
     assert data["models"][0]["packed"] == json.loads(json.dumps(pack.packed(runs[0].model)))
     assert data["answer"] is None and data["other"] == ""

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import numpy as np
 
 from mini_gpt.evaluation.loaded import LoadedModel
-from mini_gpt.insight import budget, pruning, samples
+from mini_gpt.insight import budget, pruning, removed, samples
 from mini_gpt.insight.diagnosis import blocks, losses, mistakes, probe, weights
 from mini_gpt.insight.diagnosis.losses import History, Losses
 from mini_gpt.insight.diagnosis.result import CheckResult, in_order, listed
@@ -117,10 +117,11 @@ def dead_heads(model: LoadedModel, train_tokens: np.ndarray) -> CheckResult:
     length = model.config.context_length
     few_tokens = train_tokens[: probe.most_windows(length) * length + 1]
     texts = samples.of_text(model, few_tokens, pruning.IMPORTANCE_TOKENS, "gradients")
-    importance_NH = pruning.importance(model, budget.within("batches of the gradient", texts))
-    relative_NH = importance_NH / max(importance_NH.mean(), 1e-30)
-    heads = [f"{layer}.{head}" for layer, head in np.argwhere(~(relative_NH >= DEAD_HEAD))]
-    least = float(relative_NH.min())
+    exists_NH = removed.mask(model.config.model, model.config.model.head_numbers) > 0
+    importance_NH = pruning.importance(removed.whole(model), budget.within("batches of the gradient", texts))
+    relative_NH = importance_NH / max(importance_NH[exists_NH].mean(), 1e-30)
+    heads = [f"{layer}.{head}" for layer, head in np.argwhere(exists_NH & ~(relative_NH >= DEAD_HEAD))]
+    least = float(relative_NH[exists_NH].min())
     says = f"Heads (layer.head) without effect: {listed(heads)}. The least importance is {least:.2f} times the mean."
     return CheckResult("dead heads", least, f"at least {DEAD_HEAD} of the mean", bool(heads), says)
 

@@ -39,8 +39,8 @@ def by_depth_figure(runs: Mapping[str, list[dict[str, Any]]]) -> Figure:
             under = under + counts
         bars.set(title=name, ylabel="heads", xticks=range(len(places)), xticklabels=layers, xlabel="layer")
         bars.yaxis.get_major_locator().set_params(integer=True)
-        strengths_TN = np.array([[_mean_strength(rows, at, kind) for at in places] for kind in kinds], float)
-        image = below.imshow(strengths_TN.reshape(len(kinds), -1), cmap=colours.WEIGHTS, vmin=0, vmax=1, aspect="auto")
+        strengths_TN = np.array([[_mean_strength(rows, at, kind) for at in places] for kind in kinds or [""]], float)
+        image = below.imshow(strengths_TN, cmap=colours.WEIGHTS, vmin=0, vmax=1, aspect="auto")
         below.set(yticks=range(len(kinds)), yticklabels=kinds, xticks=range(len(places)), xticklabels=layers)
         below.set(xlabel="layer", title="mean strength")
         below.tick_params(length=0)

@@ -1,5 +1,6 @@
 """What the circuits of all heads say: copying, the strongest pairs of tokens, and the earlier heads that are read."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -37,15 +38,19 @@ class Role(NamedTuple):
     writes: list[Pair]
 
 
-def roles(model: LoadedModel, tokens_T: np.ndarray, pairs: int) -> list[Role]:
+def roles(
+    model: LoadedModel, tokens_T: np.ndarray, pairs: int, places: Sequence[tuple[int, int]] | None = None
+) -> list[Role]:
     """Return the role of each head, or of those within the budget, with this many pairs among the given tokens.
+
+    places: (layer, head) of the heads; None: all.
 
     Raises UserError for a model field with which the OV circuit is not a product of weights.
     """
     module, config = running.unstack(model.merge()), model.config.model
     found = []
-    places = ((1, place) for place in np.ndindex(config.num_layers, config.num_heads))
-    for _, (layer, number) in budget.within("heads", places, ROLES_SHARE):
+    places = [*np.ndindex(config.num_layers, config.num_heads)] if places is None else places
+    for _, (layer, number) in budget.within("heads", ((1, place) for place in places), ROLES_SHARE):
         head = Head(model, layer, number, module)
         attends = None if head.unsupported(NOT_IN_QK) else _largest(head.qk(tokens_T, DISTANCE), tokens_T, pairs)
         found.append(Role(layer, number, head.copying(tokens_T), attends, _largest(head.ov(tokens_T), tokens_T, pairs)))

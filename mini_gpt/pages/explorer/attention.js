@@ -95,11 +95,11 @@ class Attention {
   }
   // As weightsAt, averaged over the heads of a layer.
   meansAt(layer) {
-    const each = Array.from({ length: this.heads }, (_, head) => this.weightsAt(layer, head));
+    const each = headsOf(this, layer).map((head) => this.weightsAt(layer, head));
     return (i, j) =>
       each.reduce((sum, at) => {
         const weight = at(i, j);
-        return weight === null ? sum : (sum ?? 0) + weight / this.heads;
+        return weight === null ? sum : (sum ?? 0) + weight / each.length;
       }, null);
   }
   // The query and the key of a pair, and their products by dimension times the scale, which add up to the logit before

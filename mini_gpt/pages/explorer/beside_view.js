@@ -6,7 +6,7 @@ const SIX = 6; // heads
 
 // Six heads as [layer, head]: the strongest of each label, then the strongest of the others; without labels, the first.
 function sixHeads(attention) {
-  const all = indices(attention.layers).flatMap((layer) => indices(attention.heads).map((head) => [layer, head]));
+  const all = indices(attention.layers).flatMap((layer) => headsOf(attention, layer).map((head) => [layer, head]));
   const label = (place) => labelOf(attention, ...place);
   const strength = (place) => label(place)?.strength ?? -1;
   const sorted = [...all].sort((a, b) => strength(b) - strength(a));
@@ -19,7 +19,7 @@ function BesideView({ attention, state, set }) {
   const [at, point] = useState(null);
   const isLayer = state.beside === "layer";
   const heads = useMemo(
-    () => (isLayer ? indices(attention.heads).map((head) => [state.layer, head]) : sixHeads(attention)),
+    () => (isLayer ? headsOf(attention, state.layer).map((head) => [state.layer, head]) : sixHeads(attention)),
     [attention, isLayer, state.layer],
   );
   const [firstRow, endRow] = partOf(attention.rows, state.from, MOST_BESIDE);

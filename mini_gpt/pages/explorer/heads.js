@@ -53,14 +53,21 @@ const labelOf = (attention, layer, head) => {
   return name ? { name, strength } : null;
 };
 
+// Whether mini_gpt.prune has removed the head.
+const isRemoved = (attention, layer, head) => labelOf(attention, layer, head)?.name === "removed";
+
+const headsOf = (attention, layer) => indices(attention.heads).filter((head) => !isRemoved(attention, layer, head));
+
 function HeadChoice({ attention, state, set, withMean }) {
-  const heads = indices(attention.heads);
+  const heads = headsOf(attention, state.layer);
+  const removed = indices(attention.heads).filter((head) => !heads.includes(head));
   return html`<div class="controls">
     <${LayerAndHead}
       layers=${attention.layers}
       heads=${withMean ? [...heads, MEAN] : heads}
       ...${{ state, set }}
       titleOf=${(head) => labelOf(attention, state.layer, head)?.name} />
+    ${removed.length > 0 && html`<span class="soft" id="removed">removed: ${removed.join(", ")}</span>`}
     ${saidOfHead(attention, state)}
   </div>`;
 }

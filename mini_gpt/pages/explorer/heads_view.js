@@ -17,19 +17,21 @@ function HeadsView({ data, attention, set }) {
     return label.strength === null ? label.name : `${label.name} ${label.strength.toFixed(2)}`;
   };
   const button = (layer, head) =>
-    html`<button class="thumb" id=${`thumb-${layer}-${head}`} onClick=${() => set({ layer, head, tab: "Map" })}>
-      <span class="framed-map"
-        ><${PixelMap}
-          rows=${Math.ceil(rows / by)}
-          columns=${Math.ceil(columns / by)}
-          makeValueAt=${makeValueAt(layer, head)}
-          scale=${scales.weights}
-          deps=${[attention]}
-          name=${`layer ${layer}, head ${head}`}
-          style=${`aspect-ratio:${columns}/${rows}`} /><${Frames} attention=${attention}
-      /></span>
-      <span>${name(layer, head)}</span>
-    </button>`;
+    isRemoved(attention, layer, head)
+      ? html`<span class="soft small" id=${`thumb-${layer}-${head}`}>removed</span>`
+      : html`<button class="thumb" id=${`thumb-${layer}-${head}`} onClick=${() => set({ layer, head, tab: "Map" })}>
+          <span class="framed-map"
+            ><${PixelMap}
+              rows=${Math.ceil(rows / by)}
+              columns=${Math.ceil(columns / by)}
+              makeValueAt=${makeValueAt(layer, head)}
+              scale=${scales.weights}
+              deps=${[attention]}
+              name=${`layer ${layer}, head ${head}`}
+              style=${`aspect-ratio:${columns}/${rows}`} /><${Frames} attention=${attention}
+          /></span>
+          <span>${name(layer, head)}</span>
+        </button>`;
   const grid = (first, end) =>
     html`<div
       class="thumbs"

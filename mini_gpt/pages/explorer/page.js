@@ -74,8 +74,12 @@ function entriesOf(state, data, kinds) {
   };
 }
 
-// The state of the view: one that cannot show the mean of all heads shows head 0.
-const shownState = (state) => (state.head === MEAN && OF_ONE_HEAD.includes(state.tab) ? { ...state, head: 0 } : state);
+// The state of the view: one that cannot show the mean of all heads, or a removed head, shows the layer's first head.
+function shownState(state, attention) {
+  const heads = headsOf(attention, state.layer);
+  const isMean = state.head === MEAN && !OF_ONE_HEAD.includes(state.tab);
+  return isMean || heads.includes(state.head) ? state : { ...state, head: heads[0] };
+}
 
 function App({ data, kinds }) {
   const [state, setState] = useState(() => stateOf(fragment.read(), data, kinds));
@@ -86,9 +90,10 @@ function App({ data, kinds }) {
   // From the mean of all heads, a step goes to the first or the last head.
   const step = (what, by) =>
     setState((old) => {
-      const count = kinds[old.kind][`${what}s`];
-      const from = shownState(old)[what];
-      return { ...old, [what]: ((from === MEAN ? Math.min(0, -by) : from) + by + count) % count };
+      const values = what === "head" ? headsOf(kinds[old.kind], old.layer) : indices(kinds[old.kind].layers);
+      const from = shownState(old, kinds[old.kind])[what];
+      const at = from === MEAN ? Math.min(0, -by) : values.indexOf(from);
+      return { ...old, [what]: values[(at + by + values.length) % values.length] };
     });
   useDark();
   useFragment(
@@ -128,7 +133,7 @@ function App({ data, kinds }) {
             onChoose=${show} /><span class="soft" id="meaning">${MEANINGS[state.kind]}</span>
         </div>`
       }
-      <${View} key=${state.kind} ...${{ data, attention, state: shownState(state), set }} />
+      <${View} key=${state.kind} ...${{ data, attention, state: shownState(state, attention), set }} />
     </${TabPanel}>
     <footer class="soft small">
       <label class="by-pointer"

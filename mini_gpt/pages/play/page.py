@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from mini_gpt.data import tasks
 from mini_gpt.data.tokenizers import Tokenizer
 from mini_gpt.evaluation.loaded import LoadedModel
+from mini_gpt.insight import removed
 from mini_gpt.model import parameters as model_parameters
 from mini_gpt.pages import document
 from mini_gpt.pages.play import pack
@@ -67,10 +68,12 @@ def play(
 def _described(run: Shown, served: bool) -> dict[str, Any]:
     if bad := model_parameters.non_finite(run.model.parameters):
         raise UserError(f"--suite=play: step {run.step} of {run.name} has {bad}; take another --checkpoint")
+    model = removed.whole(run.model)
     return {
         "name": run.name,
         "step": run.step,
         "parameters": model_parameters.count(run.model.parameters),
+        "kept": run.model.config.model.heads,
         "trained_context": run.trained_context or run.model.config.context_length,
-        "packed": pack.described(run.model) if served else pack.packed(run.model),
+        "packed": pack.described(model) if served else pack.packed(model),
     }

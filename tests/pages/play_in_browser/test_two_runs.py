@@ -27,7 +27,7 @@ def test_two_runs_read_the_same_text(page, runs):
     assert page.losses()[1] == [pytest.approx(wanted[1], abs=LIMIT), pytest.approx(edited, abs=LIMIT)]
 
 
-@pytest.mark.parametrize("steps", [(7, 7), (7, 9)])
+@pytest.mark.parametrize("steps", [(7, 7), (7, 9), (0, 9)])
 def test_different_steps_of_two_runs_are_said(page, pages, runs, steps):
     stepped = [run._replace(step=step) for run, step in zip(runs, steps, strict=True)]
     (pages / "steps.html").write_text(playground.play(stepped, ByteTokenizer(), TEXT, title="steps"), encoding="utf-8")

@@ -67,12 +67,12 @@ function EditsCard({ facts, state, set, results, edits: computedEdits, range, co
           name="run"
           options=${facts.map((each, n) => [n, each.name])}
           value=${run}
-          onChoose=${(n) => set({ run: n, layer: 0, head: 0 })} />`
+          onChoose=${(n) => set({ run: n, layer: 0, head: keptHead(facts[n], 0, 0) })} />`
       }
       <button id="measure" data-picture="no" disabled=${busy || !results[run].edited} onClick=${measure}>
         ${
           busy
-            ? `Measuring: ${Object.keys(effects ?? {}).length} of ${own.layers * own.heads} heads`
+            ? `Measuring: ${Object.keys(effects ?? {}).length} of ${own.kept.flat().length} heads`
             : "Measure each head"
         }
       </button>

@@ -68,7 +68,7 @@ function HeadGrid({ facts, edits, change, canPatch, effects, unit }) {
   const row = (layer) =>
     html`<div class="layer" key=${layer}>
       <span class="name">layer ${layer}</span>
-      <span class="heads">${Array.from({ length: facts.heads }, (_, number) => head(layer, number))}</span>
+      <span class="heads">${facts.kept[layer].map((number) => head(layer, number))}</span>
       <span class="parts"
         >${part("attentions", "attention", `attention of layer ${layer}`, layer)}${part(
           "feedForwards",

@@ -3,10 +3,12 @@
 
 const Waiting = () => html`<p class="soft" role="status">Computing …</p>`;
 
-const HeadPickers = ({ facts, state, set }) =>
-  html`<div class="controls">
-    <${LayerAndHead} layers=${facts.layers} heads=${indices(facts.heads)} ...${{ state, set }} />
+function HeadPickers({ facts, state, set }) {
+  const choose = ({ layer = state.layer, head = state.head }) => set({ layer, head: keptHead(facts, layer, head) });
+  return html`<div class="controls">
+    <${LayerAndHead} layers=${facts.layers} heads=${facts.kept[state.layer]} ...${{ state, set: choose }} />
   </div>`;
+}
 
 // What a token attends to, in the text itself.
 function AttentionView({ facts, state, set, result, maps, texts, place, onPoint }) {

@@ -1,14 +1,18 @@
 "use strict";
 // The page: its state, and where its parts are.
 
-const describe = ({ parameters, layers, heads, positions, context, step }) =>
+const describe = ({ parameters, layers, heads, kept, positions, context, step }) =>
   [
     `${thousands(Number((parameters / 1e6).toPrecision(2)))}M parameters`,
-    `${layers} layers of ${heads} heads`,
+    kept.flat().length < layers * heads
+      ? `${kept.flat().length} heads in ${layers} layers`
+      : `${layers} layers of ${heads} heads`,
     `position=${positions}`,
     `trained with a context of ${thousands(context)} tokens`,
-    `step ${thousands(step)}`,
-  ].join(", ");
+    step && `step ${thousands(step)}`, // an imported or pruned run is at none
+  ]
+    .filter(Boolean)
+    .join(", ");
 
 // first: the texts to start with.
 function App({ data, tokenizer, facts, first }) {
@@ -80,6 +84,7 @@ function App({ data, tokenizer, facts, first }) {
       )}
     </div>
     ${
+      facts.every((run) => run.step) &&
       new Set(facts.map((run) => run.step)).size > 1 &&
       html`<p class="small note lead" id="steps">
         The runs are not at the same step: ${facts.map((run) => `${run.name} at ${thousands(run.step)}`).join(", ")}.

@@ -135,8 +135,8 @@ function useHeadEffects(model, facts, result, edits, range) {
     const base = result.edited;
     const effects = {};
     setBusy(true);
-    for (let n = 0; n < facts.layers * facts.heads && isSame(now, latest.current); n++) {
-      const name = `${Math.floor(n / facts.heads)}.${n % facts.heads}`;
+    for (const name of facts.kept.flatMap((heads, layer) => heads.map((head) => `${layer}.${head}`))) {
+      if (!isSame(now, latest.current)) break;
       const reply = await ask({
         kind: "run",
         model,

@@ -39,7 +39,7 @@ const MASKS = ["causal", "shifted", "none"];
 
 // Facts about a model of the page's data. A value that differs between layers is that of the first one; `differ` names
 // it.
-function factsOf({ name, step, parameters, trained_context, packed: { config } }) {
+function factsOf({ name, step, parameters, kept, trained_context, packed: { config } }) {
   const { layers } = config;
   const { refused, scalings } = config.edits;
   const positions = layers.map((layer) => layer.position);
@@ -56,6 +56,7 @@ function factsOf({ name, step, parameters, trained_context, packed: { config } }
     context: trained_context,
     layers: config.num_layers,
     heads: config.num_heads,
+    kept: kept ?? layers.map(() => [...Array(config.num_heads).keys()]), // the numbers of the heads of each layer
     differ,
     positions: [...new Set(positions)].join(", "),
     has: (position) => positions.includes(position),
@@ -117,11 +118,15 @@ function readJson(text) {
   }
 }
 
+// The head, or if the layer does not have it, its first one.
+const keptHead = ({ kept }, layer, head) => (kept[layer].includes(head) ? head : kept[layer][0]);
+
 // The state of the entries of a fragment. runs: facts of the models. text, other: those to start with.
 function readState(entries, runs, { text, other }) {
   const numbers = Object.keys(WRITING).map((id) => [id, allowedNumber(id, entries[id]) ?? DEFAULTS[id]]);
   const run = fragment.index(entries.run, runs.length);
   const { layers, heads } = runs[run];
+  const layer = fragment.index(entries.layer, layers);
   return {
     ...DEFAULTS,
     run,
@@ -129,8 +134,8 @@ function readState(entries, runs, { text, other }) {
     other: entries.other ?? other,
     edits: runs.map((_, n) => cleanEdits(readJson(entries[`edits${n}`]))),
     view: VIEWS.some(([id]) => id === entries.view) ? entries.view : runs.length > 1 ? "loss" : DEFAULTS.view,
-    layer: fragment.index(entries.layer, layers),
-    head: fragment.index(entries.head, heads),
+    layer,
+    head: keptHead(runs[run], layer, fragment.index(entries.head, heads)),
     pin: /^\d{1,5}$/.test(entries.pin) ? +entries.pin : null,
     range: readRange(entries.range),
     unit: Object.hasOwn(UNITS, entries.unit) ? entries.unit : DEFAULTS.unit,
