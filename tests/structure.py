@@ -43,15 +43,15 @@ LIMITS = {
     "lines of a module and of all that it imports": {
         "model.gpt": (2914, 2400),
         "training.step": (2297, 3600),
-        "commands.train": (15890, 9000),
+        "commands.train": (15960, 9000),
     },
     "the package": {
         "lines with encoder_layers": (35, 35),
         f"functions of more than {LONGEST_FUNCTION} lines": (0, 0),
         f"functions with more than {MOST_PARAMETERS} parameters": (0, 0),
         "imports from the core into a tool": (0, 0),
-        "lines of mini_gpt/": (35507, 24000),
-        "lines of tests/": (40352, 28500),
+        "lines of mini_gpt/": (35655, 24000),
+        "lines of tests/": (40613, 28500),
     },
 }
 Found = dict[str, int | list[str]]  # the number of each measure, or what is counted
