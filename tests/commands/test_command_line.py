@@ -127,18 +127,18 @@ def test_help_explains_every_flag(monkeypatch, capsys, name):
 def test_the_default_workdir_joins_the_overrides(monkeypatch):
     seen = []
     monkeypatch.setattr(loop, "train", lambda config, workdir, **_: seen.append(str(workdir)))
-    for extra in ([], ["--config.model.position=alibi", "--config.seed=1"], ["--config.data.path=a/b"]):
+    for extra in ([], ["--config.model.position=alibi", "--config.seed=1"], ["--config.data.text_field=a/b"]):
         assert type_in(monkeypatch, "train.py", "--config=configs/tiny.py", *extra) is None
     assert type_in(monkeypatch, "train.py", "--config=configs/presets.py:gpt2_small") is None
-    long = f"--config.data.path={'x' * 230}"
+    long = f"--config.data.text_field={'x' * 230}"
     assert type_in(monkeypatch, "train.py", "--config=configs/tiny.py", long) is None
     assert "flag without its directory" in type_in(monkeypatch, "train.py", "--config=configs/tiny.py", "--workdir=")
     assert seen == [
         "runs/tiny",
         "runs/tiny,model.position=alibi,seed=1",
-        "runs/tiny,data.path=a_b-8324db49",
+        "runs/tiny,data.text_field=a_b-32c1e791",
         "runs/presets,gpt2_small",
-        f"runs/tiny,data.path={'x' * 85}-6e7e25ca",
+        f"runs/tiny,data.text_field={'x' * 79}-e2ec8137",
     ]
 
 
