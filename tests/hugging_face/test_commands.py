@@ -163,7 +163,7 @@ def test_an_exported_encoder_decoder_is_imported_again(small, imports, monkeypat
     message = imports(source=out)
     assert message.startswith("error: data.corpus: ") and "needs pairs: give --config.data.corpus=pairs" in message
     more = [f"--config.data.{name}={value}" for name, value in (("corpus", "task:copy"), ("task_length", 4))]
-    assert imports(*more, "--config.context_length=32", source=out) is None
+    assert imports(*more, "--config.data.path=None", "--config.context_length=32", source=out) is None
     before, after = Run(run), Run(tmp_path / "again")
     assert before.trained.model == after.trained.model
     for path, leaf in leaves(before).items():  # a width of 16 is a power of four, so that no factor is rounded
