@@ -10,8 +10,6 @@ from mini_gpt.config import loading
 from mini_gpt.model import build
 from mini_gpt.model.attention.context import Mask
 
-RNG = np.random.default_rng(3)
-
 
 def fields(**overrides):
     """Read the weights under another definition."""
@@ -52,11 +50,13 @@ def queries(parameters):
 def redraw(find):
     """Replace the matrices that `find(parameters)` returns by untrained ones."""
 
-    def draw(leaf):
-        if leaf.ndim == 2:
-            leaf[...] = 0.02 * RNG.normal(size=leaf.shape)
+    def draw(parameters):
+        rng = np.random.default_rng(3)  # the same weights in any order of the tests
+        for leaf in jax.tree.leaves(find(parameters)):
+            if leaf.ndim == 2:
+                leaf[...] = 0.02 * rng.normal(size=leaf.shape)
 
-    return weights(lambda parameters: jax.tree.map(draw, find(parameters)))
+    return weights(draw)
 
 
 def interleave(block):
@@ -79,7 +79,7 @@ def transpose_feed_forward(block):
 
 
 def permute_embedding(parameters):
-    parameters["embedding"] = RNG.permutation(parameters["embedding"])
+    parameters["embedding"] = np.random.default_rng(3).permutation(parameters["embedding"])
 
 
 def zero_units(block):
@@ -96,7 +96,8 @@ def zero_head(parameters):
 
 
 def add_noise(parameters):
-    jax.tree.map(lambda leaf: np.add(leaf, leaf.std() / 2 * RNG.normal(size=leaf.shape), out=leaf), parameters)
+    rng = np.random.default_rng(3)  # the same noise in any order of the tests
+    jax.tree.map(lambda leaf: np.add(leaf, leaf.std() / 2 * rng.normal(size=leaf.shape), out=leaf), parameters)
 
 
 def spoil(parameters):
