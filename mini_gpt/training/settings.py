@@ -119,9 +119,9 @@ def passes(config: Config, rows: int) -> str:
     steps, size = config.train.steps, config.train.batch_size
     unit = "rows of pairs" if config.data.has_pairs else f"× {text_batches.text_length(config)} tokens"
     count = steps * size / rows
-    shown = f"{count:.3g} pass" if count < 100 else f"{count:,.0f} pass"
-    shown += "" if count == 1 else "es"
-    return f"{steps:,} steps of {size} {unit}: {shown} over the training data"
+    times = f"{count:.3g} pass" if count < 100 else f"{count:,.0f} pass"
+    times += "" if count == 1 else "es"
+    return f"{steps:,} steps of {size} {unit}: {times} over the training data"
 
 
 def _is_one_of(values: Mapping[str, Any], name: str, wanted: str) -> bool:
