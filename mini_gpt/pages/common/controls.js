@@ -130,7 +130,7 @@ const isTyping = (element) => /^(INPUT|SELECT|TEXTAREA)$/.test(element.tagName) 
 function useShortcuts(keys, on) {
   const latest = useRef();
   latest.current = on ? keys : {};
-  useEffect(() => {
+  useLayoutEffect(() => {
     const press = (event) => {
       if (hasModifier(event) || isTyping(event.target) || !Object.hasOwn(latest.current, event.key)) return;
       event.preventDefault();

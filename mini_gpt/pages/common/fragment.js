@@ -40,7 +40,7 @@ function useFragment(state, entriesOf, onRead) {
     const timer = setTimeout(() => fragment.write({ ...entriesOf(state), theme: theme.chosen }), PAUSE);
     return () => clearTimeout(timer);
   }, [state, isDark]);
-  useEffect(() => {
+  useLayoutEffect(() => {
     const read = (event) => {
       fragment.known = new URL(event.newURL).hash; // the address can have changed again
       const entries = fragment.parse(fragment.known.slice(1));

@@ -199,7 +199,7 @@ function Heatmap({
   };
   const latestZoom = useRef();
   latestZoom.current = zoomAt;
-  useEffect(() => {
+  useLayoutEffect(() => {
     const wheel = (event) => {
       if (!event.ctrlKey) return;
       event.preventDefault();

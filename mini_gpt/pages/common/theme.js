@@ -34,7 +34,7 @@ const theme = (() => {
 // A hook: whether the page is dark. The component is drawn again when this changes.
 function useDark() {
   const [isDark, set] = useState(theme.isDark);
-  useEffect(() => theme.listen(() => set(theme.isDark)), []);
+  useLayoutEffect(() => theme.listen(() => set(theme.isDark)), []);
   return isDark;
 }
 

@@ -7,7 +7,7 @@ const narrow = matchMedia("(max-width: 760px)");
 // A hook: whether the screen is narrow.
 function useNarrow() {
   const [isNarrow, set] = useState(narrow.matches);
-  useEffect(() => {
+  useLayoutEffect(() => {
     const changed = () => set(narrow.matches);
     narrow.addEventListener("change", changed);
     return () => narrow.removeEventListener("change", changed);

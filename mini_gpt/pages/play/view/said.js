@@ -48,7 +48,7 @@ function useHistory(result, edits, run, range) {
   const [rows, setRows] = useState([]);
   const last = useRef(null);
   const part = JSON.stringify(range);
-  useEffect(() => {
+  useLayoutEffect(() => {
     const { edited, busy } = result;
     if (!edited || busy || edited.mean === null) return;
     const before = last.current;
