@@ -40,13 +40,8 @@ function useResults(count, ids, edits, range, needsLens) {
         versions.current[model] === version &&
         setResults((old) => old.map((each, n) => (n === model ? { ...each, ...part(each) } : each)));
       const take = (reply) => ({ ...reply, tokens: ids, written: written[model] });
-      if (!ids.length)
-        return void update(() => ({
-          plain: null,
-          edited: null,
-          refused: "Type a text: the model needs at least one token.",
-          busy: false,
-        }));
+      const refuse = (message) => update(() => ({ plain: null, edited: null, refused: take({ message }), busy: false }));
+      if (!ids.length) return void refuse("Type a text: the model needs at least one token.");
       update(() => ({ busy: true }));
       const known = results[model].plain; // edits do not change it
       const run = (slot, own, wanted) => ask({ kind: "run", model, slot, tokens: ids, edits: own, ask: wanted });
@@ -54,8 +49,7 @@ function useResults(count, ids, edits, range, needsLens) {
         const wanted = { top: ASKED, lens: needsLens ? LENS : 0 };
         const reply = await run("main", edits[model], wanted);
         if (reply.kind === "cancelled") return;
-        if (reply.kind === "refused")
-          return update(() => ({ plain: null, edited: null, refused: reply.message, busy: false }));
+        if (reply.kind === "refused") return refuse(reply.message);
         const edited = take(reply);
         if (!hasEdits) return update(() => ({ plain: edited, edited, refused: null, busy: false }));
         if (sameTokens(known, ids)) return update(() => ({ plain: known, edited, refused: null, busy: false }));
@@ -67,9 +61,11 @@ function useResults(count, ids, edits, range, needsLens) {
     }, [ids, written[model], needsLens]);
   for (const { edited, plain } of results)
     for (const result of [edited, plain]) if (result) result.mean = meanLoss(result, range);
+  const isOld = (found, n) => found !== null && (found.tokens !== ids || found.written !== written[n]);
   return results.map((each, n) => ({
     ...each,
-    busy: each.busy || (each.edited !== null && (each.edited.tokens !== ids || each.edited.written !== written[n])),
+    refused: each.refused?.message ?? null,
+    busy: each.busy || isOld(each.edited ?? each.refused, n),
   }));
 }
 
