@@ -117,3 +117,24 @@ def test_the_place_of_a_patch_is_that_of_the_edit(page):
     assert page.find("places-some").text == "place 3 only"
     page.click("places-all")
     assert page.find("places-some").text == "place 5 only"
+
+
+def test_the_page_is_busy_from_the_moment_of_a_change(page):
+    busy_after = """const done = arguments[1]; document.getElementById(arguments[0]).click();
+        Promise.resolve().then(() => done(document.documentElement.dataset.busy));"""
+    page.open("ssmax", edits0='{"mask":"shifted"}', view="loss")
+    assert page.browser.execute_async_script(busy_after, "tab-lens") == "no"
+    assert page.browser.execute_async_script(busy_after, "reset") == "yes"
+    for name, expected in (("tab-loss", "no"), ("tab-lens", "no"), ("mask-none", "yes")):
+        assert page.settle().browser.execute_async_script(busy_after, name) == expected
+    page.open("ssmax", view="loss")
+    assert page.browser.execute_async_script(busy_after, "tab-lens") == "yes"
+
+
+def test_a_change_is_in_the_table_as_soon_as_its_loss_is_there(page):
+    page.open("one")
+    script = """const done = arguments[0], root = document.documentElement;
+        const read = () => done(document.querySelector('.history tbody td').textContent);
+        new MutationObserver(() => root.dataset.busy === "no" && setTimeout(read)).observe(root, { attributes: true });
+        document.getElementById("head-1.2").click();"""
+    assert page.browser.execute_async_script(script) == "Head 1.2 off"

@@ -29,18 +29,20 @@ function useResults(count, ids, edits, range, needsLens) {
   const [results, setResults] = useState(() => Array.from({ length: count }, empty));
   const versions = useRef([]);
   const written = edits.map((each) => JSON.stringify(each));
+  const isOf = (found, n) =>
+    found?.tokens === ids && found.written === written[n] && (!needsLens || found.lens || found.message);
+  const isThere = ({ edited, refused, busy }, n) => !busy && isOf(edited ?? refused, n);
   for (let model = 0; model < count; model++)
     useEffect(() => {
-      const own = results[model].edited;
-      const isThere = own !== null && own.tokens === ids && own.written === written[model];
-      if (isThere && !results[model].busy && (own.lens || !needsLens)) return;
+      if (isThere(results[model], model)) return;
       const version = (versions.current[model] = (versions.current[model] ?? 0) + 1);
       const hasEdits = written[model] !== "{}";
       const update = (part) =>
         versions.current[model] === version &&
         setResults((old) => old.map((each, n) => (n === model ? { ...each, ...part(each) } : each)));
       const take = (reply) => ({ ...reply, tokens: ids, written: written[model] });
-      const refuse = (message) => update(() => ({ plain: null, edited: null, refused: take({ message }), busy: false }));
+      const refuse = (message) =>
+        update(() => ({ plain: null, edited: null, refused: take({ message }), busy: false }));
       if (!ids.length) return void refuse("Type a text: the model needs at least one token.");
       update(() => ({ busy: true }));
       const known = results[model].plain; // edits do not change it
@@ -61,12 +63,7 @@ function useResults(count, ids, edits, range, needsLens) {
     }, [ids, written[model], needsLens]);
   for (const { edited, plain } of results)
     for (const result of [edited, plain]) if (result) result.mean = meanLoss(result, range);
-  const isOld = (found, n) => found !== null && (found.tokens !== ids || found.written !== written[n]);
-  return results.map((each, n) => ({
-    ...each,
-    refused: each.refused?.message ?? null,
-    busy: each.busy || isOld(each.edited ?? each.refused, n),
-  }));
+  return results.map((each, n) => ({ ...each, refused: each.refused?.message ?? null, busy: !isThere(each, n) }));
 }
 
 const sameTokens = (result, ids) =>
