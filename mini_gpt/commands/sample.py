@@ -25,10 +25,8 @@ from mini_gpt.runtime.errors import UserError, require
 from mini_gpt.training.run import Run
 
 MOST_TOKENS, MOST_BEAMS = 10**6, 2**10  # of --length, and of --beams
-NOT_WITH_FILL = (
-    *("length", "temperature", "top_k", "top_p", "min_p", "repetition_penalty"),
-    *("stop", "samples", "seed", "beams", "length_penalty", "chat"),
-)
+SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed")
+NOT_WITH_FILL = (*SAMPLING, "length", "stop", "samples", "beams", "length_penalty", "chat")
 TEXTS = ("prompt", "source", "source_file", "prompt_file", "interactive", "fill")  # flags, of which one must be given
 log = logging.getLogger("mini_gpt.sample")
 
@@ -62,7 +60,7 @@ def _parse() -> argparse.Namespace:
     add("--stop", type=run_flags.utf8, action="append", default=[], metavar="TEXT", help=stop)
     add("--samples", type=int, default=1, help="number of texts")
     add("--seed", type=int, default=0, help="seed of the sampling; 1 higher for each later prompt or 64 lines")
-    add("--beams", type=int, help="beam search with this number of texts; the flags of sampling are not used")
+    add("--beams", type=int, help="beam search with this number of texts, without sampling")
     add("--length_penalty", type=float, default=0.6, help="of beam search; higher: longer texts (Wu et al. 2016)")
     flags = parser.parse_args()
     for name, least, most in (("samples", 1, 2**16), ("length", 0, MOST_TOKENS), ("seed", 0, 2**31 - 1)):
@@ -76,10 +74,18 @@ def _parse() -> argparse.Namespace:
         require(flags.samples == 1, "--samples", flags.samples, "must be 1 with --beams, which prints the best text")
     for_one = "must be 1 with --source_file, which prints a line for each source"
     require(flags.samples == 1 or flags.source_file is None, "--samples", flags.samples, for_one)
-    for name in ("top",) if flags.fill is None else NOT_WITH_FILL:
-        remedy = "is only for --fill" if flags.fill is None else "is not supported with --fill"
+    for name, remedy in _unread(flags).items():
         require(getattr(flags, name) == parser.get_default(name), f"--{name}", getattr(flags, name), remedy)
     return flags
+
+
+def _unread(flags: argparse.Namespace) -> dict[str, str]:
+    """Return the flags that have no effect with these flags, and why."""
+    if flags.fill is not None:
+        return dict.fromkeys(NOT_WITH_FILL, "is not supported with --fill")
+    if flags.beams is not None:
+        return dict.fromkeys(SAMPLING, "is not used by --beams") | {"top": "is only for --fill"}
+    return {"length_penalty": "is only for --beams", "top": "is only for --fill"}
 
 
 @command_line.command

@@ -15,13 +15,14 @@ from tests.commands.test_command_line import type_in
 def test_a_model_with_an_encoder_writes_the_target_of_a_source(trained, monkeypatch, capsys, caplog, tmp_path):
     fields = {"data__corpus": "task:reverse", "data__tokenizer": "characters", "data__task_length": 3}
     run = trained(**fields, model__encoder_layers=1, context_length=8, source_length=9)
-    command = ["sample.py", f"--workdir={run}", "--temperature=0"]
-    assert type_in(monkeypatch, *command, "--source=abc") is None
+    command = ["sample.py", f"--workdir={run}"]
+    greedy = [*command, "--temperature=0"]
+    assert type_in(monkeypatch, *greedy, "--source=abc") is None
     written = capsys.readouterr().out
     (tmp_path / "source.txt").write_text("abc\n")
-    assert type_in(monkeypatch, *command, f"--prompt_file={tmp_path}/source.txt") is None
+    assert type_in(monkeypatch, *greedy, f"--prompt_file={tmp_path}/source.txt") is None
     assert capsys.readouterr().out == written and not written.startswith("abc")
-    assert type_in(monkeypatch, *command, "--source=abc", "--json") is None
+    assert type_in(monkeypatch, *greedy, "--source=abc", "--json") is None
     line = json.loads(capsys.readouterr().out)
     assert line["source"] == "abc" and line["text"] == written[:-1] and len(line["tokens"]) <= 8
     assert type_in(monkeypatch, *command, "--source=abc", "--json", "--beams=3") is None
@@ -42,6 +43,8 @@ def test_a_model_with_an_encoder_writes_the_target_of_a_source(trained, monkeypa
         ("--prompt=abc",): "--prompt: found 'abc'; the model has an encoder; use --source",
         ("--source=abc", "--beams=0"): "--beams: found 0; must be in 1..1024",
         ("--source=abc", "--beams=2", "--length_penalty=-1"): "--length_penalty: found -1.0; must be in 0..10",
+        ("--source=abc", "--beams=2", "--seed=1"): "--seed: found 1; is not used by --beams",
+        ("--source=abc", "--length_penalty=1"): "--length_penalty: found 1.0; is only for --beams",
     }.items():
         assert type_in(monkeypatch, *command, *arguments) == f"error: {message}"
 
@@ -51,11 +54,11 @@ def test_a_file_of_sources_has_a_target_for_each_line(trained, monkeypatch, caps
     """Sources of different lengths, also an empty one, have the targets that they have alone."""
     fields = {"data__corpus": "task:reverse", "data__tokenizer": "characters", "data__task_length": 3}
     run = trained(**fields, model__encoder_layers=1, context_length=8, source_length=9)
-    command = ["sample.py", f"--workdir={run}", "--temperature=0"]
+    command = ["sample.py", f"--workdir={run}"]
     sources = ["abc", "z", "", "hello", "ab"]
     (tmp_path / "sources.txt").write_text("abc\nz \n\nhello\nab\n")
     monkeypatch.setattr(generation, "ROWS", 2)
-    for more in ([], ["--beams=2"]):
+    for more in (["--temperature=0"], ["--beams=2"]):
         alone = []
         for source in sources:
             assert type_in(monkeypatch, *command, *more, "--json", f"--source={source}") is None
