@@ -48,6 +48,7 @@ class Patching(Suite):
         direct = None
         if attribution.is_sum(run.config.model):
             direct = attribution.attribute(run.model, pair.clean_L, *answers)
+            direct = direct._replace(heads_NH=np.where(gone_NH, np.nan, direct.heads_NH))
         return {
             "clean": {"tokens": spans.decode_each(clean, run.tokenizer), "score": effects.clean},
             "corrupted": {"tokens": spans.decode_each(corrupted, run.tokenizer), "score": effects.corrupted},
@@ -55,7 +56,7 @@ class Patching(Suite):
             "by_place": {site: base.listed(effects_NL) for site, effects_NL in effects.by_place.items()},
             "heads": base.listed(effects.heads_NH),
             "heads_by_place": None if effects.heads_NHL is None else base.listed(effects.heads_NHL),
-            "direct": None if direct is None else {name: share.tolist() for name, share in direct._asdict().items()},
+            "direct": direct and {name: base.listed(share) for name, share in direct._asdict().items()},
         }
 
     def rows(self, result: Result) -> list[Row]:
@@ -75,7 +76,7 @@ class Patching(Suite):
         heads_NHL = None if result["heads_by_place"] is None else np.array(result["heads_by_place"], float)
         effects = patching.Effects(0, 0, found, np.array(result["heads"], float), heads_NHL)
         direct = result["direct"]
-        direct_NX = direct and np.column_stack([direct["heads_NH"], direct["feed_forward_N"]])
+        direct_NX = direct and np.column_stack([direct["heads_NH"], direct["feed_forward_N"]]).astype(float)
         clean, corrupted = (base.quoted(result["request"][name]) for name in ("text", "other"))
         title = f"activations of {clean}, put into the pass on {corrupted}"
         return patching.patching_figure(effects, direct_NX, _labels(result), title=title)

@@ -82,7 +82,8 @@ def test_all_suites_measure_a_smaller_run(monkeypatch, trained, capsys):
     left_out = {"tasks", "translation", "needles", "grammar"}  # of other data
     options = SuiteOptions(tokens=64, lengths="16,32", text="the cat sat", other="the dog ran")
     found = {name: suites.evaluate(run, name, options) for name in suites.SUITES.keys() - left_out}
-    for scores in (found["pruning"]["importance"], found["patching"]["heads"]):
+    patching = found["patching"]
+    for scores in (found["pruning"]["importance"], patching["heads"], patching["direct"]["heads_NH"]):
         assert (np.isfinite(np.array(scores, float)) == (removed.mask(run.config.model, HEADS) > 0)).all()
     for heads in (found["heads"]["heads"], found["circuits"]["heads"]):
         assert [(row["layer"], row["head"]) for row in heads] == removed.existing(run.config.model)

@@ -200,7 +200,7 @@ def patching_figure(effects: Effects, direct_NX: np.ndarray | None, labels: list
     if direct_NX is None:
         grid[1, 2].set_visible(False)
     else:
-        image = _heat_map(grid[1, 2], direct_NX, float(np.abs(direct_NX).max()))
+        image = _heat_map(grid[1, 2], direct_NX, float(np.nanmax(np.abs(direct_NX))))
         label_heads(grid[1, 2], layers, heads + 1, "Direct shares of the logit of the first text's answer")
         grid[1, 2].set_xticks(range(heads + 1), [*map(str, range(heads)), "feed-forward"])
         figure.colorbar(image, ax=grid[1, 2], label="nats")
