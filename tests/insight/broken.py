@@ -95,9 +95,14 @@ def zero_head(parameters):
     parameters["blocks"][1]["attention"]["out"]["kernel"][:12] = 0
 
 
-def add_noise(parameters):
-    rng = np.random.default_rng(3)  # the same noise in any order of the tests
-    jax.tree.map(lambda leaf: np.add(leaf, leaf.std() / 2 * rng.normal(size=leaf.shape), out=leaf), parameters)
+def noise(share):
+    """Add noise with this share of the standard deviation of each array."""
+
+    def change(parameters):
+        rng = np.random.default_rng(3)  # the same noise in any order of the tests
+        jax.tree.map(lambda leaf: np.add(leaf, share * leaf.std() * rng.normal(size=leaf.shape), out=leaf), parameters)
+
+    return weights(change)
 
 
 def spoil(parameters):
@@ -122,7 +127,8 @@ WAYS = {
     "transposed feed-forward": (blocks(transpose_feed_forward), ["recorded loss", "loss"]),
     "permuted embedding": (weights(permute_embedding), ["recorded loss", "loss"]),
     "norm x 5": (scale(lambda parameters: parameters["final_norm"], 5), ["recorded loss"]),
-    "noise": (weights(add_noise), ["recorded loss"]),
+    "noise": (noise(0.5), ["recorded loss"]),
+    "more noise": (noise(1.0), ["recorded loss"]),  # it predicts its input best, but not with the recorded loss
 }
 
 

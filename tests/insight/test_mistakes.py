@@ -12,7 +12,8 @@ from flax import nnx
 from benchmarks import examination
 from mini_gpt.commands import exercises
 from mini_gpt.insight import budget, faults
-from mini_gpt.insight.diagnosis import mistakes
+from mini_gpt.insight.diagnosis import losses, mistakes, probe
+from mini_gpt.insight.diagnosis.losses import Losses
 from mini_gpt.insight.diagnosis.mistakes import Mistake
 from mini_gpt.model import build
 from mini_gpt.model.attention.context import Context, Coordinates, Mask
@@ -109,6 +110,29 @@ def test_positions_that_do_not_matter_are_found(random):
         (result,) = mistakes.unused_positions(model, windows_BM, lambda: 7.0)
     assert "the loss of 1 windows" in result.says, "18 of 60 seconds, and a window costs 14"
     assert mistakes.unused_positions(random(model__position="learned")[0], windows_BM, lambda: 0) == []
+
+
+@pytest.mark.parametrize("found, is_named", [(2.0, True), (1.99, True), (1.9, False), (2.19, True), (2.3, False)])
+def test_a_mistake_is_named_if_it_gives_the_recorded_loss(monkeypatch, found, is_named):
+    monkeypatch.setattr(mistakes, "search", lambda *_: Mistake("future"))
+    monkeypatch.setattr(mistakes, "losses", lambda *_: np.full(4, found))
+    measured = Losses(3.0, 3.0, 2.0, 0.0, True, None, 4.0, None)
+
+    def checks(**others):
+        results = mistakes.explanation(None, None, None, dataclasses.replace(measured, **others), lambda: 0)
+        return {result.check: result.value for result in results}
+
+    assert checks() == ({"trained mask": pytest.approx(3 - found)} if is_named else {})
+    assert ("trained mask" in checks(same_step=False)) is (found < 2.2), "then 1.9 is near enough"
+    assert checks(recorded=3.1) == checks(recorded=None) == checks(loss=np.nan) == {}
+
+
+def test_blocks_are_the_sample_of_the_loss(random):
+    model, _ = random()
+    tokens = np.random.default_rng(1).integers(256, size=1000)
+    blocks_BM = probe.blocks(losses.sample(model, tokens, 256), 33)
+    assert blocks_BM.shape == (8, 33)
+    assert nll(model, blocks_BM).mean() == pytest.approx(losses.sample_score(model, tokens, 256).nll, rel=1e-5)
 
 
 def test_norms_with_their_first_weights_are_found(random):

@@ -67,12 +67,11 @@ def diagnose(
     )
     of_losses = losses.check(measured, of_ratio(score.losses_T, np.ones(score.tokens)))
     unexplained = any(result.found and result.check in ("recorded loss", "loss") for result in of_losses)
-    # Without a record, it may be no fault: a hardly trained model may be best at repeating its input.
-    excess = 0.0 if measured.recorded is None else measured.loss - measured.recorded
     of_training: list[CheckResult] = []
-    if not model.masked and excess > 0 and unexplained:
-        of_training = mistakes.search(model, windows_BM, excess, seconds)
-    elif not model.masked and not unexplained and not skips_order:
+    if not model.masked and unexplained:
+        blocks_BM = probe.blocks(texts, length + 1)
+        of_training = mistakes.explanation(model, windows_BM, blocks_BM, measured, seconds)
+    elif not model.masked and not skips_order:
         of_training = mistakes.unused_positions(model, windows_BM, seconds)
     results = [
         *of_weights,
@@ -95,7 +94,7 @@ def _windows(model: LoadedModel, tokens: np.ndarray, seconds: Callable[[], float
 def _most_of_losses(model: LoadedModel, seconds: Callable[[], float]) -> int:
     """Return the most tokens of each loss. seconds: see `_windows`."""
     most, length = model.config.eval.tokens, model.config.context_length
-    blocks = np.full(max(1, most // length), 2)  # of two texts
+    blocks = np.full(max(1, most // length), 3)  # of two texts, and of one with a mistake
     count = budget.fit("blocks of the losses", blocks, seconds, LOSSES_SHARE)
     return most if count == len(blocks) else count * length
 

@@ -46,6 +46,11 @@ class Losses:
     unigram: float
     bigram: float | None
 
+    @property
+    def tolerance(self) -> float:
+        """The most that the loss may differ from the recorded one, in nats."""
+        return SAME * max(1.0, self.recorded or 0.0) if self.same_step else NEAR
+
 
 def recorded(history: History, step: int) -> dict[str, Any]:
     """Return the fields of `Losses` that training recorded, for the model at a step."""
@@ -133,8 +138,7 @@ def _recorded_loss(losses: Losses) -> list[CheckResult]:
         says = f"The loss is {losses.loss:.2f} nats per token; the nearest evaluation had {losses.recorded:.2f}."
     found = not excess < NEAR
     if losses.recorded is not None and losses.same_step:
-        most = SAME * max(1, losses.recorded)
-        limit, found = f"a difference of {most:.2g} nats", not abs(excess) < most
+        limit, found = f"a difference of {losses.tolerance:.2g} nats", not abs(excess) < losses.tolerance
         says = f"The loss is {losses.loss:.4f} nats per token; training recorded {losses.recorded:.4f} at this step."
     return [CheckResult("recorded loss", excess, limit, found, says)]
 

@@ -19,6 +19,7 @@ from mini_gpt.config.model import ModelConfig
 from mini_gpt.evaluation.loaded import LoadedModel
 from mini_gpt.insight import budget
 from mini_gpt.insight.diagnosis import probe
+from mini_gpt.insight.diagnosis.losses import Losses
 from mini_gpt.insight.diagnosis.result import CheckResult
 from mini_gpt.model import positions, running
 from mini_gpt.model.attention.context import Context
@@ -31,8 +32,8 @@ from mini_gpt.model.positions.rotary import Rope
 from mini_gpt.runtime import sharding
 
 WINDOWS, SHARE = 16, 0.3  # of the search: windows, and the most of the time that a budget has left
-EXPLAINED = 0.8  # least gain / excess of the loss over the recorded one
 LEAST_GAIN = 0.005  # nats
+EXPLAINED = 0.8  # least gain / excess of the loss over the recorded one
 USED = 0.02  # least rise of the loss without positions, as a share of it
 NOISE = 4.0  # least gain / its standard error
 FACTORS = tuple(2.0**power for power in range(-5, 6) if power)
@@ -175,12 +176,9 @@ def constant_norms(model: LoadedModel) -> tuple[str, ...]:
     return tuple(names)
 
 
-def search(
-    model: LoadedModel, windows_BM: np.ndarray, excess: float, seconds: Callable[[], float]
-) -> list[CheckResult]:
-    """Return the mistake that explains the most of the loss, if one explains at least EXPLAINED of its excess.
+def search(model: LoadedModel, windows_BM: np.ndarray, seconds: Callable[[], float]) -> Mistake | None:
+    """Return the mistake that lowers the loss the most, or None if none lowers it by more than noise.
 
-    excess: the loss minus the one that training recorded, in nats.
     seconds: of a pass of one window, for a budget.
     """
     every = possible(model)
@@ -189,14 +187,31 @@ def search(
     found = {mistake: losses(model, windows_BM, mistake) for mistake in every}
     best = min(found, key=lambda mistake: found[mistake].mean())
     gain_B = right_B - found[best]
-    gain, error = float(gain_B.mean()), float(gain_B.std() / math.sqrt(len(gain_B)))
-    if not gain >= max(EXPLAINED * excess, LEAST_GAIN, NOISE * error):
+    return best if gain_B.mean() >= max(LEAST_GAIN, NOISE * gain_B.std() / math.sqrt(len(gain_B))) else None
+
+
+def explanation(
+    model: LoadedModel, windows_BM: np.ndarray, blocks_BM: np.ndarray, measured: Losses, seconds: Callable[[], float]
+) -> list[CheckResult]:
+    """Return a result if a mistake gives the recorded loss: little more, and not less. Returns nothing otherwise.
+
+    windows_BM, seconds: of the search. blocks_BM: of the sample of the measured loss.
+    """
+    # Without a record, it may be no fault: a hardly trained model may be best at repeating its input.
+    if measured.recorded is None or not measured.loss > measured.recorded:
+        return []
+    if (mistake := search(model, windows_BM, seconds)) is None:
+        return []
+    found = float(losses(model, blocks_BM, mistake).mean())
+    most = measured.loss - EXPLAINED * (measured.loss - measured.recorded)
+    if not measured.recorded - measured.tolerance <= found <= most:
         return []
     says = (
-        f"With {best}, the loss of {len(gain_B)} windows is {found[best].mean():.2f} nats per token; with the right "
-        f"code it is {right_B.mean():.2f}."
+        f"With {mistake}, the loss is {found:.2f} nats per token; with the right code it is {measured.loss:.2f}. "
+        f"Training recorded {measured.recorded:.2f}."
     )
-    return [CheckResult(CHECKS[best.kind][0], gain, "no mistake lowers the loss", True, says, error)]
+    gain = measured.loss - found
+    return [CheckResult(CHECKS[mistake.kind][0], gain, "no mistake gives the recorded loss", True, says)]
 
 
 def unused_positions(model: LoadedModel, windows_BM: np.ndarray, seconds: Callable[[], float]) -> list[CheckResult]:

@@ -1,6 +1,6 @@
 """Measurements for the checks: predictions, losses, and statistics of each layer."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -21,6 +21,12 @@ WINDOWS, FEWER_WINDOWS, WINDOW_TOKENS = 64, 16, 20_000
 def windows(tokens: np.ndarray, length: int) -> np.ndarray:
     """Return evenly spaced windows, int32."""
     return batches.windows(tokens, batches.evenly_spaced(len(tokens), length, count(len(tokens), length)), length)
+
+
+def blocks(texts: Sequence[np.ndarray], length: int) -> np.ndarray:
+    """Return the whole blocks of texts, int32; the last token of a block is the first one of the next."""
+    starts = [range(0, len(text) - length + 1, length - 1) for text in texts]
+    return np.concatenate([batches.windows(*pair, length) for pair in zip(texts, starts, strict=True)])
 
 
 def count(num_tokens: int, length: int) -> int:
