@@ -50,7 +50,7 @@ LIMITS = {
         f"functions of more than {LONGEST_FUNCTION} lines": (0, 0),
         f"functions with more than {MOST_PARAMETERS} parameters": (0, 0),
         "imports from the core into a tool": (0, 0),
-        "lines of mini_gpt/": (35686, 24000),
+        "lines of mini_gpt/": (35687, 24000),
         "lines of tests/": (40669, 28500),
     },
 }

@@ -195,7 +195,8 @@ def explanation(
 ) -> list[CheckResult]:
     """Return a result if a mistake gives the recorded loss: little more, and not less. Returns nothing otherwise.
 
-    windows_BM, seconds: of the search. blocks_BM: of the sample of the measured loss.
+    windows_BM, seconds: of the search.
+    blocks_BM: of the sample of the measured loss.
     """
     # Without a record, it may be no fault: a hardly trained model may be best at repeating its input.
     if measured.recorded is None or not measured.loss > measured.recorded:
