@@ -30,6 +30,8 @@ from mini_gpt.training import loop
 REPOSITORY = Path(__file__).parent.parent
 NO_TIME_LEFT = "no time left"
 STARTED = time.monotonic()
+FINISHED = itertools.count(1)  # tests of this process
+MAPS, MOST_MAPS = Path("/proc/self/maps"), 30_000  # Linux allows 65,530
 
 
 def pytest_addoption(parser):
@@ -84,6 +86,14 @@ def _shared_compilation_cache():
     jax.config.update("jax_compilation_cache_dir", str(cache))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
     jax.config.update("jax_cpu_enable_async_dispatch", False)  # the commands set this too
+
+
+@pytest.fixture(autouse=True)
+def _few_compiled_programs():
+    """Drop the compiled programs of many tests. A process with too many memory maps, some of each program, crashes."""
+    yield
+    if next(FINISHED) % 10 == 0 and MAPS.exists() and MAPS.read_bytes().count(b"\n") > MOST_MAPS:
+        jax.clear_caches()
 
 
 @pytest.fixture(autouse=True, scope="session")

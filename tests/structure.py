@@ -51,7 +51,7 @@ LIMITS = {
         f"functions with more than {MOST_PARAMETERS} parameters": (0, 0),
         "imports from the core into a tool": (0, 0),
         "lines of mini_gpt/": (35687, 24000),
-        "lines of tests/": (40669, 28500),
+        "lines of tests/": (40668, 28500),
     },
 }
 Found = dict[str, int | list[str]]  # the number of each measure, or what is counted

@@ -19,8 +19,6 @@ from mini_gpt.runtime import sharding
 from tests.conftest import slow
 
 VOCAB, CAPACITY = 13, 40
-DONE = pytest.StashKey[int]()
-PROGRAMS = 100  # tests after which the compiled programs are dropped: each has many mappings of memory
 
 VARIANTS = {
     "plain": {},
@@ -35,15 +33,6 @@ VARIANTS = {
 }
 LAYOUTS = list(itertools.product([None, 5, (5, 5, None)], [None, 12]))  # windows, separator of isolated documents
 QUICK = (("fox", "canon"), ("pope", "sink"), ("cope", "sticks"))
-
-
-@pytest.fixture(autouse=True)
-def _few_compiled_programs(request):
-    """Drop the compiled programs now and then."""
-    yield
-    request.session.stash[DONE] = done = request.session.stash.get(DONE, 0) + 1
-    if done % PROGRAMS == 0:
-        jax.clear_caches()
 
 
 def _marks(encoding, variant, chosen):

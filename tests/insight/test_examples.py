@@ -242,7 +242,7 @@ def test_figures_have_readable_sentinels_and_runs_of_one_objective(run_of, tmp_p
     run = run_of("spans")
     suites.evaluate(run, "figures", SuiteOptions(text=OWN["spans"]))
     written = json.loads(next((run.workdir / "eval").glob("figures,*.json")).read_text())
-    assert written["request"] == {"text": OWN["spans"]}
+    assert written["request"] == {"text": OWN["spans"], "words": None}
     arguments = ["--maps", *[str(run.workdir)] * 2, f"--out={tmp_path}"]
     assert type_in(monkeypatch, "mini_gpt.commands.figures", *arguments) is None
     other = run_of("pairs").workdir

@@ -160,7 +160,7 @@ def test_runs_moved_together_keep_their_initial_weights(small, tmp_path, monkeyp
 def test_a_second_read_takes_the_same_checkpoint_and_traces_no_model_again(small, tmp_path, monkeypatch):
     source, config = tmp_path / "source", small(train__steps=1, checkpoint__keep=5)
     loop.train(config, source, conclude=False)
-    weights = find_initial_weights(tmp_path / "tuned", source, config)
+    weights = find_initial_weights(tmp_path / "tuned", source, small(seed=1))
     mesh, traced = assembly.make_mesh(config), mock.Mock(wraps=build.abstract)
     monkeypatch.setattr(build, "abstract", traced)
     weights.check(mesh)
