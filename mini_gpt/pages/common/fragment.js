@@ -36,7 +36,7 @@ function useFragment(state, entriesOf, onRead) {
   const isDark = useDark();
   const latest = useRef();
   latest.current = onRead;
-  useEffect(() => {
+  useLayoutEffect(() => {
     const timer = setTimeout(() => fragment.write({ ...entriesOf(state), theme: theme.chosen }), PAUSE);
     return () => clearTimeout(timer);
   }, [state, isDark]);
