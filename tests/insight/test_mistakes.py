@@ -129,10 +129,10 @@ def test_a_mistake_is_named_if_it_gives_the_recorded_loss(monkeypatch, found, is
 
 def test_blocks_are_the_sample_of_the_loss(random):
     model, _ = random()
-    tokens = np.random.default_rng(1).integers(256, size=1000)
-    blocks_BM = probe.blocks(losses.sample(model, tokens, 256), 33)
-    assert blocks_BM.shape == (8, 33)
-    assert nll(model, blocks_BM).mean() == pytest.approx(losses.sample_score(model, tokens, 256).nll, rel=1e-5)
+    tokens = np.random.default_rng(1).integers(256, size=3000)
+    blocks_BM = probe.blocks(losses.sample(model, tokens, 1024), 33)
+    assert blocks_BM.shape == (32, 33), "two blocks in each of sixteen pieces"
+    assert nll(model, blocks_BM).mean() == pytest.approx(losses.sample_score(model, tokens, 1024).nll, rel=1e-5)
 
 
 def test_norms_with_their_first_weights_are_found(random):
