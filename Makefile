@@ -64,7 +64,7 @@ tutorials: $(VENV)/installed-dev
 exercises: $(VENV)/installed-dev
 	$(VENV)/bin/python -m docs.tutorials.exercises
 
-# Print how much code one has to read to understand the core, with limits and goals.
+# Print how many lines and files there are, and how many of them a training run loads.
 structure: $(VENV)/installed-dev
 	$(VENV)/bin/python -m tests.structure
 

@@ -4,13 +4,12 @@ A file imports only from its own package and from earlier ones.
 """
 
 import ast
-import functools
 import re
 
 import pytest
 
 from docs.reference import python_api
-from tests.structure import LIMITS, MEASURES, REPOSITORY, ROOT, imports, modules, number, package
+from tests.structure import REPOSITORY, ROOT, imports, modules, package
 
 CORE = ("runtime", "config", "data", "model", "evaluation", "generation", "training")
 TOOLS = ("insight", "hugging_face", "pages", "suites", "study")
@@ -19,18 +18,6 @@ PACKAGES = (*CORE, *TOOLS, "commands")
 ENTRY_POINTS = (
     *("__init__.py", "bench.py", "environment.py", "exercises.py", "lab.py", "play.py", "prune.py", "sweep.py"),
 )
-LONGEST_CHAIN, LONGEST_CHAIN_IN_A_PACKAGE = 22, 9  # without the entry points
-LONGEST_FILE, LONGEST_LINE = 350, 120
-
-
-def longest_chain(name: str, *, inside: bool) -> int:
-    """Return the number of files in the longest chain of imports from a file. inside: only in its package."""
-
-    @functools.cache
-    def length(at: str) -> int:
-        return 1 + max((length(to) for to in imports(at) if not inside or package(to) == package(at)), default=0)
-
-    return length(name)
 
 
 def test_mini_gpt_has_thirteen_packages_and_no_loose_module():
@@ -68,13 +55,6 @@ def test_imports_have_no_cycle():
     assert done == modules().keys(), f"import cycle: {sorted(modules().keys() - done)}"
 
 
-def test_chains_of_imports_are_short():
-    longest = {name: longest_chain(name, inside=False) for name in modules()}
-    inside = {name: longest_chain(name, inside=True) for name in modules()}
-    assert max(longest.values()) <= LONGEST_CHAIN, sorted(longest.items(), key=lambda item: -item[1])[:3]
-    assert max(inside.values()) <= LONGEST_CHAIN_IN_A_PACKAGE, sorted(inside.items(), key=lambda item: -item[1])[:3]
-
-
 def runs_together(node: ast.AST) -> bool:
     """Return whether a docstring describes several arguments or fields, and one of them in the middle of a line."""
     names = "|".join(map(re.escape, python_api.described_names(node)))
@@ -93,30 +73,3 @@ def test_docstrings_describe_each_argument_on_a_line_of_its_own():
     for name, source in modules().items():
         nodes = [node for node in ast.walk(ast.parse(source)) if isinstance(node, kinds)]
         assert [node.name for node in nodes if runs_together(node)] == [], name
-
-
-def test_no_file_is_too_long():
-    folders = ("mini_gpt", "benchmarks", "configs", "docs", "tests")
-    paths = [*REPOSITORY.glob("*.py"), *(path for folder in folders for path in (REPOSITORY / folder).rglob("*.py"))]
-    lines = {path: len(path.read_text(encoding="utf-8").splitlines()) for path in paths}
-    assert {path: count for path, count in lines.items() if count > LONGEST_FILE} == {} and len(lines) > 400
-
-
-def test_scripts_of_pages_are_short():
-    paths = [path for path in (ROOT / "pages").rglob("*.js") if path.parent.name != "vendor"]
-    lines = {path: path.read_text(encoding="utf-8").splitlines() for path in paths}
-    assert len(lines) > 50 and max(map(len, lines.values())) <= LONGEST_FILE
-    assert [line for each in lines.values() for line in each if len(line) > LONGEST_LINE] == []
-
-
-@pytest.mark.parametrize("group", LIMITS)
-def test_code_to_read_is_within_its_limits(group):
-    counted, problems = MEASURES[group](), []
-    assert counted.keys() == LIMITS[group].keys()
-    for measure, found in counted.items():
-        limit, goal = LIMITS[group][measure]
-        assert found or goal == 0, f"{group}: {measure}: nothing was counted"
-        if number(found) > limit:
-            names = f" ({', '.join(found)})" if isinstance(found, list) else ""
-            problems.append(f"{group}: {measure}: found {number(found)}, limit {limit}{names}")
-    assert not problems, "\n".join(problems)
