@@ -45,8 +45,8 @@ class SubwordTokenizer(Tokenizer):
       text as one of them. The role start_token is that before each target.
     source: what the model's files say about its use.
 
-    An imported model may add tokens around a text. A separator after a text is left out, because one follows each
-    document in any case.
+    before, after: the ids of the tokens that the model adds before and after each text. A separator after a text is
+      left out of what `encode` and `encode_prompt` return, because one follows each document in any case.
     """
 
     def __init__(
@@ -75,6 +75,7 @@ class SubwordTokenizer(Tokenizer):
             self.start = model.get_vocab()[self.special["start_token"]]
         self.other_ends = tuple(t for t in self.source.ends if t in range(size) and t not in (separator_id, mask_id))
         self.token_bytes = np.array([len(text) for text in self.texts])
+        self.before, self.after = _added(model)
         example = self.encode("a")
         if mask_id in example:
             raise ValueError("the mask token is added to each text")
@@ -86,17 +87,19 @@ class SubwordTokenizer(Tokenizer):
         of_pieces = (self.encoder.encode_batch_fast([piece])[0].ids for piece in self.pieces(text))
         with no_panic(text):
             ids = np.fromiter(itertools.chain.from_iterable(of_pieces), np.uint32)
-        return ids[:-1] if len(ids) and ids[-1] == self.separator_id else ids
+        return ids[:-1] if self._adds_separator() else ids
 
     def encode_prompt(self, text: str, *, add_special_tokens: bool = True) -> np.ndarray:
         self.model.encode_special_tokens = False  # read the names of special tokens as these tokens
         try:
             with no_panic(text):
                 ids = np.array(self.model.encode(text, add_special_tokens=add_special_tokens).ids, np.uint32)
-                adds_separator = add_special_tokens and self.model.encode("").ids[-1:] == [self.separator_id]
         finally:
             self.model.encode_special_tokens = True
-        return ids[:-1] if adds_separator else ids
+        return ids[:-1] if add_special_tokens and self._adds_separator() else ids
+
+    def _adds_separator(self) -> bool:
+        return self.after[-1:] == (self.separator_id,)
 
     def pieces(self, text: str) -> Iterator[str]:
         return text_pieces(text) if self.separator_id is None else iter([text])  # an imported one may merge spaces
@@ -110,6 +113,16 @@ class SubwordTokenizer(Tokenizer):
         if self.source != ModelSource():
             described["source"] = dataclasses.asdict(self.source)
         return described
+
+
+def _added(model: Library) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the ids of the tokens that the library's post-processor adds before and after each text."""
+    with no_panic():
+        found = model.encode("a")
+    is_added = found.special_tokens_mask  # 1 for a token of the post-processor, even if its id is also in the text
+    before = is_added.index(0) if 0 in is_added else len(is_added)
+    after = is_added[::-1].index(0) if 0 in is_added else 0
+    return tuple(found.ids[:before]), tuple(found.ids[len(found.ids) - after :])
 
 
 class BpeTokenizer(SubwordTokenizer):

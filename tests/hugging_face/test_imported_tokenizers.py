@@ -185,6 +185,23 @@ def test_prompts_have_the_tokens_that_are_added_to_a_text_once(tmp_path):
     assert own.encode_prompt(HARD).tolist() == own.encode(HARD).tolist(), "a tokenizer of mini_gpt has no names"
 
 
+def test_a_first_token_that_is_also_the_separator_is_kept(tmp_path):
+    """OPT, and GPT-2 with add_bos_token."""
+    model = library.Tokenizer.from_str(BPE.model.to_str())
+    model.add_special_tokens(["</s>"])
+    end = model.token_to_id("</s>")
+    added = [("</s>", end)]
+    for template, before, after in (("</s> $A", [end], []), ("$A </s>", [], [end]), ("</s> $A </s>", [end], [end])):
+        model.post_processor = library.processors.TemplateProcessing(template, special_tokens=added)
+        model.save(str(tmp_path / "tokenizer.json"))
+        read = tokenizer_files.read(tmp_path, end + 1, end)
+        assert (read.before, read.after) == (tuple(before), tuple(after))
+        for text in ("the cat", ""):
+            plain = model.encode(text, add_special_tokens=False).ids
+            assert read.encode(text).tolist() == read.encode_prompt(text).tolist() == before + plain, template
+            assert read.encode_prompt(text, add_special_tokens=False).tolist() == plain
+
+
 @pytest.mark.parametrize(
     "content, vocab_size, end, message",
     [
