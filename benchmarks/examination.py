@@ -41,7 +41,7 @@ def examine(seed: int) -> Row:
         faults.train(seed, Path(directory, "run"))
         run = Run(Path(directory, "run"))
         result = Diagnose().measure(run, SuiteOptions())
-        windows_BM = probe.windows(run.store.tokens("validation"), run.config.context_length + 1)
+        windows_BM = probe.windows(run.store.tokens("validation"), run.config.context_length + 1, None)
         lower = None if mistake else mistakes.search(run.model, windows_BM, lambda: 0)
     jax.clear_caches()
     values = {row["check"]: row["value"] for row in result["rows"]}

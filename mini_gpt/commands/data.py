@@ -67,7 +67,7 @@ def _of_training(config: Config, store: TokenStore, tokenizer: tokenizers.Tokeni
     if config.data.has_pairs:
         return
     try:
-        vocab = tokenizers.vocab_size(tokenizer), tokenizers.mask(tokenizer)
+        vocab = text_batches.vocab_of(tokenizer)
         rows = text_batches.TextBatches(store.tokens("train"), config, vocab=vocab).rows_per_epoch
         yield settings.passes(config, rows)
     except UserError as error:

@@ -40,9 +40,23 @@ def in_full_batches(items: Sequence[Any] | np.ndarray, batch_size: int) -> Itera
         yield len(batch), batch + batch[:1] * (batch_size - len(batch))
 
 
-def windows(tokens: np.ndarray, starts: Sequence[int] | np.ndarray, length: int) -> np.ndarray:
-    """Return the windows of a stream that begin at `starts`, as int32 [len(starts), length]."""
-    return tokens[np.add.outer(starts, np.arange(length))].astype(np.int32)
+def windows(
+    tokens: np.ndarray, starts: Sequence[int] | np.ndarray, length: int, first: int | None = None
+) -> np.ndarray:
+    """Return the windows of a stream that begin at `starts`, as int32 [len(starts), length].
+
+    first: the token of an imported model that each row begins with, `Tokenizer.first`; it replaces that of the stream.
+    """
+    return begun(tokens[np.add.outer(starts, np.arange(length))].astype(np.int32), first)
+
+
+def begun(rows_BL: np.ndarray, first: int | None) -> np.ndarray:
+    """Return the rows with `first` as their first token; None: as they are."""
+    if first is None:
+        return rows_BL
+    rows_BL = rows_BL.copy()
+    rows_BL[:, 0] = first
+    return rows_BL
 
 
 def evenly_spaced(num_tokens: int, length: int, count: int) -> np.ndarray:

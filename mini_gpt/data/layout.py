@@ -14,14 +14,16 @@ class Layout(NamedTuple):
     separator_id: the token before each document; a segment starts at it, and positions restart. None: a row is one
       segment.
     operator_ids: further tokens at which positions restart (`data.position_ids`).
-    start_id: for models like T5, the token that the decoder reads in place of the separator. The encoder then reads the
-      separator after each source, not before it. In the data, the separator is always before a text.
+    start_id: the token of an imported model that is read in place of the separator. For models like T5, the encoder
+      reads the separator after each source, not before it. In the data, the separator is always before a text.
+    first_id: the token of an imported model that each row begins with, `Tokenizer.first`.
     mask_id: the mask token of an imported model with the masked objective. None: another model.
     """
 
     separator_id: int | None = None
     operator_ids: tuple[int, ...] = ()
     start_id: int | None = None
+    first_id: int | None = None
     mask_id: int | None = None
 
     def arguments(

@@ -30,12 +30,22 @@ class Tokenizer(Protocol):
     separator_id: int | None = None  # of an imported model; None: the last id
     mask_id: int | None = None  # as separator_id; None: the id above the last one, if the objective is masked
     start: int | None = None  # the token before each target, if it is not the separator
+    before: tuple[int, ...] = ()  # the tokens that an imported tokenizer adds before a text, such as <bos> or [CLS]
     other_ends: tuple[int, ...] = ()  # tokens that end a generated text like the separator
     source: ModelSource = ModelSource()
     special: Mapping[str, str] = MappingProxyType({})  # {role: token} of the special tokens that have a name
 
     def encode(self, text: str) -> np.ndarray: ...
     def to_dict(self) -> dict: ...
+
+    @property
+    def first(self) -> int | None:
+        """The token that each row begins with, and that is never a target; None: a row begins with any token."""
+        return self.before[-1] if self.before else None
+
+    def encode_part(self, text: str) -> np.ndarray:
+        """Encode a text that is not at the start of a row."""
+        return self.encode(text)[len(self.before) :]
 
     def encode_prompt(self, text: str, *, add_special_tokens: bool = True) -> np.ndarray:
         """Encode the text of a prompt. In imported tokenizers, names of special tokens in it are these tokens.

@@ -2,16 +2,28 @@
 
 import functools
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import grain
 import numpy as np
 
 from mini_gpt.config.schema import Config
-from mini_gpt.data import spans
+from mini_gpt.data import spans, tokenizers
 from mini_gpt.data.batches import Batch, in_full_batches, next_token_batch, windows
+from mini_gpt.data.tokenizers import Tokenizer
 from mini_gpt.runtime.errors import UserError
 
-Vocab = tuple[int, int]  # the size of the tokenizer's vocabulary, and the id of the mask token
+
+class Vocab(NamedTuple):
+    """The size of a tokenizer's vocabulary, the id of the mask token, and that of the first token of each row."""
+
+    size: int
+    mask_id: int
+    first_id: int | None = None
+
+
+def vocab_of(tokenizer: Tokenizer) -> Vocab:
+    return Vocab(tokenizers.vocab_size(tokenizer), tokenizers.mask(tokenizer), tokenizer.first)
 
 
 def text_length(config: Config) -> int:
@@ -50,7 +62,7 @@ class TextBatches:
         config = self.config
         indices = [step * config.train.batch_size + row for row in self.rows]
         starts_B = np.array([self._start(index) for index in indices])
-        windows_BM = windows(self.tokens, starts_B, self.length + 1)
+        windows_BM = windows(self.tokens, starts_B, self.length + 1, self.vocab.first_id)
         if config.train.objective == "next_token":
             return next_token_batch(windows_BM)
         seeds = [(config.data.seed, index) for index in indices]
@@ -72,7 +84,7 @@ def corrupted_blocks(
     """
     length = text_length(config)
     for count, starts in in_full_batches(range(0, len(tokens) - length + 1, length), batch_size):
-        blocks_BL = windows(tokens, starts, length)
+        blocks_BL = windows(tokens, starts, length, vocab.first_id)
         seeds = [(seed, start) for start in starts]
         yield count, _corrupted(blocks_BL, config, vocab, seeds)
 
@@ -80,15 +92,16 @@ def corrupted_blocks(
 def _corrupted(texts_BN: np.ndarray, config: Config, vocab: Vocab, seeds: list[tuple[int, int]]) -> Batch:
     """Return the batch of the objective, masked or span_corruption. seeds: one per row."""
     if config.train.objective == "span_corruption":
-        return spans.batch_of(texts_BN, config, vocab[0], seeds)
+        return spans.batch_of(texts_BN, config, vocab.size, seeds)
     return _masked_batch(texts_BN, config.train.mask_rate, vocab, seeds)
 
 
 def _masked_batch(tokens_BL: np.ndarray, rate: float, vocab: Vocab, seeds: list[tuple[int, int]]) -> Batch:
     """Choose targets, then mask 80%, replace 10% and keep 10% (Devlin et al. 2019, 3.1). seeds: one per row."""
-    length, (size, mask) = tokens_BL.shape[1], vocab
+    length, (size, mask, first) = tokens_BL.shape[1], vocab
     rngs = [np.random.default_rng(seed) for seed in seeds]
     chosen_BL = np.stack([rng.random(length) for rng in rngs]) < rate
+    chosen_BL[:, 0] &= first is None
     uniform_BL = np.stack([rng.random(length) for rng in rngs])
     random_BL = np.stack([rng.integers(size - (mask < size), size=length, dtype=np.int32) for rng in rngs])
     random_BL += random_BL >= mask  # any token but the mask

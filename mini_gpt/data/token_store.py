@@ -22,7 +22,7 @@ from mini_gpt.runtime import continued, devices, files, processes, progress
 from mini_gpt.runtime.buckets import Place
 from mini_gpt.runtime.errors import UserError, require
 
-FORMAT = 3
+FORMAT = 4
 META, PROGRESS = "meta.json", "progress.json"
 SECONDS_BETWEEN_SAVES = 20.0  # of a build, which a killed process can continue
 LEAST_FOR_PROCESSES = 2**25  # bytes of text that are worth the start of processes
@@ -114,6 +114,7 @@ def _build(directory: Path, corpus: Corpus, data: DataConfig, tokenizer: tokeniz
     """Write the files of a store. What a killed process has written is continued."""
     dtype = np.dtype(np.uint16 if tokenizers.vocab_size(tokenizer) <= 2**16 else np.uint32)
     separator = np.array([tokenizers.separator(tokenizer)], dtype)
+    first = np.array([] if tokenizer.first is None else [tokenizer.first], dtype)
     tokenizers.save(tokenizer, directory)
     done = _progress(directory)
     counts = done["splits"]
@@ -131,9 +132,9 @@ def _build(directory: Path, corpus: Corpus, data: DataConfig, tokenizer: tokeniz
         for split, is_new, size, tokens in encoded:
             count = counts[split]
             if is_new:
-                if count["documents"]:
-                    outputs[split].write(separator.data)
-                    count["tokens"] += 1
+                between = separator if count["documents"] else first
+                outputs[split].write(between.data)
+                count["tokens"] += len(between)
                 count["documents"] += 1
             if data.has_pairs:  # only the separators between texts count, not those that a tokenizer adds
                 tokens = tokens[tokens != separator]
@@ -182,7 +183,7 @@ def _encoded(
     cores = len(devices.cores()) if corpus.size >= LEAST_FOR_PROCESSES and tokenizer.kind not in FAST else 1
     encoded = tokenizing.encoded((piece.text for _, piece in of_texts), tokenizer, directory, cores)
     for (split, piece), (size, tokens) in zip(pieces, encoded, strict=True):
-        yield split, piece.is_new, size, tokens
+        yield split, piece.is_new, size, tokens[len(tokenizer.before) :]  # rows begin with them, not documents
 
 
 def _vocabulary_of_files(corpus: Corpus, data: DataConfig) -> Tokenizer:

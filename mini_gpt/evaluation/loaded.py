@@ -12,6 +12,7 @@ from jax.sharding import Mesh
 
 from mini_gpt.config.schema import Config
 from mini_gpt.data.layout import Layout
+from mini_gpt.data.text_batches import Vocab
 from mini_gpt.evaluation import memory
 from mini_gpt.model.loss import token_nll
 from mini_gpt.runtime import devices, sharding, token_ids
@@ -75,6 +76,10 @@ class LoadedModel:
     def mask_id(self) -> int:
         """The id of the mask token, with the masked objective."""
         return self.vocab_size if self.layout.mask_id is None else self.layout.mask_id
+
+    @property
+    def vocab(self) -> Vocab:
+        return Vocab(self.vocab_size, self.mask_id, self.layout.first_id)
 
     def rows_at_a_time(self, length: int, kept: memory.Kept = "losses", count: int | None = None) -> int:
         """Return the number of rows of a batch, a positive multiple of the shards.

@@ -7,6 +7,7 @@ for one value, and `common` and `frequent` for the most frequent word only.
 import functools
 import itertools
 import math
+import operator
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -25,6 +26,7 @@ THINGS = ("anchor", "basket", "bridge", "candle", "carpet", "garden", "hammer", 
 DISTRACTORS = 3  # other needles, in `keys`
 HOPS = 2  # assignments after the first, in `variables`
 COMMON = 3  # occurrences of every other word in a round, in `common`
+MOST_TEXT = 2**24  # tokens of the split that isolated documents are joined from
 
 Rng = np.random.Generator
 
@@ -110,12 +112,13 @@ def prompt(kind: str, index: int, length: int, text: np.ndarray, tokenizer: Toke
 
     Raises NoQuestion if the length is too short for a question, or the text is too short for the length.
     """
-    rng, encode = np.random.default_rng((KINDS.index(kind), index, length)), tokenizer.encode
+    rng = np.random.default_rng((KINDS.index(kind), index, length))
     if kind in LISTS:
         return _list_prompt(LISTS[kind](rng), length, rng, tokenizer)
     inserted, question, answer = SENTENCES[kind](rng)
-    parts = [*map(encode, inserted), encode(question), encode(answer)]
-    room = length - sum(map(len, parts))
+    begin = _begin(tokenizer)
+    parts = [*(_tokens(tokenizer, text)[0] for text in inserted), *_tokens(tokenizer, question, answer)]
+    room = length - len(begin) - sum(map(len, parts))
     if room < 0:
         raise NoQuestion(f"too short: a question with its sentences and answer has {length - room} tokens")
     if len(text) < room:
@@ -123,24 +126,40 @@ def prompt(kind: str, index: int, length: int, text: np.ndarray, tokenizer: Toke
     start = int(rng.integers(len(text) - room + 1))
     pieces = np.split(text[start : start + room], np.sort(rng.integers(room + 1, size=len(inserted))))
     woven = itertools.chain(*zip(pieces, parts[:-1], strict=True))
-    return Prompt(np.concatenate([*woven]), parts[-1])
+    return Prompt(np.concatenate([begin, *woven]), parts[-1])
+
+
+def _begin(tokenizer: Tokenizer) -> np.ndarray:
+    """Return the token that rows of an imported model begin with, or none."""
+    return np.array([] if tokenizer.first is None else [tokenizer.first], np.int32)
+
+
+def _tokens(tokenizer: Tokenizer, *parts: str) -> list[np.ndarray]:
+    """Return the tokens of each part of a text that follows a full stop.
+
+    The whole is encoded, since some tokenizers add a space to each text. A token of two parts is in the later one.
+    """
+    whole = tokenizer.encode_part("." + "".join(parts))
+    begins = [tokenizer.encode_part("." + "".join(parts[:count])) for count in range(len(parts))]
+    shared = [int(sum(itertools.takewhile(bool, map(operator.eq, begin, whole)))) for begin in begins]
+    return np.split(whole, shared)[1:]
 
 
 def _list_prompt(words: Iterator[str], length: int, rng: Rng, tokenizer: Tokenizer) -> Prompt:
     """Return a list of words in random order, and the question for the most frequent, which is the first of `words`."""
     first = next(words)
-    question = tokenizer.encode(" What is the most frequent word of the list? The most frequent word of the list is:")
-    answer = tokenizer.encode(f" {first}.")
-    parts = [tokenizer.encode(f" {first}")]
-    room = length - len(question) - len(answer)
+    asked = " What is the most frequent word of the list? The most frequent word of the list is:"
+    question, answer = _tokens(tokenizer, asked, f" {first}.")
+    begin, parts = _begin(tokenizer), _tokens(tokenizer, f" {first}")
+    room = length - len(begin) - len(question) - len(answer)
     for word in words:
-        part = tokenizer.encode(f" {word}")
+        (part,) = _tokens(tokenizer, f" {word}")
         if sum(map(len, parts)) + len(part) > room:
             break
         parts.append(part)
     if len(parts) < 5:
         raise NoQuestion("too short: no list of words fits")
-    return Prompt(np.concatenate([*(parts[i] for i in rng.permutation(len(parts))), question]), answer)
+    return Prompt(np.concatenate([begin, *(parts[i] for i in rng.permutation(len(parts))), question]), answer)
 
 
 def measure(
@@ -149,9 +168,13 @@ def measure(
     """Return a row for each kind and length: exact_match and token_accuracy (0..1), nll in nats per answer token.
 
     The full stop after an answer counts in exact_match and nll, but not in token_accuracy. `reason`: why a row is
-    undefined, or None.
+    undefined, or None. Where documents are isolated, the text has no separators, so that it is one document.
     """
     rows, lengths = [], tuple(convert("lengths", length, Count) for length in lengths)
+    text = text[len(_begin(tokenizer)) :]  # only a split begins with it
+    if (isolated := model.layout.separator_id) is not None:
+        text = np.asarray(text[:MOST_TEXT])
+        text = text[text != isolated]
     for kind, length in itertools.product(KINDS, lengths):
         reason = perplexity.why_undefined(model.config.model, length - 1)
         row: dict[str, Any] = {"kind": kind, "length": length, "exact_match": None, "token_accuracy": None, "nll": None}

@@ -27,6 +27,7 @@ NOT_FINITE = "the model's loss is not finite"
 def make_nll_fn(model: LoadedModel) -> NllFn:
     """Return nll_fn(inputs_BL, targets_BL) -> nll_BL in nats, float32, over NumPy arrays, for `score_tokens`.
 
+    The first input of each row is replaced by the token that rows of an imported model begin with, if there is one.
     With an encoder, the function takes source_BS too. It raises UserError for a token id outside the vocabulary.
     """
     vocab_size = len(model.parameters["embedding"])
@@ -34,7 +35,9 @@ def make_nll_fn(model: LoadedModel) -> NllFn:
     def nll_fn(*arrays: np.ndarray) -> np.ndarray:
         for name, array in zip(("inputs_BL", "targets_BL", "source_BS"), arrays, strict=False):
             token_ids.check(array, vocab_size, name, padding=name == "source_BS")
-        padded = tuple(sharding.pad_rows(array, model.mesh) for array in arrays)
+        inputs_BL, *others = arrays
+        inputs_BL = batches.begun(inputs_BL, model.layout.first_id)
+        padded = tuple(sharding.pad_rows(array, model.mesh) for array in (inputs_BL, *others))
         nll_BL = np.asarray(model.nll(*sharding.put_whole(padded, model.mesh)))
         return nll_BL[: len(arrays[0])]
 
@@ -135,7 +138,7 @@ def _score_next(model: LoadedModel, tokens: np.ndarray, token_bytes: np.ndarray)
 def _score_corrupted(model: LoadedModel, tokens: np.ndarray, seed: int) -> Score:
     length = text_batches.text_length(model.config)
     rows = model.rows_at_a_time(length, count=len(tokens) // length)
-    blocks = corrupted_blocks(tokens, model.config, vocab=(model.vocab_size, model.mask_id), batch_size=rows, seed=seed)
+    blocks = corrupted_blocks(tokens, model.config, vocab=model.vocab, batch_size=rows, seed=seed)
     return score_batches(model, blocks)
 
 

@@ -26,8 +26,7 @@ def of_split(
     """
     if config.train.objective == "span_corruption":
         most = config.eval.tokens if num_tokens is None else num_tokens
-        vocab = tokenizers.vocab_size(tokenizer), tokenizers.mask(tokenizer)
-        return list(_corrupted(tokens, config, vocab, most))
+        return list(_corrupted(tokens, config, text_batches.vocab_of(tokenizer), most))
     separator = tokenizers.separator(tokenizer)
     count = None if num_tokens is None else max(1, num_tokens // config.context_length)
     return [of_pair(pair, separator) for pair in StoredPairs(tokens, separator).spread(config, split, count)]
@@ -56,11 +55,10 @@ def of_text(
     for number, piece in enumerate(perplexity.stretches(tokens, most, length)):
         rows = model.rows_at_a_time(length, kept, len(piece) // length)
         if model.masked:
-            vocab = model.vocab_size, model.mask_id
-            yield from text_batches.corrupted_blocks(piece, config, vocab=vocab, batch_size=rows, seed=number)
+            yield from text_batches.corrupted_blocks(piece, config, vocab=model.vocab, batch_size=rows, seed=number)
             continue
         for count, starts in in_full_batches(range(0, len(piece) - length, length), rows):
-            yield count, next_token_batch(windows(piece, starts, length + 1))
+            yield count, next_token_batch(windows(piece, starts, length + 1, model.layout.first_id))
 
 
 def of_problems(

@@ -71,7 +71,7 @@ def _tokens(run: Run, options: SuiteOptions) -> np.ndarray:
     separator = tokenizers.separator(run.tokenizer)
     inputs = [batch["inputs"].ravel() for _, batch in base.batches(run, options.split, SAMPLE, "losses")]
     counts = np.bincount(np.concatenate(inputs), minlength=run.model.vocab_size)
-    counts[separator] = 0  # also fills rows
+    counts[[separator, run.tokenizer.first or separator]] = 0  # also fills rows
     order = np.argsort(-counts, kind="stable")[:TOKENS]
     return order[counts[order] > 0]
 

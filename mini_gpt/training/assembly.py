@@ -103,7 +103,7 @@ def assemble(config: Config, mesh: Mesh, corpus: Corpus, tokenizer: Tokenizer) -
             train_batches = PairBatches(StoredPairs(train_tokens, separator), config, separator, rows=rows)
             evaluator = PairEvaluator(config, tokenizer, validation_tokens)
         else:
-            vocab = tokenizers.vocab_size(tokenizer), tokenizers.mask(tokenizer)
+            vocab = text_batches.vocab_of(tokenizer)
             train_batches = text_batches.TextBatches(train_tokens, config, vocab=vocab, rows=rows)
             make = SpanEvaluator if config.train.objective == "span_corruption" else TextEvaluator
             evaluator = make(config, tokenizer, validation_tokens)

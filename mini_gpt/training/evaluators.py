@@ -119,7 +119,7 @@ class SpanEvaluator(TextEvaluator):
 
     def __init__(self, config: Config, tokenizer: Tokenizer, tokens: np.ndarray):
         super().__init__(config, tokenizer, tokens)
-        vocab = tokenizers.vocab_size(tokenizer), tokenizers.mask(tokenizer)
+        vocab = text_batches.vocab_of(tokenizer)
         blocks = text_batches.corrupted_blocks(tokens, config, vocab=vocab, batch_size=1, seed=0)
         _, batch = next(blocks)
         self.probe_row = ProbeRow(batch["inputs"], batch["weights"] > 0, batch["source"])

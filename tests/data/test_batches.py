@@ -8,7 +8,7 @@ import pytest
 
 from mini_gpt.data import batches
 from mini_gpt.data.batches import in_full_batches
-from mini_gpt.data.text_batches import TextBatches, corrupted_blocks
+from mini_gpt.data.text_batches import TextBatches, Vocab, corrupted_blocks
 from mini_gpt.runtime.errors import UserError
 from tests.conftest import slow
 
@@ -28,11 +28,11 @@ def rows_of(train_batches, steps):
 
 def test_resuming_at_any_step_gives_the_same_batches(small):
     config = small(train__steps=12, train__batch_size=4, train__objective="masked", model__causal=False)
-    train_batches = TextBatches(numbered(1000), config, vocab=(VOCAB, MASK))
+    train_batches = TextBatches(numbered(1000), config, vocab=Vocab(VOCAB, MASK))
     complete = list(batches.iterate(train_batches, 0, 12))
     assert len(complete) == 12
     for start in range(13):
-        again = TextBatches(numbered(1000), config, vocab=(VOCAB, MASK))
+        again = TextBatches(numbered(1000), config, vocab=Vocab(VOCAB, MASK))
         tail = list(batches.iterate(again, start, 12 - start)) if start < 12 else []
         assert len(tail) == 12 - start
         for left, right in zip(complete[start:], tail, strict=True):
@@ -43,9 +43,9 @@ def test_resuming_at_any_step_gives_the_same_batches(small):
 @pytest.mark.parametrize("hosts", [2, 4])
 def test_rows_of_all_hosts_make_up_the_global_batch(small, hosts):
     config = small(train__batch_size=8)
-    complete = TextBatches(numbered(2000), config, vocab=(VOCAB, MASK))
+    complete = TextBatches(numbered(2000), config, vocab=Vocab(VOCAB, MASK))
     shares = [
-        TextBatches(numbered(2000), config, vocab=(VOCAB, MASK), rows=range(h * 8 // hosts, (h + 1) * 8 // hosts))
+        TextBatches(numbered(2000), config, vocab=Vocab(VOCAB, MASK), rows=range(h * 8 // hosts, (h + 1) * 8 // hosts))
         for h in range(hosts)
     ]
     for step in range(5):
@@ -55,7 +55,7 @@ def test_rows_of_all_hosts_make_up_the_global_batch(small, hosts):
 
 def test_epochs_differ_in_order_and_offset(small):
     config = small(context_length=10, train__batch_size=3)
-    train_batches = TextBatches(numbered(10 * 30 + 10), config, vocab=(VOCAB, MASK))
+    train_batches = TextBatches(numbered(10 * 30 + 10), config, vocab=Vocab(VOCAB, MASK))
     assert train_batches.rows_per_epoch == 30
     offsets, orders = set(), []
     for epoch in range(6):
@@ -66,14 +66,14 @@ def test_epochs_differ_in_order_and_offset(small):
         orders.append(tuple((starts - offset) // 10))
     assert len(offsets) > 1 and max(offsets) <= 19
     assert len(set(orders)) == 6
-    other = TextBatches(numbered(310), small(context_length=10, train__batch_size=3, seed=1), vocab=(VOCAB, MASK))
+    other = TextBatches(numbered(310), small(context_length=10, train__batch_size=3, seed=1), vocab=Vocab(VOCAB, MASK))
     assert tuple(rows_of(other, range(10))[:, 0]) != tuple(rows_of(train_batches, range(10))[:, 0])
 
 
 def test_the_order_of_the_data_has_its_own_seed(small):
     def starts(**seeds):
         config = small(context_length=10, train__batch_size=3, **seeds)
-        return tuple(rows_of(TextBatches(numbered(310), config, vocab=(VOCAB, MASK)), range(10))[:, 0])
+        return tuple(rows_of(TextBatches(numbered(310), config, vocab=Vocab(VOCAB, MASK)), range(10))[:, 0])
 
     assert starts(seed=1, data__seed=5) == starts(seed=2, data__seed=5) == starts(seed=5) != starts(seed=1)
 
@@ -81,7 +81,7 @@ def test_the_order_of_the_data_has_its_own_seed(small):
 def test_windows_equal_those_of_older_versions(small):
     """Compare with the first implementation, because a resumed run must read the same windows."""
     config = small(context_length=10, train__batch_size=3, seed=7)
-    train_batches = TextBatches(numbered(205), config, vocab=(VOCAB, MASK))
+    train_batches = TextBatches(numbered(205), config, vocab=Vocab(VOCAB, MASK))
     order = grain.MapDataset.range(19).shuffle(7).repeat()
     expected = [np.random.default_rng((7, place // 19)).integers(15) + order[place] * 10 for place in range(60)]
     np.testing.assert_array_equal(rows_of(train_batches, range(20)), np.array(expected)[:, None] + np.arange(10))
@@ -91,7 +91,7 @@ def test_windows_equal_those_of_older_versions(small):
 @pytest.mark.parametrize("count", [11, 12, 20, 21, *slow(19, 29, 30, 31, 57)])
 def test_windows_stay_in_the_split_and_cover_it(small, count):
     config = small(context_length=10, train__batch_size=2, train__steps=120)
-    train_batches = TextBatches(numbered(count), config, vocab=(VOCAB, MASK))
+    train_batches = TextBatches(numbered(count), config, vocab=Vocab(VOCAB, MASK))
     seen = set()
     for step in range(120):
         batch = train_batches[step]
@@ -103,8 +103,8 @@ def test_windows_stay_in_the_split_and_cover_it(small, count):
 
 def test_a_split_that_is_too_short_is_refused(small):
     with pytest.raises(UserError, match=r"32 tokens; context_length=32 needs at least 33"):
-        TextBatches(numbered(32), small(), vocab=(VOCAB, MASK))
-    TextBatches(numbered(33), small(), vocab=(VOCAB, MASK))
+        TextBatches(numbered(32), small(), vocab=Vocab(VOCAB, MASK))
+    TextBatches(numbered(33), small(), vocab=Vocab(VOCAB, MASK))
 
 
 def test_the_last_batch_is_filled_with_copies():
@@ -115,7 +115,7 @@ def test_the_last_batch_is_filled_with_copies():
 
 def test_chosen_inputs_are_masked_replaced_or_kept(small):
     config = small(train__objective="masked", model__causal=False, train__batch_size=64, context_length=100)
-    batch = TextBatches(numbered(4000), config, vocab=(VOCAB, MASK))[0]
+    batch = TextBatches(numbered(4000), config, vocab=Vocab(VOCAB, MASK))[0]
     chosen = batch["weights"] == 1
     assert set(np.unique(batch["weights"])) == {0.0, 1.0}
     assert chosen.mean() == pytest.approx(0.15, abs=0.015)
@@ -131,7 +131,7 @@ def test_masks_of_evaluation_do_not_depend_on_batch_size(small):
     tokens, by_size = np.arange(95), []
     for batch_size in (2, 4, 9):
         config = small(train__objective="masked", model__causal=False, context_length=10, train__batch_size=batch_size)
-        found = list(corrupted_blocks(tokens, config, vocab=(VOCAB, MASK), batch_size=batch_size, seed=0))
+        found = list(corrupted_blocks(tokens, config, vocab=Vocab(VOCAB, MASK), batch_size=batch_size, seed=0))
         assert {batch["inputs"].shape for _, batch in found} == {(batch_size, 10)}
         by_size.append({name: np.concatenate([b[name][:rows] for rows, b in found]) for name in found[0][1]})
     for a, b in itertools.pairwise(by_size):
@@ -143,11 +143,11 @@ def test_masks_of_evaluation_do_not_depend_on_batch_size(small):
 def test_a_mask_inside_the_vocabulary_only_renames_tokens(small):
     config, others = small(train__objective="masked", model__causal=False, train__batch_size=64), np.arange(1500)
     renamed = np.append(others + (others >= MASK_INSIDE), MASK_INSIDE)  # of each id, the mask's last
-    of_tokens, ids = numbered(1000), {"vocab": (1501, MASK_INSIDE)}
-    plain = TextBatches(of_tokens, config, vocab=(1500, 1500))[2]
+    of_tokens, ids = numbered(1000), {"vocab": Vocab(1501, MASK_INSIDE)}
+    plain = TextBatches(of_tokens, config, vocab=Vocab(1500, 1500))[2]
     inside = TextBatches(renamed[of_tokens], config, **ids)[2]
     blocks = {"batch_size": 8, "seed": 0}
-    (_, plain_block), *_ = corrupted_blocks(of_tokens, config, vocab=(1500, 1500), **blocks)
+    (_, plain_block), *_ = corrupted_blocks(of_tokens, config, vocab=Vocab(1500, 1500), **blocks)
     (_, block), *_ = corrupted_blocks(renamed[of_tokens], config, **ids, **blocks)
     for name in ("inputs", "targets"):
         np.testing.assert_array_equal(inside[name], renamed[plain[name]])

@@ -6,7 +6,7 @@ import pytest
 from mini_gpt.config.schema import SENTINELS
 from mini_gpt.data import spans, tokenizers
 from mini_gpt.data.batches import PADDING
-from mini_gpt.data.text_batches import TextBatches, corrupted_blocks
+from mini_gpt.data.text_batches import TextBatches, Vocab, corrupted_blocks
 from mini_gpt.generation.streaming_text import Writer
 from mini_gpt.runtime.errors import UserError
 from mini_gpt.training import loop
@@ -75,14 +75,14 @@ def test_all_spans_of_a_length_are_equally_likely():
 def test_batches_depend_on_seed_and_step_and_hosts_share_them(small):
     config = small(**FIELDS, source_length=30, context_length=12, train__batch_size=4)
     size, tokens = spans.sizes(config).text, np.arange(1000) % 256
-    batches = TextBatches(tokens, config, vocab=(VOCAB, VOCAB))
-    again = TextBatches(tokens, config, vocab=(VOCAB, VOCAB), rows=range(2, 4))
+    batches = TextBatches(tokens, config, vocab=Vocab(VOCAB, VOCAB))
+    again = TextBatches(tokens, config, vocab=Vocab(VOCAB, VOCAB), rows=range(2, 4))
     for name, array in batches[7].items():
         np.testing.assert_array_equal(again[7][name], array[2:])
     text, _ = restored(batches[7]["source"][0], batches[7]["targets"][0])
     assert len(text) == size and (np.diff(text) % 256 == 1).all(), "a window of the text"
     assert (batches[0]["source"] != batches[1]["source"]).any()
-    (count, block), *_ = corrupted_blocks(tokens, config, vocab=(VOCAB, VOCAB), batch_size=3, seed=0)
+    (count, block), *_ = corrupted_blocks(tokens, config, vocab=Vocab(VOCAB, VOCAB), batch_size=3, seed=0)
     starts = [restored(block["source"][row], block["targets"][row])[0][0] for row in range(count)]
     assert starts == [0, size, 2 * size]
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mini_gpt.data.text_batches import corrupted_blocks
+from mini_gpt.data.text_batches import Vocab, corrupted_blocks
 from mini_gpt.evaluation import perplexity, scoring
 from mini_gpt.evaluation.loaded import LoadedModel
 from mini_gpt.model import loss as losses
@@ -65,7 +65,7 @@ def test_masked_separators_still_isolate_documents(make_model):
     model, tokens = make_model(data__isolate_documents=True, **overrides), make_tokens(32)
     tokens[::5] = 256
     score = perplexity.score_split(model, tokens, TOKEN_BYTES)
-    ((rows, batch),) = corrupted_blocks(tokens, model.config, vocab=(257, 257), batch_size=1, seed=0)
+    ((rows, batch),) = corrupted_blocks(tokens, model.config, vocab=Vocab(257, 257), batch_size=1, seed=0)
     assert (batch["inputs"][0, tokens == 256] != 256).any(), "some separators are masked"
     starts = [*np.flatnonzero(tokens == 256).tolist(), 32]
     forward, total = jax.jit(model.merge()), 0.0

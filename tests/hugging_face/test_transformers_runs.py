@@ -169,7 +169,7 @@ def test_runs_of_span_corruption_are_exported_with_their_sentinels(kind, small, 
     text = "the <{}> sat on <{}>dog"
     source = tokenizer(text.format("extra_id_0", "extra_id_1"))["input_ids"]
     assert source == spans.encode(text.format(0, 1), run.tokenizer).tolist() and max(source) == len(tokenizer) - 1
-    vocab = run.model.vocab_size, run.model.mask_id
+    vocab = run.model.vocab
     _, batch = next(corrupted_blocks(run.store.tokens("validation"), run.config, vocab=vocab, batch_size=4, seed=1))
     shown = batch["source"].max(axis=1)
     assert (shown == len(tokenizer) - 1).all(), "each source has a sentinel"

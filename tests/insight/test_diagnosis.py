@@ -27,7 +27,7 @@ def initial(small):
         model = random_model(config, tokenizers.ByteTokenizer().token_bytes, noise=0)
         larger = jax.tree.map(lambda leaf: 6 * leaf if leaf.ndim > 1 else leaf, model.parameters)
         model = dataclasses.replace(model, parameters=larger, mesh=sharding.make_reading_mesh(1, 1))
-        return model, probe.windows(store.tokens("validation"), 33), store.tokens("train")
+        return model, probe.windows(store.tokens("validation"), 33, None), store.tokens("train")
 
     return make
 

@@ -130,7 +130,7 @@ def test_a_mistake_is_named_if_it_gives_the_recorded_loss(monkeypatch, found, is
 def test_blocks_are_the_sample_of_the_loss(random):
     model, _ = random()
     tokens = np.random.default_rng(1).integers(256, size=3000)
-    blocks_BM = probe.blocks(losses.sample(model, tokens, 1024), 33)
+    blocks_BM = probe.blocks(losses.sample(model, tokens, 1024), 33, None)
     assert blocks_BM.shape == (32, 33), "two blocks in each of sixteen pieces"
     assert nll(model, blocks_BM).mean() == pytest.approx(losses.sample_score(model, tokens, 1024).nll, rel=1e-5)
 

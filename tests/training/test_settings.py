@@ -12,7 +12,7 @@ from configs import presets
 from mini_gpt.config import loading
 from mini_gpt.data import tasks
 from mini_gpt.data.task_batches import TaskBatches
-from mini_gpt.data.text_batches import TextBatches
+from mini_gpt.data.text_batches import TextBatches, Vocab
 from mini_gpt.study import definition, new_runs
 from mini_gpt.training import loop, settings
 from mini_gpt.training.optimizer import make_schedule
@@ -94,7 +94,7 @@ def test_a_schedule_that_fits_is_silent(small, schedule, fields):
 
 def test_a_batch_larger_than_the_text_is_named(small):
     config = small(context_length=10, train__batch_size=64)
-    train_batches = TextBatches(np.arange(10 * 20 + 10), config, vocab=(256, 256))
+    train_batches = TextBatches(np.arange(10 * 20 + 10), config, vocab=Vocab(256, 256))
     places = train_batches[0]["inputs"][:, 0] // 10
     uses = len(places) / len(set(places.tolist()))
     (found,) = settings.without_effect(config, train_batches.rows_per_epoch)
@@ -138,7 +138,7 @@ def test_an_interval_above_the_steps_is_no_warning(small):
 
 def test_the_passes_are_the_uses_of_each_window(small):
     config = small(context_length=10, train__batch_size=6, train__steps=15)
-    train_batches = TextBatches(np.arange(10 * 30 + 10), config, vocab=(256, 256))
+    train_batches = TextBatches(np.arange(10 * 30 + 10), config, vocab=Vocab(256, 256))
     starts = np.concatenate([train_batches[step]["inputs"][:, 0] for step in range(15)])
     uses = [collections.Counter((starts[epoch : epoch + 30] // 10).tolist()) for epoch in (0, 30, 60)]
     assert all(set(used.values()) == {1} and len(used) == 30 for used in uses)
@@ -150,7 +150,7 @@ def test_the_passes_are_the_uses_of_each_window(small):
 def test_the_passes_of_span_corruption_count_its_text(small):
     fields = {"model__encoder_layers": 1, "train__objective": "span_corruption", "source_length": 32}
     config = small(train__steps=100, **fields)
-    train_batches = TextBatches(np.arange(5000), config, vocab=(256, 256))
+    train_batches = TextBatches(np.arange(5000), config, vocab=Vocab(256, 256))
     (said, unit), rows = settings.passes(config, train_batches.rows_per_epoch).split(" × "), train_batches.length
     assert unit.startswith(f"{rows} tokens: {100 * 8 / train_batches.rows_per_epoch:.3g} passes") and said[-1] == "8"
     assert rows > 32

@@ -66,12 +66,13 @@ def make(run: Run, texts: Sequence[str], flags: argparse.Namespace, seed: int) -
     has_encoder = config.model.has_encoder
     encoded = {text: _encode(text, run, is_chat=flags.chat) for text in dict.fromkeys(texts)}
     longest = max(encoded.values(), key=len)
-    start = np.array([tokenizers.separator(run.tokenizer)])
+    separator = tokenizers.separator(run.tokenizer)
+    start = np.array([separator if run.tokenizer.first is None else run.tokenizer.first])
     flag = "--prompt"
     if has_encoder:
         flag = "--source" if flags.source_file is None else "--source_file"
     check_tokens(flag, longest)
-    if flags.chat and config.data.isolate_documents and start[0] in longest:
+    if flags.chat and config.data.isolate_documents and separator in longest:
         hidden = "the chat template ends messages with the separator, and so the answer could not see them"
         raise UserError(f"--chat: the run has data.isolate_documents=True, but {hidden}; give a prompt without --chat")
     if has_encoder:

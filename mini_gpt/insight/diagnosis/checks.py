@@ -69,7 +69,7 @@ def diagnose(
     unexplained = any(result.found and result.check in ("recorded loss", "loss") for result in of_losses)
     of_training: list[CheckResult] = []
     if not model.masked and unexplained:
-        blocks_BM = probe.blocks(texts, length + 1)
+        blocks_BM = probe.blocks(texts, length + 1, model.layout.first_id)
         of_training = mistakes.explanation(model, windows_BM, blocks_BM, measured, seconds)
     elif not model.masked and not skips_order:
         of_training = mistakes.unused_positions(model, windows_BM, seconds)
@@ -86,7 +86,7 @@ def diagnose(
 
 def _windows(model: LoadedModel, tokens: np.ndarray, seconds: Callable[[], float]) -> np.ndarray:
     """Return the windows_BM for the checks; fewer if a budget does not allow all. seconds: of a pass of one window."""
-    windows_BM = probe.windows(tokens, model.config.context_length + 1)
+    windows_BM = probe.windows(tokens, model.config.context_length + 1, model.layout.first_id)
     passes = np.full(len(windows_BM), _passes(model) + 3)  # maps take longer than a pass, and gradients too
     return windows_BM[sorted(budget.spread(len(windows_BM))[: budget.fit("windows", passes, seconds, WINDOWS_SHARE)])]
 
@@ -155,7 +155,7 @@ def reordered(model: LoadedModel, text_BL: np.ndarray) -> tuple[np.ndarray, dict
     """
     at, separator_id, random = probe.place(model), model.layout.separator_id, np.random.default_rng(0)
     changed = {name: text_BL.copy() for name in ("plain", "swapped", "reversed", "shuffled", "others")}
-    has_order_B, pool = np.zeros(len(text_BL), bool), text_BL[text_BL != separator_id]
+    has_order_B, pool = np.zeros(len(text_BL), bool), text_BL[:, 1:][text_BL[:, 1:] != separator_id]
     for row, tokens_L in enumerate(text_BL):
         movable = movable_positions(tokens_L, at, separator_id)
         near = movable[movable < at][::-1]

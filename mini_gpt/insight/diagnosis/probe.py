@@ -18,15 +18,19 @@ from mini_gpt.runtime import progress, sharding
 WINDOWS, FEWER_WINDOWS, WINDOW_TOKENS = 64, 16, 20_000
 
 
-def windows(tokens: np.ndarray, length: int) -> np.ndarray:
-    """Return evenly spaced windows, int32."""
-    return batches.windows(tokens, batches.evenly_spaced(len(tokens), length, count(len(tokens), length)), length)
+def windows(tokens: np.ndarray, length: int, first: int | None) -> np.ndarray:
+    """Return evenly spaced windows, int32. first: see `batches.windows`."""
+    starts = batches.evenly_spaced(len(tokens), length, count(len(tokens), length))
+    return batches.windows(tokens, starts, length, first)
 
 
-def blocks(texts: Sequence[np.ndarray], length: int) -> np.ndarray:
-    """Return the whole blocks of texts, int32; the last token of a block is the first one of the next."""
+def blocks(texts: Sequence[np.ndarray], length: int, first: int | None) -> np.ndarray:
+    """Return the whole blocks of texts, int32; a block begins in place of the last token of the one before.
+
+    first: see `batches.windows`.
+    """
     starts = [range(0, len(text) - length + 1, length - 1) for text in texts]
-    return np.concatenate([batches.windows(*pair, length) for pair in zip(texts, starts, strict=True)])
+    return np.concatenate([batches.windows(*pair, length, first) for pair in zip(texts, starts, strict=True)])
 
 
 def count(num_tokens: int, length: int) -> int:

@@ -42,7 +42,7 @@ def of_text(tokens: np.ndarray, tokenizer: Tokenizer, length: int, most: int | N
     most: tokens in all windows; None: TOKENS.
     """
     starts = window_starts(tokens, length, most)
-    tokens_BL = batches.windows(tokens, starts, length)
+    tokens_BL = batches.windows(tokens, starts, length, tokenizer.first)
     relations, error = parsed_relations(tokens, tokenizer, starts, length)
     if error is not None:
         log.warning(f"{', '.join(relations([]))}: not measured, since no document can be parsed ({error})")
@@ -108,6 +108,7 @@ def parsed_relations(
     source. Others have no relations; the error is that of the first document, if this is true of all documents.
     """
     documents = list(_documents(tokens, tokenizers.separator(tokenizer), starts, length))
+    begins_with = tokenizer.first is not None
     first = next((document for _, document in documents if len(document)), tokens[:0])
     parser = _parser(tokenizer, tokenizer.decode(first))
     pairs: dict[str, dict[int, list[tuple[int, int]]]]  # {kind: {window: its (query, key)}}
@@ -128,11 +129,11 @@ def parsed_relations(
             query = begin + int(np.searchsorted(ends, relation.query, side="right"))
             window = int(np.searchsorted(starts, query, side="right")) - 1
             start = int(starts[window])
-            if query >= start + length:
-                continue  # the query is between two windows
+            if not start + begins_with <= query < start + length:
+                continue  # the query is between two windows, or the first token of a row is in its place
             for span in relation.keys:
                 first, last = begin + np.searchsorted(ends, (span[0], span[1] - 1), side="right")
-                keys = range(max(first, start), last + 1)
+                keys = range(max(first, start + begins_with), last + 1)
                 pairs[relation.kind][window] += [(query - start, key - start) for key in keys if key != query]
 
     def relations(rows: Sequence[int]) -> Templates:

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from mini_gpt.data import spans, tokenizers
+from mini_gpt.data import batches, spans, tokenizers
 from mini_gpt.data.batches import Batch, in_full_batches
 from mini_gpt.data.tokenizers import Tokenizer
 from mini_gpt.evaluation.loaded import LoadedModel
@@ -70,8 +70,9 @@ def head_report(
     # Random tokens are no words: with position ids, they would have positions that were never trained.
     if length >= SHORTEST_REPEATED and len(frequent) >= FEWEST_REPEATED and not model.layout.operator_ids:
         random_BL, period_B = head_templates.repeated_tokens(frequent, length, INDUCTION_ROWS, seed=0)
+        random_BL = batches.begun(random_BL, tokenizer.first)
         random = Inputs(random_BL, np.ones(random_BL.shape, bool))
-        of_random = lambda rows: head_templates.induction(length, period_B[rows])
+        of_random = lambda rows: head_templates.induction(length, period_B[rows], tokenizer.first is not None)
         repeated, _ = _measure(model, random, of_random, "texts of repeated tokens")
     return [
         _head_row(number, head, layer, induction)

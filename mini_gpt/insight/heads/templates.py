@@ -78,9 +78,12 @@ def repeated_tokens(tokens: np.ndarray, length: int, rows: int, seed: int) -> tu
     return np.stack(repeated).astype(np.int32), period_B
 
 
-def induction(length: int, period_B: np.ndarray) -> Templates:
-    """Return the template of keys that follow an earlier copy of the query's token (Olsson et al. 2022)."""
+def induction(length: int, period_B: np.ndarray, begins: bool = False) -> Templates:
+    """Return the template of keys that follow an earlier copy of the query's token (Olsson et al. 2022).
+
+    begins: whether the first token of a row is not one of the repeated ones.
+    """
     positions_L, period_B11 = np.arange(length), period_B[:, None, None]
     behind_LS = positions_L[:, None] - positions_L
-    follows_BLS = ((behind_LS + 1) % period_B11 == 0) & (behind_LS >= 0) & (positions_L > 0)
+    follows_BLS = ((behind_LS + 1) % period_B11 == 0) & (behind_LS >= 0) & (positions_L > begins)
     return {"induction": follows_BLS & (positions_L[:, None] >= period_B11)}
