@@ -1,7 +1,8 @@
 """Make the pages of the site that are not Markdown files of this folder, and fit the links and the HTML to the site.
 
-The home page is README.md. Each notebook becomes a page with the outputs that it has in its file. The lab page becomes
-a file of the site; it is made with $MINI_GPT_PYTHON, else with .venv/bin/python, else with the running Python.
+The home page is README.md. Each notebook becomes a page with the outputs that it has in its file. Lab, explorer and
+playground become files of the site, of a model that the first build trains in about a minute and keeps in runs/site.
+They are made with $MINI_GPT_PYTHON, else with .venv/bin/python, else with the running Python.
 A figure becomes a link to its file. Numbers in tables and short code get CSS classes, which keep them on one line.
 """
 
@@ -17,7 +18,10 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS, README = ROOT / "docs", ROOT / "README.md"
-LAB = "<!-- link to the lab page -->"
+OPEN = re.compile(r"<!-- open (lab|explorer|playground) -->")
+RUN = "runs/site"
+STORIES = ["train.py", "--config=configs/english.py", "--config.train.steps=300", f"--workdir={RUN}"]
+SUITES = ["eval.py", f"--workdir={RUN}", "--suite=explorer,play"]
 LINK = re.compile(r"^( *)```.*?^\1```|`[^`\n]*`|\[([^\[\]]*)\]\(([^()\s]+)\)", re.MULTILINE | re.DOTALL)  # or code
 FIGURE = re.compile(r'<img alt="[^"]*" src="([^"]+)" ?/?>')
 NUMBERS = re.compile(r"<td>((?:<strong>)?[\d.,()±×~%−+-](?:[\d .,()±×~%−+-]|to|and)*(?:</strong>)?|undefined|)</td>")
@@ -26,11 +30,11 @@ log = logging.getLogger("mkdocs.hooks")
 
 
 def on_files(files: Any, config: Any) -> None:
-    """Add the home page, the pages and the figures of the notebooks, and the lab page."""
+    """Add the home page, the pages and the figures of the notebooks, the lab, the explorer and the playground."""
     from mkdocs.structure.files import File  # the tests of `site_links` have no mkdocs
 
     home = site_links(README.read_text(encoding="utf-8"), README, DOCS / "index.md")
-    made: dict[str, str | bytes] = {"index.md": home, "lab.html": lab()}
+    made: dict[str, str | bytes] = {"index.md": home} | interactive()
     for path in DOCS.rglob("*.ipynb"):
         page = path.with_suffix(".md").relative_to(DOCS)
         text, figures = notebook(path)
@@ -41,9 +45,10 @@ def on_files(files: Any, config: Any) -> None:
 
 
 def on_page_markdown(markdown: str, page: Any, **_) -> str:
-    """Let links lead to pages of the site, and replace the marker of the lab page."""
+    """Let links lead to pages of the site, and replace the markers of lab, explorer and playground by links."""
     path = DOCS / page.file.src_uri
-    return site_links(markdown.replace(LAB, "**[Open the lab](../lab.html)**"), path, path)
+    top = Path(os.path.relpath(DOCS, path.parent)).as_posix()
+    return site_links(OPEN.sub(rf"**[Open the \1]({top}/\1.html)**", markdown), path, path)
 
 
 def site_links(markdown: str, source: Path, page: Path) -> str:
@@ -100,15 +105,18 @@ def notebook(path: Path) -> tuple[str, dict[str, bytes]]:
     return "\n\n".join(parts), figures
 
 
-def lab() -> str:
-    """Return the HTML of the lab page. A failure is logged as a warning, which fails a strict build."""
+def interactive() -> dict[str, str | bytes]:
+    """Return {file of the site: HTML} of lab, explorer and playground. A failure is a warning: no strict build."""
     here = ROOT / ".venv" / "bin" / "python"
     python = os.environ.get("MINI_GPT_PYTHON") or (str(here) if here.exists() else sys.executable)
-    command = [python, "-c", "from mini_gpt.pages.lab.page import lab; print(lab())"]
-    environment = os.environ | {"JAX_PLATFORMS": "cpu"}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
-    if done.returncode:
-        log.warning(
-            f"the lab page: status {done.returncode}: {(done.stderr.strip().splitlines() or ['no output'])[-1]}"
-        )
-    return done.stdout
+    options: dict[str, Any] = {"cwd": ROOT, "env": os.environ | {"JAX_PLATFORMS": "cpu"}, "capture_output": True}
+    printed = ""
+    for command in (STORIES, SUITES, ["-c", "from mini_gpt.pages.lab.page import lab; print(lab())"]):
+        done = subprocess.run([python, *command], text=True, timeout=900, **options)
+        printed = done.stdout
+        if done.returncode:
+            reason = (done.stderr.strip().splitlines() or ["no output"])[-1]
+            log.warning(f"lab, explorer and playground: {command[0]} ended with status {done.returncode}: {reason}")
+            return {}
+    read = lambda name: (ROOT / RUN / "eval" / name).read_bytes()
+    return {"lab.html": printed, "explorer.html": read("explorer.html"), "playground.html": read("play.html")}

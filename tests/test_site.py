@@ -2,6 +2,7 @@
 
 import json
 import re
+from types import SimpleNamespace
 
 import pytest
 
@@ -32,6 +33,12 @@ DOCS = REPOSITORY / "docs"
 def test_links_lead_to_pages_of_the_site(source, page, link, expected):
     path = REPOSITORY / source
     assert hooks.site_links(f"{link}\nand more", path, DOCS / page if page else path) == f"{expected}\nand more"
+
+
+@pytest.mark.parametrize("page, link", [("gallery.md", "lab.html"), ("guides/pages.md", "../lab.html")])
+def test_a_mark_becomes_a_link_to_an_interactive_page(page, link):
+    shown = hooks.on_page_markdown("<!-- open lab -->", SimpleNamespace(file=SimpleNamespace(src_uri=page)))
+    assert shown == f"**[Open the lab]({link})**"
 
 
 def test_a_notebook_becomes_a_page_with_its_outputs(tmp_path):

@@ -23,7 +23,7 @@ def add_override_flag(parser: argparse.ArgumentParser) -> None:
 
 def add_suite_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--split", default="validation", choices=SPLITS, help="the split to measure")
-    parser.add_argument("--lengths", help="of extrapolation, tasks and needles: such as 64,1x,2x; 1x: as in the config")
+    parser.add_argument("--lengths", help="such as 64,1x,2x; 1x: context_length, of tasks data.task_length")
     parser.add_argument("--strides", help="for extrapolation: window strides; default: min(1x, shortest length) / 4")
 
 

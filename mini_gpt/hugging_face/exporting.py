@@ -58,7 +58,8 @@ def export(run: Run, output: Path, options: Options = Options()) -> str:  # noqa
         if not masked:
             source_files.write(run.tokenizer.source, draft, ids)
         architecture = write_model(model, draft, ids=ids, options=options)
-        card = model_card.text(run, architecture, options.dtype, options.length)
+        context = files.read_json(draft / CONFIG)[architecture.context[0]]
+        card = model_card.text(run, architecture, options.dtype, context)
         (draft / "README.md").write_text(card, encoding="utf-8")
     return architecture.title
 

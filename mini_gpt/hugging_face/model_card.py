@@ -21,13 +21,13 @@ MOST_RUNS = 100  # of which each started from the one before
 UNKNOWN = "unknown"  # an identifier of the Hub
 
 
-def text(run: Run, architecture: Architecture, dtype: str, length: int | None) -> str:
+def text(run: Run, architecture: Architecture, dtype: str, context: int) -> str:
     """Return the model card of a run that is exported as `architecture`.
 
     dtype: of the weights.
-    length: the most tokens of a text there; None: the context length.
+    context: the length in the exported config.json, in tokens.
     """
-    facts = _facts(run, architecture, dtype, length)
+    facts = _facts(run, architecture, dtype, context)
     rows = "\n".join(f"| {name} | {_table_cell(fact)} |" for name, fact in facts.items())
     prompt, vocabulary = _prompt(run.tokenizer)
     return f"""---
@@ -57,7 +57,7 @@ Written by mini_gpt.{vocabulary}
 """
 
 
-def _facts(run: Run, architecture: Architecture, dtype: str, length: int | None) -> dict[str, str]:
+def _facts(run: Run, architecture: Architecture, dtype: str, context: int) -> dict[str, str]:
     """Return the rows of the card's table."""
     config, model = run.config, run.config.model
     layers = f"{model.encoder_layers} + {model.num_layers}" if model.encoder_layers else str(model.num_layers)
@@ -65,22 +65,20 @@ def _facts(run: Run, architecture: Architecture, dtype: str, length: int | None)
         "architecture": f"{architecture.title}, {layers} layers, width {model.d_model}, {model.num_heads} heads",
         "positions": str(model.position),
         "parameters": f"{model_parameters.count(run.model.parameters):,}",
-        "context": f"{config.context_length:,} tokens",
+        "context": f"{context:,} tokens",
         "tokenizer": f"{run.tokenizer.kind}, {len(run.tokenizer.token_bytes):,} ids",
     }
     origin = described_origin(run.workdir)
     if origin is not None:
         facts["initial weights"] = origin
     if run.step:
-        trained = config.train.batch_size * config.context_length * run.step
+        batch = f"{config.train.batch_size:,} rows of {config.context_length:,} tokens"
         facts["corpus"] = config.data.corpus
-        facts["trained"] = f"{run.step:,} steps, {trained:,} tokens, seed {config.seed}"
+        facts["trained"] = f"{run.step:,} steps of {batch}, seed {config.seed}"
     if dtype != "float32":
         facts["weights"] = f"rounded to {dtype}"
     if config.data.isolate_documents:
         facts["documents"] = "attention and positions of one document only; give texts of one document"
-    if architecture.needs_table(model):
-        facts["longest text"] = f"{length or config.context_length:,} tokens, for which the files have positions"
     if architecture.limits_length:
         facts["longer texts"] = f"from_pretrained with {architecture.context[0]} of their length, in tokens"
     return facts

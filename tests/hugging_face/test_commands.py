@@ -70,7 +70,8 @@ def test_an_exported_run_is_imported_again(run, out, imports, monkeypatch, tmp_p
     ]  # fmt: skip
     assert type_in(monkeypatch, "eval.py", f"--workdir={run}") is None  # with the mesh of the imported run
     card, score = (out / "README.md").read_text(), json.loads((run / "eval" / "perplexity.json").read_text())
-    assert f"{score['nll']:.4f} nats per token" in card and "| trained | 8 steps, 2,048 tokens, seed 0 |" in card
+    assert f"{score['nll']:.4f} nats per token" in card
+    assert "| trained | 8 steps of 8 rows of 32 tokens, seed 0 |" in card
     assert imports() is None
     again = tmp_path / "again"
     assert type_in(monkeypatch, "eval.py", f"--workdir={again}") is None
@@ -196,7 +197,7 @@ def test_exported_files_have_the_imported_ids(imports, monkeypatch, tmp_path):
     tokenizer, source = foreign(), tmp_path / "llama"
     written("llama", source, vocab_size=400, end=2)
     tokenizer.save(str(source / "tokenizer.json"))
-    assert imports("--config.train.steps=1", source=source) is None
+    assert imports("--config.train.steps=1", "--config.context_length=8", source=source) is None
     run, tensors = Run(tmp_path / "again"), load_file(source / "model.safetensors")
     assert run.config.data.tokenizer == "bpe" and run.config.data.vocab_size == 400
     described = json.loads((source / "config.json").read_text())
@@ -212,6 +213,8 @@ def test_exported_files_have_the_imported_ids(imports, monkeypatch, tmp_path):
         np.testing.assert_array_equal(tensor, tensors[name], name)
     card = (tmp_path / "back" / "README.md").read_text()
     assert "| trained |" not in card and "| initial weights | those of llama, a Llama |" in card
+    assert run.config.context_length < described["max_position_embeddings"]
+    assert f"| context | {described['max_position_embeddings']} tokens |" in card
 
 
 def test_a_model_card_has_no_damaged_result(tmp_path):

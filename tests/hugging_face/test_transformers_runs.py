@@ -103,7 +103,7 @@ def test_models_without_learned_positions_become_gpt2(position, small, tmp_path)
     loop.train(small(train__steps=20, model__position=position), tmp_path, conclude=False)
     run, length = Run(tmp_path), 3 * SMALL["context_length"]
     exporting.export(run, tmp_path / "out", exporting.Options(length=length))
-    assert f"| longest text | {length} tokens, for which" in (tmp_path / "out" / "README.md").read_text()
+    assert f"| context | {length} tokens |" in (tmp_path / "out" / "README.md").read_text()
     tokens_BL = np.random.default_rng(5).integers(97, 122, (1, length))
     model = loaded(tmp_path / "out").eval()
     with torch.inference_mode():

@@ -34,7 +34,7 @@ def test_pytorchs_function_equals_ours_and_returns_no_weights():
     theirs = [torch.tensor(np.asarray(x)).swapaxes(1, 2) for x in (q, k, v)]
     attend = torch.nn.functional.scaled_dot_product_attention
     np.testing.assert_allclose(attend(*theirs, is_causal=True).swapaxes(1, 2), ours, atol=1e-5)
-    for name in ("need_weights", "return_weights", "average_attn_weights"):
+    for name in ("need_weights", "return_weights", "enable_flash"):
         with pytest.raises(TypeError, match=name):
             attend(*theirs, **{name: True})
 
