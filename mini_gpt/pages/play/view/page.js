@@ -10,6 +10,7 @@ const describe = ({ parameters, layers, heads, kept, positions, context, step })
     `position=${positions}`,
     `trained with a context of ${thousands(context)} tokens`,
     step && `step ${thousands(step)}`, // an imported or pruned run is at none
+    "computed in float32", // also on a server
   ]
     .filter(Boolean)
     .join(", ");
