@@ -219,7 +219,7 @@ def main() -> None:
             result = decoding_speed.decode(path, overrides | own, flags.prompt_tokens, flags.tokens)
         else:
             result = compare(flags.compare, overrides, flags.steps)
-    print(json.dumps(result, ensure_ascii=False))
+    print(json.dumps(result))
 
 
 if __name__ == "__main__":

@@ -111,7 +111,7 @@ def _prune(run: Run, output: Path, flags: argparse.Namespace, overrides: Mapping
         loop.train(new_config, output, conclude=False, probe=training_curves.attention_metrics)
         models[f"after {flags.steps} steps"] = Run(output).model
     rows = _measured(models, loss)
-    scored = {"split": "validation", "tokens": flags.tokens}
+    scored = {"split": "validation", "tokens": flags.tokens, "dtype": model.dtype}
     result = {"heads": kept, **scored, "comparison": rows, **({"rows": table} if table else {})}
     contents: results.Contents = {}
     if table:

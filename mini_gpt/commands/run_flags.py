@@ -5,6 +5,7 @@ import os
 from pathlib import Path
 
 from mini_gpt.commands import command_line
+from mini_gpt.config import loading
 from mini_gpt.data.splits import SPLITS
 from mini_gpt.runtime import buckets, files
 from mini_gpt.runtime.errors import UserError, shown
@@ -42,3 +43,8 @@ def utf8(text: str) -> str:
         return os.fsencode(text).decode()
     except UnicodeError:
         raise UserError(f"{shown(text)}: found text that is not UTF-8; give UTF-8") from None
+
+
+def stop_text(text: str) -> str:
+    """Return the text of --stop, with the escapes of `loading.unescaped`. Raise UserError as `utf8`."""
+    return loading.unescaped(utf8(text))

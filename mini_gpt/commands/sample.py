@@ -56,8 +56,8 @@ def _parse() -> argparse.Namespace:
     add("--top_p", type=float, default=1.0, help="sample from the smallest set of tokens with this total probability")
     add("--min_p", type=float, default=0.0, help="sample from tokens with at least min_p times the highest probability")
     add("--repetition_penalty", type=float, default=1.0, help="above 1: earlier tokens become less likely")
-    stop = "end before this text; repeatable; a task's run also ends at the end of the answer"
-    add("--stop", type=run_flags.utf8, action="append", default=[], metavar="TEXT", help=stop)
+    stop = r"end before this text, such as '\n'; repeatable; a task's run also ends at the end of the answer"
+    add("--stop", type=run_flags.stop_text, action="append", default=[], metavar="TEXT", help=stop)
     add("--samples", type=int, default=1, help="number of texts")
     add("--seed", type=int, default=0, help="seed of the sampling; 1 higher for each later prompt or 64 lines")
     add("--beams", type=int, help="beam search with this number of texts, without sampling")

@@ -17,7 +17,9 @@ class DataConfig(Section, prefix="data."):
     )
     path: str | None = field(None, "text: glob; pairs: TSV or sources; tokens, tfds: directory; tiny_shakespeare: file")
     text_field: str = field("text", "text: the field or column of records, in JSON, CSV, Parquet and Arrow")
-    document_separator: str | None = field(None, "between documents; None: a text is one, tokens have <|endoftext|>")
+    document_separator: str | None = field(
+        None, "between documents, such as '\\n\\n'; None: a text is one, tokens have <|endoftext|>"
+    )
     on_error: Literal["stop", "skip"] = field("stop", "text: skip leaves out what can't be read, and counts it")
     target_path: str | None = field(None, "pairs: the file of the targets; None: data.path is a TSV file")
     pair: tuple[str, str] | None = field(None, "tfds: features of source and target, as ('en', 'de'); None: one text")

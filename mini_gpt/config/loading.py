@@ -8,6 +8,7 @@ import dataclasses
 import difflib
 import importlib.util
 import inspect
+import re
 import sys
 import types
 import typing
@@ -26,6 +27,7 @@ from mini_gpt.runtime.errors import UserError, require, shown
 PACKAGE = Path(__file__).parent.parent
 ROOTS = (Path(), PACKAGE.parent, PACKAGE)  # parents of configs/: current directory, checkout, installed package
 T = TypeVar("T")
+ESCAPE = re.compile(r"\\(?:[nrt\\]|x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4})")
 MAX_DEPTH = 3  # levels of nested sections; a damaged config.json may have thousands
 
 
@@ -82,6 +84,14 @@ def parse_override(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     require(bool(name and equals), "override", text, "must be FIELD=VALUE, such as model.position=rope")
     return name, value
+
+
+def unescaped(text: str) -> str:
+    """Replace the escapes of Python that a shell keeps, such as the backslash and n of '\\n\\n'. Others are kept.
+
+    For a text to be found in other texts: `--stop` and `data.document_separator`.
+    """
+    return ESCAPE.sub(lambda match: ast.literal_eval(f'"{match[0]}"'), text)
 
 
 def check_field(name: str) -> None:
@@ -230,6 +240,8 @@ def _parse_overrides(overrides: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in overrides.items():
         check_field(name)
         parsed[name] = _parse(value, specs(Config)[name].hint) if isinstance(value, str) else value
+    if isinstance(separator := parsed.get("data.document_separator"), str):
+        parsed["data.document_separator"] = unescaped(separator)
     corpus = parsed.get("data.corpus")
     if isinstance(corpus, str) and corpus.startswith(NO_FILES):
         parsed.setdefault("data.path", None)  # it was given for the previous corpus

@@ -19,6 +19,7 @@ CROSS_POSITIONS = ("rope", "alibi", "t5", "kerple")  # encodings that cross-atte
 PATTERNS = ("position", "attention_window", "rope.base", "rope.factor")  # their tuples repeat over the layers
 GATED = ("swiglu", "geglu")  # activations of two arrays, gate and up
 MOST_LAYERS = 4096  # above any real model, as LARGEST; they bound the memory that a config can ask for
+MOST_HEADS = 4096  # the time of some checks grows with its square
 
 
 def _feed_forward_width(values: Mapping[str, Any]) -> int:
@@ -58,7 +59,9 @@ class ModelConfig(Section, prefix="model."):
     share_embeddings: bool = field(True, "encoder and decoder have one table of embeddings")
     cross_positions: bool = field(False, "relative positions in cross-attention too: target's minus source's place")
     d_model: Size = field(128, "width of the residual stream")
-    num_heads: Size = field(4, "query heads; must divide d_model, unless head_width is given")
+    num_heads: Annotated[int, up_to(MOST_HEADS)] = field(
+        4, "query heads; must divide d_model, unless head_width is given"
+    )
     num_kv_heads: Size = field(None, "< num_heads: grouped-query attention (Ainslie et al. 2023)", "model.num_heads")
     head_width: Size = field(None, "width of a head's queries, keys and values", _head_width)
     heads: tuple[tuple[int, ...], ...] | None = field(None, "numbers of the heads that each layer keeps; None: all")

@@ -35,13 +35,19 @@ def batch_problem(train: "TrainConfig", data: int, fsdp: int) -> str | None:
 
 
 def _is_expression(text: str) -> bool:
+    """Return whether a text is a regular expression that Python finds in any name in little time."""
     try:
-        return len(text) <= 200 and re.compile(text) is not None
+        is_short = len(text) <= 200 and re.compile(text) is not None and len(BRANCHES.findall(text)) <= MOST_BRANCHES
     except (re.error, OverflowError, RecursionError):
         return False
+    return is_short and not re.search(r"\)[*+{]", text)
 
 
-Expression = Annotated[str, Range("a regular expression of up to 200 characters", _is_expression)]
+BRANCHES, MOST_BRANCHES = re.compile(r"(?<!\\)\(|(?<![\\(])[*+?{]"), 4
+SIMPLE = (
+    f"a regular expression of up to 200 characters, with at most {MOST_BRANCHES} of ( * + ? {{ and no repeated group"
+)
+Expression = Annotated[str, Range(SIMPLE, _is_expression)]
 
 
 class TrainConfig(Section, prefix="train."):

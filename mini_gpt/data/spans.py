@@ -4,6 +4,7 @@ With the spans `red` and `on the` of `a red cat sat on the mat`, the source is `
 `<0> red <1> on the`. The sentinels are the last tokens of the vocabulary; <0> is the very last, as in T5.
 """
 
+import codecs
 import functools
 import itertools
 import re
@@ -107,8 +108,16 @@ def encode(text: str, tokenizer: Tokenizer) -> np.ndarray:
 
 
 def decode_each(tokens: Sequence[int] | np.ndarray, tokenizer: Tokenizer) -> list[str]:
-    """Return the text of each token."""
-    return [decode([int(token)], tokenizer) for token in tokens]
+    """Return the text of each token, to be shown. A byte that is only a part of a character is hexadecimal: \\xc3."""
+    is_text = lambda token: 0 <= token < len(tokenizer.texts)
+    shown = lambda token: tokenizer.texts[token].decode(errors="backslashreplace")
+    return [shown(token) if is_text(token) else decode([int(token)], tokenizer) for token in tokens]
+
+
+def decode_in_turn(tokens: Sequence[int] | np.ndarray, tokenizer: Tokenizer) -> list[str]:
+    """Return the whole characters that end in each token, so that all of them together are the text."""
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    return [decoder.decode(tokenizer.texts[token]) for token in tokens]
 
 
 def decode(tokens: Sequence[int] | np.ndarray, tokenizer: Tokenizer) -> str:

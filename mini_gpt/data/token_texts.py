@@ -14,31 +14,30 @@ UNKNOWN = "\N{REPLACEMENT CHARACTER}"
 def token_texts(model: Library) -> dict[int, bytes]:
     """Return {token id: its bytes}. Special tokens have no bytes.
 
-    The unknown token of a Unigram, WordPiece or WordLevel model is U+FFFD. A space is put before each word if the
-    model's decoder puts one between words.
+    Except in byte-level BPE, the text of a token is what the library decodes it to between two other tokens: spaces for
+    "▁▁", and a word with the space that the decoder puts before it. The unknown token of a Unigram, WordPiece or
+    WordLevel model is U+FFFD.
     """
     described, alphabet = json.loads(model.to_str()), byte_alphabet()
     is_special = {token["id"]: token["special"] for token in described["added_tokens"]}
-    decoder, unknown = described["decoder"], unknown_token(model)
-    byte_level = "ByteLevel" in json.dumps(decoder)
-    joins_words = described["model"]["type"] in ("WordPiece", "WordLevel")
-    spaced = joins_words and (decoder is None or decoder["type"] == "WordPiece")
-    prefix = described["model"].get("continuing_subword_prefix") or ""
+    unknown, vocabulary = unknown_token(model), model.get_vocab()
+    byte_level = "ByteLevel" in json.dumps(described["decoder"])
+    decode = lambda *ids: model.decode(ids, skip_special_tokens=False)
+    other = next((token for name, token in sorted(vocabulary.items()) if decode(token) == name), 0)  # no byte or space
+    begin = len(decode(other))
+    end = begin - len(decode(other, other))
 
     def text(name: str, token: int) -> bytes:
-        if token == unknown:
-            return f" {UNKNOWN}".encode() if spaced else UNKNOWN.encode()
-        if not byte_level and re.fullmatch(r"<0x[0-9A-F]{2}>", name):  # byte fallback, for characters without a token
-            return bytes.fromhex(name[3:5])
-        if token in is_special:
-            return b"" if is_special[token] else name.encode()
+        if token != unknown and is_special.get(token):
+            return b""
         if byte_level:
-            return bytes(alphabet[character] for character in name)
-        if spaced:
-            return name.removeprefix(prefix).encode() if prefix and name.startswith(prefix) else f" {name}".encode()
-        return name.replace("\N{LOWER ONE EIGHTH BLOCK}", " ").encode()
+            return name.encode() if token in is_special else bytes(alphabet[character] for character in name)
+        if re.fullmatch(r"<0x[0-9A-F]{2}>", name):  # byte fallback, for characters without a token
+            return bytes.fromhex(name[3:5])
+        found = decode(other, token, other)[begin:end]
+        return (found.replace(name, UNKNOWN) if token == unknown else found).encode()
 
-    return {token: text(name, token) for name, token in model.get_vocab().items()}
+    return {token: text(name, token) for name, token in vocabulary.items()}
 
 
 def unknown_token(model: Library) -> int | None:

@@ -68,6 +68,11 @@ class LoadedModel:
         return self.config.train.objective == "masked"
 
     @property
+    def dtype(self) -> str:
+        """The dtype of matrix products on this machine, where `model.dtype` may be auto."""
+        return devices.compute_dtype(self.config.model.dtype).name
+
+    @property
     def vocab_size(self) -> int:
         """The size of the tokenizer's vocabulary; mask tokens and sentinels that the objective adds are not in it."""
         return len(self.parameters["embedding"]) - (self.config.extra_tokens if self.layout.mask_id is None else 0)

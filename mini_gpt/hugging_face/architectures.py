@@ -80,10 +80,6 @@ def find(settings: Settings) -> Architecture:
     """Return the architecture that a config.json names. Raises UserError if it is not supported."""
     if "optimizer" in settings.values:
         raise UserError(f"{settings.path}: found the config of a run of mini_gpt; it needs no import")
-    if "word_embedding_dimension" in settings.values:
-        raise UserError(
-            f"{settings.path}: found the pooling of a sentence-transformers model; name the directory above"
-        )
     found = ARCHITECTURES[settings.one_of("model_type", {name: name for name in ARCHITECTURES}, default="")]
     settings.require({"quantization_config": None})
     settings.rename(found.aliases)

@@ -6,7 +6,7 @@ import os
 import re
 from pathlib import Path
 
-from mini_gpt.hugging_face import sentence_transformers, source_files, stored
+from mini_gpt.hugging_face import source_files, stored
 from mini_gpt.hugging_face.settings import CONFIG, WEIGHTS
 from mini_gpt.hugging_face.stored import INDEX
 from mini_gpt.runtime.errors import UserError, require, shown
@@ -38,7 +38,7 @@ def find(given: str, revision: str | None) -> Source:
         is_model = Path(given).is_dir() or given.endswith(".gguf")
         require(is_model, "--input", given, "must be the directory of the model's files, or a GGUF file (.gguf)")
         require(revision is None, "--revision", revision, "must not be given with a local directory")
-        return Source(sentence_transformers.encoder_of(Path(given)) if Path(given).is_dir() else Path(given))
+        return Source(Path(given))
     right = "must be a directory, or the name of a model of the Hugging Face Hub, such as openai-community/gpt2"
     require(re.fullmatch(NAME, given) is not None, "--input", given, f"not found; {right}")
     from huggingface_hub import HfApi  # slow, and not needed for directories

@@ -110,7 +110,10 @@ def read_fields(source: Path, architecture: Architecture, described: Settings) -
 
 
 def _config(fields: dict[str, Any], tokenizer: Tokenizer, config_path: str, overrides: Mapping[str, str]) -> Config:
-    """Return the run's config, with a context and batches that a laptop holds; log both."""
+    """Return the run's config, with a context and batches that a laptop holds; log both.
+
+    It computes in float32, as Transformers does, unless the config file or an override says otherwise.
+    """
     given, length = fields | {"data.tokenizer": tokenizer.kind}, fields["context_length"]
     if isinstance(tokenizer, SubwordTokenizer):
         given["data.vocab_size"] = len(tokenizer.token_bytes) - (tokenizer.mask_id is not None)  # see `extra_tokens`
@@ -136,9 +139,12 @@ def _config(fields: dict[str, Any], tokenizer: Tokenizer, config_path: str, over
     rows = min(fitting, max(1, BATCH_TOKENS // config.longest_row // shares)) * shares * config.train.accumulation_steps
     if rows < config.train.batch_size and "train.batch_size" not in overrides:
         config = loading.override(config, {"train.batch_size": rows})
+    if config.model.dtype == "auto" and "model.dtype" not in overrides:
+        config = loading.override(config, {"model.dtype": "float32"})
     log.info(
         f"context_length is {config.context_length:,}; the model was made for {length:,} tokens. train.batch_size is "
-        f"{config.train.batch_size}. To change them: --config.context_length=N --config.train.batch_size=N"
+        f"{config.train.batch_size}, and model.dtype is {config.model.dtype}. To change them: "
+        "--config.context_length=N --config.train.batch_size=N --config.model.dtype=bfloat16"
     )
     return config
 

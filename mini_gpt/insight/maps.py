@@ -121,7 +121,7 @@ def _of_text(panel: Panel) -> tuple[list[AttentionMaps], list[str]]:
     assert not isinstance(text, Example)
     if not isinstance(text, Words):
         return attention.attention_maps(model, text[None]), token_labels(text, tokenizer)
-    word_L, words = of_tokens(spans.decode_each(text.tokens, tokenizer))
+    word_L, words = of_tokens(spans.decode_in_turn(text.tokens, tokenizer))
     return grouped(attention.attention_maps(model, text.tokens[None]), word_L), [*map(str.strip, words)]
 
 

@@ -121,6 +121,7 @@ def evaluate(run: Run, name: str, options: SuiteOptions, minutes: float | None =
         measured = _with_errors(measured) | {"left_out": limit.left_out}
     _log_replaced(path, request)
     result = {"checkpoint_step": run.step, "split": options.split, "overrides": run.overrides}
+    result["dtype"] = run.model.dtype
     result |= {"request": request} if request else {}
     result |= measured
     if not processes.is_main_process():

@@ -62,13 +62,14 @@ class Explorer(Suite):
         layers, heads = len(editing.attention_layers(config)), f"{config.num_heads} heads"
         if run.trained.model.heads:
             heads = f"{heads}, of which {len(removed.existing(run.trained.model))} are kept"
+        step = f"step {run.step:,}, " if run.step else ""
         html = page.explorer(
             run.model,
             run.tokenizer,
             Words(text) if options.words else text,
             labels=self._labels(run, options, text),
             title=f"{run.workdir.resolve().name}: attention, {layers} layers × {heads}",
-            subtitle=f"{f'step {run.step:,}, ' if run.step else ''}{count} of {source}, position={config.position}",
+            subtitle=f"{step}{count} of {source}, position={config.position}, computed in {run.model.dtype}",
         )
         return {".html": html}
 

@@ -64,5 +64,6 @@ def conclude(workdir: Path, evaluator: Evaluator, model: LoadedModel, step: int)
     if result and math.isfinite(result["nll"]) and processes.is_main_process():
         path = workdir / "eval" / "perplexity.json"
         path.parent.mkdir(exist_ok=True)
-        files.write_json(path, {"checkpoint_step": step, "split": "validation", "overrides": {}} | result)
+        about = {"checkpoint_step": step, "split": "validation", "overrides": {}, "dtype": model.dtype}
+        files.write_json(path, about | result)
         monitor.write_whole_split(workdir, result["nll"], step)

@@ -68,8 +68,8 @@ def test_train_eval_and_sample_agree(monkeypatch, flags, tmp_path, capsys):
     assert type_in(monkeypatch, "eval.py", f"--workdir={workdir}") is None
     result = json.loads((workdir / "eval" / "perplexity.json").read_text())
     assert list(result) == [
-        "checkpoint_step", "split", "overrides", "protocol", "context_length", "nll", "perplexity", "bits_per_byte",
-        "tokens_scored", "bytes_scored", "items", "sha256",
+        "checkpoint_step", "split", "overrides", "dtype", "protocol", "context_length", "nll", "perplexity",
+        "bits_per_byte", "tokens_scored", "bytes_scored", "items", "sha256",
     ]  # fmt: skip
     assert (result["checkpoint_step"], result["split"], result["protocol"]) == (4, "validation", "blocks")
     assert result["perplexity"] == pytest.approx(math.exp(result["nll"]))
@@ -96,12 +96,13 @@ def test_both_spellings_of_an_override_are_read(typed):
 def test_splits_and_overrides_have_files_of_their_own(monkeypatch, run, capsys):
     assert type_in(monkeypatch, "eval.py", f"--workdir={run}") is None
     plain = (run / "eval" / "perplexity.json").read_text()
-    override = "--config.context_length=16"
-    assert type_in(monkeypatch, "eval.py", f"--workdir={run}", override, "--split=test") is None
+    overrides = ["--config.context_length=16", "--config.model.dtype=bfloat16"]
+    assert type_in(monkeypatch, "eval.py", f"--workdir={run}", *overrides, "--split=test") is None
     assert (run / "eval" / "perplexity.json").read_text() == plain
-    result = json.loads((run / "eval" / "perplexity,split=test,context_length=16.json").read_text())
-    assert (result["split"], result["context_length"]) == ("test", 16)
-    assert result["overrides"] == {"context_length": "16"}
+    name = "perplexity,split=test,context_length=16,model.dtype=bfloat16.json"
+    result = json.loads((run / "eval" / name).read_text())
+    assert (result["split"], result["context_length"], result["dtype"]) == ("test", 16, "bfloat16")
+    assert result["overrides"] == {"context_length": "16", "model.dtype": "bfloat16"}
     assert type_in(monkeypatch, "eval.py", f"--workdir={run}", "--checkpoint=4") is None
     assert json.loads((run / "eval" / "perplexity,checkpoint=4.json").read_text())["checkpoint_step"] == 4
     assert (run / "eval" / "perplexity.json").read_text() == plain

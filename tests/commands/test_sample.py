@@ -116,6 +116,16 @@ def streamed(monkeypatch):
     return replace
 
 
+def test_escapes_of_a_stop_text_and_json_on_an_ascii_terminal(sample, streamed, monkeypatch):
+    streamed("é\nx".encode())
+    terminal = io.TextIOWrapper(io.BytesIO(), "ascii", "replace")
+    monkeypatch.setattr("sys.stdout", terminal)
+    assert sample("--prompt=größe", "--json", "--stop=\\n") is None
+    terminal.seek(0)
+    found = json.loads(terminal.read())
+    assert (found["prompt"], found["text"], found["ended_by"]) == ("größe", "é", "\n")
+
+
 @pytest.mark.slow
 def test_each_prompt_of_interactive_mode_has_a_seed_of_its_own(sample, streamed, monkeypatch, capsys):
     monkeypatch.setattr("sys.stdin", io.StringIO("a\na\n\n"))

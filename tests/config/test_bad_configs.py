@@ -117,6 +117,13 @@ BAD = [
     ({"model.causal": False}, r"must be masked: with model\.causal=False a token attends to its target"),
     ({"train.objective": "masked"}, r"set model\.causal=False"),
     ({"model.dropout": 1.0}, r"model\.dropout: found 1\.0; must be in \[0, 1\)"),
+    (
+        {"train.trainable": "(a+)+$"},
+        r"train\.trainable: found '\(a\+\)\+\$'; must be a regular expression .* repeated group",
+    ),
+    ({"train.lora_layers": "(.|.)" * 30}, r"train\.lora_layers: found '.*'; must be a regular expression .* at most 4"),
+    ({"train.lora_layers": ".*" * 30}, r"train\.lora_layers: found '.*'; must be a regular expression .* at most 4"),
+    ({"model.num_heads": 10**6, "model.d_model": 10**6}, r"model\.num_heads: found 1000000; must be in 1\.\.4096"),
     ({"model.num_layers": 0}, r"model\.num_layers: found 0; must be in 1\.\.4096"),
     ({"train.label_smoothing": -0.1}, r"must be in \[0, 1\)"),
     ({"train.batch_size": 10, "train.accumulation_steps": 4}, r"must be divisible by train\.accumulation_steps \(4\)"),

@@ -56,6 +56,15 @@ def test_defaults_are_filled_in():
         config.seed = 3
 
 
+def test_escapes_of_a_separator_are_those_of_python():
+    read = {r"\n\n": "\n\n", r"\t\\n": "\t\\n", r"\x00\u00e9": "\0é"} | {
+        kept: kept for kept in ("\n", r"\d", "\\", "<|é|>")
+    }
+    assert [*map(loading.unescaped, read)] == [*read.values()]
+    config = loading.load("configs/default.py", {"data.document_separator": "\\n\\n"})
+    assert config.data.document_separator == "\n\n"
+
+
 def test_original_context_is_context_length_over_factor():
     load = lambda **fields: loading.load("configs/default.py", {k.replace("__", "."): v for k, v in fields.items()})
     trained = load(context_length=64)

@@ -124,3 +124,9 @@ def test_a_run_learns_to_write_spans_and_prints_them(small, tmp_path, capsys):
     assert len(state.parameters["embedding"]) == VOCAB + SENTINELS
     printed = capsys.readouterr().out
     assert "tokens of spans" in printed and "in blocks of 33" in printed and "<0>" in printed
+
+
+def test_a_token_of_a_part_of_a_character_is_shown_by_its_bytes():
+    tokens = TOKENIZER.encode("né\\\n")
+    assert spans.decode_each(tokens, TOKENIZER) == ["n", r"\xc3", r"\xa9", "\\", "\n"]
+    assert spans.decode_in_turn(tokens, TOKENIZER) == ["n", "", "é", "\\", "\n"]

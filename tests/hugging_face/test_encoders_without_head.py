@@ -8,7 +8,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from mini_gpt import suites
-from mini_gpt.hugging_face import architectures, comparing, hub, settings
+from mini_gpt.hugging_face import architectures, comparing
 from mini_gpt.insight import observing
 from mini_gpt.runtime.errors import UserError
 from mini_gpt.suites.base import SuiteOptions
@@ -16,9 +16,6 @@ from tests.commands.test_command_line import type_in
 from tests.hugging_face.foreign_tokenizers import wordpiece
 from tests.hugging_face.models import written
 from tests.hugging_face.test_importing import imported
-
-PARTS = [{"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"}]
-PARTS += [{"idx": 1, "name": "1", "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"}]
 
 
 @pytest.fixture
@@ -59,24 +56,6 @@ def test_attention_is_measured_and_logits_are_refused(source, corpus_files, tmp_
     )
     with pytest.raises(UserError, match=r"model.prediction_head: found None; must be True; a bidirectional model"):
         architectures.choose(run.config.model)
-
-
-def test_parts_of_sentence_transformers_are_recognised(source, tmp_path, caplog):
-    whole, inner = tmp_path / "whole", tmp_path / "whole" / "0_Transformer"
-    whole.mkdir()
-    shutil.copytree(source, inner)
-    (source / "modules.json").write_text(json.dumps(PARTS))
-    (whole / "modules.json").write_text(json.dumps([PARTS[0] | {"path": "0_Transformer"}, PARTS[1]]))
-    with caplog.at_level("INFO", "mini_gpt"):
-        assert hub.find(str(source), None).directory == source and hub.find(str(whole), None).directory == inner
-    assert "a sentence-transformers model; its encoder is imported, without Pooling" in caplog.text
-    for parts, message in [([PARTS[1]], r"found the encoders \[\]"), ([PARTS[0] | {"path": "../x"}], r"\['../x'\]")]:
-        (whole / "modules.json").write_text(json.dumps(parts))
-        with pytest.raises(UserError, match=message):
-            hub.find(str(whole), None)
-    (whole / "config.json").write_text(json.dumps({"word_embedding_dimension": 4, "pooling_mode_mean_tokens": True}))
-    with pytest.raises(UserError, match="found the pooling of a sentence-transformers model; name the directory above"):
-        architectures.find(settings.read(whole / "config.json"))
 
 
 def test_weights_in_another_format_are_named(source, corpus_files, tmp_path):

@@ -45,7 +45,7 @@ KINDS = {
         "[SEP]",
         "[MASK]",
         {"unk_token": "[UNK]", "sep_token": "[SEP]", "cls_token": "[CLS]", "mask_token": "[MASK]"},
-        " the cat , großer",
+        " the cat, großer",
     ),
     "unigram": (unigram, "</s>", None, {"eos_token": "</s>", "pad_token": "<pad>"}, " the cat, größer"),
     "words": (words, "</s>", "<mask>", {"eos_token": "</s>", "mask_token": "<mask>"}, " the cat , größer"),

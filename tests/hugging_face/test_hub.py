@@ -17,13 +17,14 @@ from tests.hugging_face.test_importing import like_gpt2
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 NAME = "someone/small-gpt2"
+SENTENCES = ("modules.json", "1_Pooling/config.json")  # of sentence-transformers, beside the encoder's own files
 
 
 @pytest.fixture
 def server(tmp_path, monkeypatch):
     """Serve a small model as the Hub does; yield (its address, the paths that were asked for, the directory)."""
     like_gpt2(tmp_path / "model", 400, 32, 2)
-    for other in ("pytorch_model.bin", "README.md", "modeling_evil.py", "onnx/model.safetensors"):
+    for other in ("pytorch_model.bin", "README.md", "modeling_evil.py", "onnx/model.safetensors", *SENTENCES):
         (tmp_path / "model" / other).parent.mkdir(exist_ok=True)
         (tmp_path / "model" / other).write_bytes(b"not to be downloaded")
     asked = []

@@ -8,11 +8,12 @@ import pytest
 import tokenizers as library
 
 from mini_gpt.data import tokenizers
+from mini_gpt.data.token_texts import token_texts, unknown_token
 from mini_gpt.data.tokenizers import BpeTokenizer
 from mini_gpt.hugging_face import tokenizer_files
 from mini_gpt.runtime.errors import UserError
 from tests.hugging_face.bpe_tokenizers import BPE, HARD, TEXT, foreign, like_robertas
-from tests.hugging_face.foreign_tokenizers import HARD_TEXTS, unigram
+from tests.hugging_face.foreign_tokenizers import HARD_TEXTS, unigram, wordpiece, words
 
 
 def characters(*tokens):
@@ -100,6 +101,38 @@ def test_added_tokens_of_spaces_are_ordinary_text(tmp_path):
     text = "the    cat"
     assert model.token_to_id("    ") in read.encode(text)
     assert read.decode(read.encode(text)) == text and read.token_bytes[read.encode(text)].sum() == len(text)
+
+
+def test_runs_of_spaces_like_gemmas_are_spaces(tmp_path):
+    """Runs of spaces are tokens of the vocabulary that tokenizer.json also lists as added, by SentencePiece's mark."""
+    space = "\N{LOWER ONE EIGHTH BLOCK}"
+    described = json.loads(
+        foreign(normalizer={"type": "Replace", "pattern": {"String": " "}, "content": space}).to_str()
+    )
+    described["decoder"]["decoders"].pop()  # no space is added to a text, and none is stripped
+    vocabulary = described["model"]["vocab"]
+    vocabulary |= {space * count: len(vocabulary) + count - 2 for count in (2, 3)}
+    described["model"]["merges"] += [[space, space], [space * 2, space]]
+    model = library.Tokenizer.from_str(json.dumps(described))
+    model.add_tokens([library.AddedToken(space * count, normalized=False) for count in (2, 3)])
+    model.save(str(tmp_path / "tokenizer.json"))
+    read = tokenizer_files.read(tmp_path, model.get_vocab_size(), 2)
+    text = "the  cat\n   sat      on é\n"
+    ids = read.encode(text)
+    assert {vocabulary[space * 2], vocabulary[space * 3]} < {*ids.tolist()}
+    assert read.decode(ids) == model.decode(ids) == text and read.token_bytes[ids].sum() == len(text.encode())
+
+
+@pytest.mark.parametrize("make", [foreign, unigram, wordpiece, words])
+def test_texts_are_those_of_the_librarys_decoder(make):
+    model = make()
+    model.add_tokens([library.AddedToken(name, normalized=False) for name in ("\u2581\u2581", "dogs")])
+    texts, names, unknown = token_texts(model), model.get_vocab(), unknown_token(model)
+    is_whole = lambda name, token: texts[token] and token != unknown and not name.startswith("<0x")
+    tokens = [token for name, token in sorted(names.items()) if is_whole(name, token)]
+    for ids in np.random.default_rng(0).choice(tokens, (100, 8)).tolist():
+        ids = [names["dogs"], *ids]  # the library strips a space of the first token
+        assert b"".join(texts[token] for token in ids).decode().lstrip() == model.decode(ids)
 
 
 def test_foreign_byte_level_tokenizers_keep_hard_texts(tmp_path):

@@ -234,14 +234,16 @@ def test_an_import_chooses_a_context_and_batches_for_a_laptop(tmp_path, corpus_f
     described(source, max_position_embeddings=8192, eos_token_id=2, bos_token_id=2)
     with caplog.at_level("INFO", "mini_gpt"):
         run = imported(source, tmp_path / "run", corpus_files)
-    assert "context_length is 2,048; the model was made for 8,192 tokens. train.batch_size is 2." in caplog.text
+    assert "context_length is 2,048; the model was made for 8,192 tokens. train.batch_size is 2, " in caplog.text
     config = run.config
     assert (config.context_length, config.train.batch_size, config.model.rope.original_context) == (2048, 2, 8192)
     exporting.export(run, tmp_path / "out")
     again = json.loads((tmp_path / "out" / "config.json").read_text())
     assert again["max_position_embeddings"] == 8192 and again["rope_theta"] == 10_000.0
-    chosen = imported(source, tmp_path / "chosen", corpus_files, context_length=4096, train__batch_size=3).config
+    fields = {"context_length": 4096, "train__batch_size": 3, "model__dtype": "auto"}
+    chosen = imported(source, tmp_path / "chosen", corpus_files, **fields).config
     assert (chosen.context_length, chosen.train.batch_size) == (4096, 3)
+    assert (config.model.dtype, chosen.model.dtype) == ("float32", "auto"), "as in Transformers, if it is not given"
     divided = imported(source, tmp_path / "divided", corpus_files, context_length=100, train__accumulation_steps=2)
     assert divided.config.train.batch_size == 16, "16 rows of 100 tokens fit"
 

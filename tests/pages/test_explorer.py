@@ -100,6 +100,7 @@ def test_a_given_text_is_shown_up_to_the_context(small, tmp_path):
     run, text = Run(tmp_path / "run"), "Where is the cat? Where is the cat? Where?"
     data = evaluated(run, text=text)
     assert "".join(data["attention"]["tokens"]) == text[:32] and "32 tokens of the given text" in data["subtitle"]
+    assert data["subtitle"].endswith(f"computed in {run.model.dtype}")
     with pytest.raises(UserError, match="--text: found ''; must have at least one character"):
         evaluated(run, text="")
 

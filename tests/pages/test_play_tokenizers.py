@@ -12,7 +12,7 @@ import tokenizers as library
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mini_gpt.data import simple_tokenizers
+from mini_gpt.data import simple_tokenizers, spans
 from mini_gpt.data.simple_tokenizers import ByteTokenizer, CharacterTokenizer, WordTokenizer
 from mini_gpt.data.tokenizers import BpeTokenizer, ImportedTokenizer
 from mini_gpt.pages.play import tokenizer as page
@@ -236,6 +236,8 @@ def test_any_tokens_have_the_librarys_text(node, kind):
     for size in (0, 1, 3, 50, 400):
         ids = rng.integers(0, len(tokenizer.texts) + 2, size).tolist()
         assert node(kind, decode=ids) == tokenizer.decode(ids)
+    tokens = range(min(300, len(tokenizer.texts)))
+    assert [node(kind, textOf=token) for token in tokens] == spans.decode_each(tokens, tokenizer)
 
 
 def test_invalid_utf8_is_decoded_as_in_python(node):

@@ -7,6 +7,7 @@ const answers = {
   use: (data) => { tokenizer = Tokenizer.of(data); return null; },
   encode: (text) => tokenizer.encode(text),
   decode: (ids) => tokenizer.decode(ids),
+  textOf: (id) => tokenizer.textOf(id),
   spans: (text) => tokenizer.spans(tokenizer.encode(text).ids, text),
 };
 readline.createInterface({ input: process.stdin }).on("line", (line) => {

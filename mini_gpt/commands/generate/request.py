@@ -40,7 +40,7 @@ class Request(NamedTuple):
     def json(self, row: int, text: str, tokens: list[int], about: dict) -> str:
         """Return a line of JSON for a row. tokens: ids of the new tokens."""
         name = "prompt" if self.sources is None else "source"
-        return json.dumps({name: self.texts[row], "text": text, "tokens": tokens} | about, ensure_ascii=False)
+        return json_line({name: self.texts[row], "text": text, "tokens": tokens} | about)
 
 
 def read_text(flag: str, path: Path) -> str:
@@ -127,6 +127,11 @@ def escaped(text: str) -> str:
     if not sys.stdout.isatty():
         return text
     return "".join(repr(c)[1:-1] if unicodedata.category(c) == "Cc" and c not in "\n\t" else c for c in text)
+
+
+def json_line(values: dict) -> str:
+    """Return one line of JSON; if stdout is not UTF-8, in ASCII, since `print` would write ? for other characters."""
+    return json.dumps(values, ensure_ascii=(sys.stdout.encoding or "").lower() not in ("utf-8", "utf8"))
 
 
 def as_line(text: str) -> str:

@@ -1,10 +1,16 @@
 """Print what a run writes: sampled texts, the texts of a beam search, or the tokens of masks."""
 
 import argparse
-import json
 from typing import Any
 
-from mini_gpt.commands.generate.request import Request, as_line, check_tokens, escaped, warn_if_longer_than_trained
+from mini_gpt.commands.generate.request import (
+    Request,
+    as_line,
+    check_tokens,
+    escaped,
+    json_line,
+    warn_if_longer_than_trained,
+)
 from mini_gpt.data import tasks, tokenizers
 from mini_gpt.data.tokenizers import Tokenizer
 from mini_gpt.generation import beam, filling, full_passes, stop_texts
@@ -76,7 +82,7 @@ def fill(run: Run, text: str, top: int, as_json: bool) -> None:
         for tokens_K, probabilities_K in zip(found.best_NK.tolist(), found.probabilities_NK.tolist(), strict=True)
     ]
     if as_json:
-        print(json.dumps({"fill": text, "text": filled, "masks": masks}, ensure_ascii=False))
+        print(json_line({"fill": text, "text": filled, "masks": masks}))
         return
     for number, best in enumerate(masks, 1):
         print(f"--- mask {number} of {len(masks)}")

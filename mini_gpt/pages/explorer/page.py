@@ -120,7 +120,7 @@ def _of_words(
 ) -> dict[str, Any]:
     most = int((MOST_PAIRS / model.config.model.num_layers / model.config.model.num_heads) ** 0.5)
     require(len(tokens) <= most, "--words", len(tokens), f"must be at most {most} tokens; give a shorter --text")
-    word_L, words = of_tokens(spans.decode_each(tokens, tokenizer))
+    word_L, words = of_tokens(spans.decode_in_turn(tokens, tokenizer))
     layers = grouped(attention.attention_maps(model, tokens[None]), word_L)
     of_heads = labels.by_kind["decoder"] if labels else None
     return _held(layers, (words, words), (of_heads, {}), causal=model.config.model.causal)

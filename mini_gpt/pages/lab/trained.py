@@ -58,7 +58,7 @@ def data(model: LoadedModel, tokenizer: Tokenizer, tokens_L: np.ndarray, place: 
     return {
         "dimensions": names,
         "words": texts,
-        "sentences": {"".join(texts): rounded(x_LD)},
+        "sentences": {spans.decode(tokens_L, tokenizer): rounded(x_LD)},
         "presets": {
             "trained": {letter: rounded(matrix) for letter, matrix in matrices.items()},
             "zero": {letter: np.zeros(matrix.shape, int).tolist() for letter, matrix in matrices.items()},

@@ -5,7 +5,7 @@ const percent = (share) =>
   share >= 0.0995 ? `${(100 * share).toFixed(0)} %` : share >= 0.00095 ? `${(100 * share).toFixed(1)} %` : "< 0.1 %";
 
 // A token on one line. The separator, which has no text, is the end of a document.
-const labelOf = (tokenizer, token) => (token === tokenizer.separator ? "⟨end⟩" : shown(tokenizer.decode([token])));
+const labelOf = (tokenizer, token) => (token === tokenizer.separator ? "⟨end⟩" : shown(tokenizer.textOf(token)));
 
 // result: of useResults. colour: of the bars. actual: the token that follows in the text, or null.
 // onToken(token): for a bar that was chosen; null: bars are not buttons.
@@ -14,7 +14,7 @@ function NextTokens({ id, result, place, tokenizer, actual, most, colour, onToke
   const rows = result.edited ? likelyNext(result, Math.min(place, result.edited.length - 1), most) : [];
   const isEdited = result.plain !== result.edited;
   const row = ({ token, probability, before }) => {
-    const text = tokenizer.decode([token]);
+    const text = tokenizer.textOf(token);
     const unedited = isEdited && before !== null ? `, without edits ${percent(before)}` : "";
     const called = token === tokenizer.separator ? "end of the text" : spoken(text);
     const label = `${called}: ${percent(probability)}${unedited}`;
@@ -60,7 +60,7 @@ function NextLegend({ isEdited, hasActual }) {
   </p>`;
 }
 
-function NextCard({ facts, state, set, ids, results, place, textOf, tokenizer }) {
+function NextCard({ facts, state, set, ids, results, place, tokenizer }) {
   if (!ids.length)
     return html`<section class="card" aria-labelledby="next-title">
       <h2 id="next-title">Next token</h2>
@@ -75,7 +75,9 @@ function NextCard({ facts, state, set, ids, results, place, textOf, tokenizer })
       .slice(-28)
       .map((c) => (c === " " ? c : shown(c)))
       .join("");
-  const onToken = isEnd ? (token) => set({ text: state.text + textOf(token), pin: null, range: null }) : null;
+  const onToken = isEnd
+    ? (token) => set({ text: state.text + tokenizer.decode([token]), pin: null, range: null })
+    : null;
   return html`<section class="card" aria-labelledby="next-title">
     <h2 id="next-title">Next token</h2>
     <p class="soft after">most likely after <q>${before}</q></p>

@@ -10,6 +10,7 @@ const describe = ({ parameters, layers, heads, kept, positions, context, step })
     `position=${positions}`,
     `trained with a context of ${thousands(context)} tokens`,
     step && `step ${thousands(step)}`, // an imported or pruned run is at none
+    "computed in float32", // also on a server
   ]
     .filter(Boolean)
     .join(", ");
@@ -41,7 +42,7 @@ function App({ data, tokenizer, facts, first }) {
       setState(readState(entries, facts, first));
     },
   );
-  const textOf = (id) => tokenizer.decode([id]);
+  const textOf = (id) => tokenizer.textOf(id);
   const last = Math.max(0, ids.length - 1);
   const place = Math.min(last, pointed ?? state.pin ?? last);
   const visible = ids.findLastIndex((id) => textOf(id).trim());

@@ -2,7 +2,11 @@
 // Text to token ids and back, equal to mini_gpt/data/tokenizers.py. tokenizer.py describes a run's tokenizer.
 
 const utf8 = new TextEncoder();
+const decoded = (bytes) => new TextDecoder("utf-8", { ignoreBOM: true }).decode(bytes);
 const latin1 = (text) => Uint8Array.from(text, (character) => character.charCodeAt(0));
+
+// The bytes of a character beyond ASCII, or one byte that is only a part of one.
+const CHARACTER = /[\xc2-\xdf][\x80-\xbf]|[\xe0-\xef][\x80-\xbf]{2}|[\xf0-\xf4][\x80-\xbf]{3}|[\x80-\xff]/g;
 
 // The common part: `texts` are the tokens' bytes. encode(text) returns {ids, unknown}, the parts without a token.
 class Tokenizer {
@@ -23,7 +27,13 @@ class Tokenizer {
       bytes.set(text, at);
       at += text.length;
     }
-    return new TextDecoder("utf-8", { ignoreBOM: true }).decode(bytes);
+    return decoded(bytes);
+  }
+  // A token's text, to be shown: a byte that is only a part of a character is hexadecimal, as \xc3.
+  textOf(id) {
+    return String.fromCharCode(...(this.texts[id] ?? [])).replace(CHARACTER, (bytes) =>
+      bytes.length > 1 ? decoded(latin1(bytes)) : `\\x${bytes.charCodeAt(0).toString(16)}`,
+    );
   }
   // Where the tokens are in a text that they restore: [{first, last, start, end}], runs of tokens that hold whole
   // characters, from start to end in UTF-16 units. null if the tokens do not restore the text. Text between spans
@@ -64,7 +74,7 @@ class ByteTokenizer extends Tokenizer {
 class ListTokenizer extends Tokenizer {
   constructor(data) {
     super(data);
-    this.idOf = new Map(this.texts.map((text, id) => [new TextDecoder("utf-8", { ignoreBOM: true }).decode(text), id]));
+    this.idOf = new Map(this.texts.map((text, id) => [decoded(text), id]));
     this.idOf.delete(""); // the separator
     this.part = new RegExp(data.pattern ?? ".", "gsu");
   }
