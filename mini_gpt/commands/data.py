@@ -63,7 +63,7 @@ def _splits(store: TokenStore) -> Table:
 
 def _of_training(config: Config, store: TokenStore, tokenizer: tokenizers.Tokenizer) -> Iterator[str]:
     """Yield the passes over the data, or why training would fail."""
-    yield f"split by {store.meta['split'].removesuffix('s')}; cached in {store.directory}"
+    yield f"data.split={store.meta['split']}; cached in {store.directory}"
     if config.data.has_pairs:
         return
     try:

@@ -61,7 +61,8 @@ def open_tokens(data: DataConfig) -> Corpus:
     names = [(split, path.name) for split, of_split in by_split.items() for path in of_split]
     versions = {path: files.version(path) for of_split in by_split.values() for path in of_split}
     seen = _seen(versions, files.cache_directory(data.cache_dir), are_texts=False)
-    fingerprint = _digest((seen["sha256_of_files"], names))
+    typed = () if data.token_dtype is None else (data.token_dtype,)
+    fingerprint = _digest((seen["sha256_of_files"], names, *typed))
     return Corpus(TOKENS, fingerprint, FEWEST_DOCUMENTS, {}, size=_size(versions), token_files=by_split)
 
 

@@ -174,7 +174,9 @@ def _encoded(
             raise UserError(f"data.path: the vocabulary of these files is not that of the run; {remedy}")
         known = tokenizers.vocab_size(tokenizer), tokenizers.separator(tokenizer)
         of_splits = corpus.token_files.items()
-        read = ((split, piece) for split, paths in of_splits for piece in token_files.read(paths, *known))
+        read = (
+            (split, piece) for split, paths in of_splits for piece in token_files.read(paths, *known, data.token_dtype)
+        )
         for split, (tokens, is_new) in itertools.islice(read, skipped, None):
             yield split, is_new, int(tokenizer.token_bytes[tokens].sum()), tokens
         return

@@ -57,6 +57,7 @@ CASES = [
     ("data.text_field", "body", {}, TEXT),
     ("data.document_separator", "###", COPY, {"data.corpus": "tokens", "data.path": "unread"}),
     ("data.on_error", "skip", {"data.corpus": "english"}, TEXT),
+    ("data.token_dtype", "uint32", {}, {"data.corpus": "tokens", "data.path": "unread"}),
     ("data.split", "contiguous", COPY, {}),
     ("data.split_fractions", (0.8, 0.1, 0.1), {"data.corpus": "english"}, {"data.corpus": "tiny_shakespeare"}),
     ("data.vocab_size", 300, {}, BPE),
