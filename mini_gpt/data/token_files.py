@@ -98,9 +98,9 @@ def _documents(path: Path, vocab_size: int, separator: int, dtype: str | None) -
         try:
             count = reader.num_records()
             start = [reader.read([number])[0] or b"" for number in range(min(count, EXAMINED))]
-            found = dtype or _checked(path, start, "uint16" if vocab_size <= 2**16 else "uint32")
+            known = dtype or _checked(path, start, "uint16" if vocab_size <= 2**16 else "uint32")
             for number in range(count):
-                tokens = np.frombuffer(reader.read([number])[0] or b"", found)
+                tokens = np.frombuffer(reader.read([number])[0] or b"", known)
                 ends = len(tokens) > 0 and tokens[-1] == separator
                 yield TokenPiece(tokens[:-1] if ends else tokens, is_new=True)
             reader.close()
