@@ -18,7 +18,6 @@ class DataConfig(Section, prefix="data."):
     path: str | None = field(None, "text: glob; pairs: TSV or sources; tokens, tfds: directory; tiny_shakespeare: file")
     text_field: str = field("text", "text: the field or column of records, in JSON, CSV, Parquet and Arrow")
     document_separator: str | None = field(None, "between documents; None: a text is one, tokens have <|endoftext|>")
-    on_error: Literal["stop", "skip"] = field("stop", "text: skip leaves out what can't be read, and counts it")
     token_dtype: Literal["uint16", "uint32", "int32", "int64"] | None = field(
         None, "tokens: the type of the ids; None: that of a shard's header, else uint16 unless they look wider"
     )
