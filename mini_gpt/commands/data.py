@@ -20,7 +20,7 @@ from mini_gpt.config import loading
 from mini_gpt.config.schema import Config
 from mini_gpt.data import corpora, text_batches, token_store, tokenizers
 from mini_gpt.data.corpus import Corpus
-from mini_gpt.data.formats.plain import LONGEST_PIECE
+from mini_gpt.data.text_files import LONGEST_PIECE
 from mini_gpt.data.token_store import TokenStore
 from mini_gpt.runtime.errors import UserError, printable
 from mini_gpt.training import settings
@@ -63,7 +63,7 @@ def _splits(store: TokenStore) -> Table:
 
 def _of_training(config: Config, store: TokenStore, tokenizer: tokenizers.Tokenizer) -> Iterator[str]:
     """Yield the passes over the data, or why training would fail."""
-    yield f"split by {store.meta['split'].removesuffix('s')}; cached in {store.directory}"
+    yield f"data.split={store.meta['split']}; cached in {store.directory}"
     if config.data.has_pairs:
         return
     try:

@@ -20,7 +20,9 @@ class DataConfig(Section, prefix="data."):
     document_separator: str | None = field(
         None, "between documents, such as '\\n\\n'; None: a text is one, tokens have <|endoftext|>"
     )
-    on_error: Literal["stop", "skip"] = field("stop", "text: skip leaves out what can't be read, and counts it")
+    token_dtype: Literal["uint16", "uint32", "int32", "int64"] | None = field(
+        None, "tokens: the type of the ids; None: that of a shard's header, else uint16 unless they look wider"
+    )
     target_path: str | None = field(None, "pairs: the file of the targets; None: data.path is a TSV file")
     pair: tuple[str, str] | None = field(None, "tfds: features of source and target, as ('en', 'de'); None: one text")
     split: Literal["documents", "contiguous"] = field("documents", "by a hash of each document, or by text position")

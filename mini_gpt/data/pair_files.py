@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from mini_gpt.data import compression, text_files
+from mini_gpt.data import text_files
 from mini_gpt.runtime import files
 from mini_gpt.runtime.errors import UserError
 
@@ -24,8 +24,6 @@ def open_pairs(path: str, target_path: str | None) -> tuple[str, int, Texts]:
     """
     sources = _existing("data.path", path)
     targets = None if target_path is None else _existing("data.target_path", target_path)
-    for file in filter(None, (sources, targets)):
-        text_files.check_lines(file, is_tsv=targets is None)
     fingerprints: list[str] = []  # one for each complete reading
     counts = {"pairs": 0, "empty": 0}
 
@@ -58,7 +56,7 @@ def _existing(field: str, path: str) -> Path:
 
 
 def _tab_separated(path: Path, seen: Callable[[bytes], None]) -> Iterator[tuple[str, str]]:
-    with compression.open_stream(path) as file:
+    with text_files.open_stream(path) as file:
         for number, text in _lines(file, path, seen):
             source, tab, rest = text.partition("\t")
             if not tab and text.strip():
@@ -67,7 +65,7 @@ def _tab_separated(path: Path, seen: Callable[[bytes], None]) -> Iterator[tuple[
 
 
 def _aligned(path: Path, target_path: Path, seen: Callable[[bytes], None]) -> Iterator[tuple[str, str]]:
-    with compression.open_stream(path) as sources, compression.open_stream(target_path) as targets:
+    with text_files.open_stream(path) as sources, text_files.open_stream(target_path) as targets:
         lines = itertools.zip_longest(_lines(sources, path, seen), _lines(targets, target_path, seen))
         for count, (source, target) in enumerate(lines):
             if source is None or target is None:
@@ -81,8 +79,6 @@ def _lines(file: BinaryIO, path: Path, seen: Callable[[bytes], None]) -> Iterato
     """Yield (number, text) of each line; only a newline ends a line. seen: called with the bytes of each line."""
     for number, line in enumerate(file, start=1):
         seen(b"%d:" % len(line) + line)  # so that text moved from one file to the other changes the hash
-        try:
-            yield number, line.decode().removeprefix(text_files.BYTE_ORDER_MARK if number == 1 else "")
-        except UnicodeDecodeError as error:
-            found = f"byte 0x{line[error.start]:02x}, which is not UTF-8"
-            raise UserError(f"{path}, line {number}: found {found}; {text_files.to_utf8(line, error.start)}") from None
+        text = text_files.decoded(line, f"{path}, line {number}")
+        text_files.refuse_zeros(text, f"{path}, line {number}")
+        yield number, text.removeprefix(text_files.BYTE_ORDER_MARK if number == 1 else "")

@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from mini_gpt.config.data import TOKENS, DataConfig
-from mini_gpt.data import formats, text_files, token_files
+from mini_gpt.data import record_files, text_files, token_files
 from mini_gpt.data.corpus import Corpus, Piece
-from mini_gpt.data.formats.records import Fault
 from mini_gpt.data.splits import FEWEST_DOCUMENTS, SPLITS
 from mini_gpt.runtime import files
 from mini_gpt.runtime.errors import UserError, shown
@@ -22,7 +21,6 @@ SAVED_SPLITS, SAVED = "dataset_dict.json", "state.json"  # of the datasets libra
 VALIDATION = ("val", "valid", "dev")  # other names of the validation split
 SAMPLED_FILES = 64  # read in part at each start, to find changed files
 Versions = Mapping[Path, tuple[int, int]]  # in the order of the text
-Read = Callable[[Path], Iterator[Piece | Fault]]
 
 
 def open_text(data: DataConfig) -> Corpus:
@@ -36,22 +34,18 @@ def open_text(data: DataConfig) -> Corpus:
     versions = {path: files.version(path) for of_part in paths.values() for path in of_part}
     if not versions:
         raise UserError(f"data.path: {root} is a saved dataset without files; give another")
-    seen, in_order = _seen(versions, cache, are_texts=True), list(versions)
-    arrow = {in_order[number] for number in seen["arrow"]}
-    kinds = [(part, "arrow" if path in arrow else formats.kind(path)) for part in paths for path in paths[part]]
-    fingerprint, how = seen["sha256_of_files"], (data.text_field, data.document_separator, data.on_error)
-    if how != ("text", None, "stop") or any(kind != ("all", formats.TEXT) for kind in kinds):
+    fingerprint, how = _sha256(versions, cache), (data.text_field, data.document_separator, "stop")
+    kinds = [(part, _kind(path)) for part in paths for path in paths[part]]
+    if how != ("text", None, "stop") or any(kind != ("all", "text") for kind in kinds):
         fingerprint = _digest((fingerprint, how, kinds))
-    read: Read = functools.partial(formats.read, field=data.text_field, separator=data.document_separator)
+    read = functools.partial(_read, field=data.text_field, separator=data.document_separator)
     parts = {
-        part: functools.partial(_texts, {path: versions[path] for path in of_part}, read, data.on_error)
+        part: functools.partial(_texts, {path: versions[path] for path in of_part}, read)
         for part, of_part in paths.items()
     }
     new = (piece.text and piece.is_new for texts in parts.values() for piece in texts())
-    count = lambda: {"documents": sum(1 for _ in itertools.islice(filter(None, new), FEWEST_DOCUMENTS))}
-    documents = _remembered(cache, fingerprint, count)["documents"]
-    for warning in seen["warnings"]:  # after errors of the same files
-        text_files.warn_once(warning)
+    count = lambda: sum(1 for _ in itertools.islice(filter(None, new), FEWEST_DOCUMENTS))
+    documents = _remembered(cache, fingerprint, "documents", count)
     return Corpus("text", fingerprint, documents, parts, size=_size(versions))
 
 
@@ -60,8 +54,9 @@ def open_tokens(data: DataConfig) -> Corpus:
     by_split = token_files.splits_of(files.expanded(data.path or ""))
     names = [(split, path.name) for split, of_split in by_split.items() for path in of_split]
     versions = {path: files.version(path) for of_split in by_split.values() for path in of_split}
-    seen = _seen(versions, files.cache_directory(data.cache_dir), are_texts=False)
-    fingerprint = _digest((seen["sha256_of_files"], names))
+    sha256 = _sha256(versions, files.cache_directory(data.cache_dir))
+    typed = () if data.token_dtype is None else (data.token_dtype,)
+    fingerprint = _digest((sha256, names, *typed))
     return Corpus(TOKENS, fingerprint, FEWEST_DOCUMENTS, {}, size=_size(versions), token_files=by_split)
 
 
@@ -72,6 +67,8 @@ def _matching(pattern: str) -> list[Path]:
     root = given if os.path.isfile(given) else next(path for path in (given, *given.parents) if os.path.isdir(path))
     if ".." in given.relative_to(root).parts:  # after a matched link, '..' could lead to any directory
         raise UserError(f"data.path: found {shown(pattern)}; must not have '..' after a wildcard")
+    if "**" in given.relative_to(root).parts:
+        _refuse_loops(root)
     found = glob.glob(str(Path(glob.escape(str(root)), given.relative_to(root))), recursive=True)
     paths = sorted(path for path in found if os.path.isfile(path))
     if not paths:
@@ -81,6 +78,15 @@ def _matching(pattern: str) -> list[Path]:
         if not (target := Path(path).resolve()).is_relative_to(root.resolve()):
             raise UserError(f"data.path: {path} is a link to {target}, outside {root}; put the file in its place")
     return [Path(path) for path in paths]
+
+
+def _refuse_loops(root: Path) -> None:
+    """Refuse a link to a folder with a link to a folder in it: `**` would follow them again and again."""
+    links = [path for parent, names, _ in os.walk(root) for name in names if (path := Path(parent, name)).is_symlink()]
+    around = {folder for link in links for folder in (link.parent.resolve() / "*").parents}
+    for link in links:
+        if (target := link.resolve()) in around:
+            raise UserError(f"data.path: {link} is a link to {target}, which has a link too; remove it, or name files")
 
 
 def _saved_dataset(root: Path) -> dict[str, list[Path]] | None:
@@ -109,74 +115,80 @@ def _names(path: Path, listed: Callable[[Any], Any]) -> list[str]:
         raise UserError(f"data.path: {path}: not saved by the datasets library ({type(error).__name__})") from None
 
 
-def _texts(versions: Versions, read: Read, on_error: str) -> Iterator[Piece]:
-    """Yield the texts of files. Raises UserError for a fault, or counts it, and if a file has changed."""
-    faults, first = 0, None
+def _kind(path: Path) -> str:
+    """Return the kind of a file as it is in fingerprints."""
+    suffix = record_files.suffix(path)
+    if suffix not in record_files.READERS:
+        return "text"
+    return "arrow" if suffix in (".parquet", ".arrow") else suffix
+
+
+def _read(path: Path, field: str, separator: str | None) -> Iterator[Piece]:
+    with _clear_errors(path):
+        if _kind(path) == "text":
+            yield from text_files.read(path, separator)
+        else:
+            yield from record_files.read(path, field)
+
+
+@contextlib.contextmanager
+def _clear_errors(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"{path}: can't be read ({error.strerror or error}); get the file again") from None
+
+
+def _texts(versions: Versions, read: Callable[[Path], Iterator[Piece]]) -> Iterator[Piece]:
+    """Yield the texts of files. Raises UserError for a file that can't be read or has changed."""
     for path, version in versions.items():
-        for piece in read(path):
-            if isinstance(piece, Piece):
-                yield piece
-            elif on_error == "stop" and files.version(path) == version:
-                raise UserError(piece.message)
-            else:
-                faults, first = faults + 1, first or piece
+        try:
+            yield from read(path)
+        except UserError:
+            if files.version(path) == version:
+                raise
         if files.version(path) != version:
             raise UserError(f"data.path: {path} has changed while the text was read; start again")
-    if first is not None:
-        text_files.warn_once(f"data.on_error=skip leaves out {faults:,} records or files; the first: {first.message}")
 
 
 def _size(versions: Versions) -> int:
     return sum(max(0, size) for size, _ in versions.values())
 
 
-def _seen(versions: Versions, cache: Path, *, are_texts: bool) -> dict[str, Any]:
-    """Return what the bytes of files tell: their hash, the numbers of Arrow files, and warnings of texts.
+def _sha256(versions: Versions, cache: Path) -> str:
+    """Return a hash of all bytes of files.
 
     It is kept in the cache under the names, sizes, times and samples of the files, so that the next start is fast.
     """
-    paths = list(versions)
-    samples = [*map(_sample, paths[:: -(-len(paths) // SAMPLED_FILES)])]
-    named = [(str(path.resolve()), *version) for path, version in versions.items()]
-    return _remembered(cache, _digest((named, samples, are_texts)), lambda: _look(versions, are_texts))
 
-
-def _look(versions: Versions, are_texts: bool) -> dict[str, Any]:
-    digest, arrow, is_whole = hashlib.sha256(), set(), True
-    for number, (path, (size, _)) in enumerate(versions.items()):
-        digest.update(f"{size}\n".encode())
-        try:
-            with files.open_regular(path) as file:
+    def read_all() -> str:
+        digest = hashlib.sha256()
+        for path, (size, _) in versions.items():
+            digest.update(f"{size}\n".encode())
+            with _clear_errors(path), files.open_regular(path) as file:
                 while chunk := file.read(2**22):
                     digest.update(chunk)
-        except OSError:  # told when the text is read
-            is_whole = False
-        if are_texts and formats.holds_arrow(path):
-            arrow.add(number)
-    plain = [path for number, path in enumerate(versions) if number not in arrow and formats.kind(path) == formats.TEXT]
-    warnings = text_files.warnings_of_documents(plain) if are_texts else []
-    found = {"sha256_of_files": digest.hexdigest(), "arrow": sorted(arrow), "warnings": warnings}
-    return found | {"is_whole": is_whole}
+        return digest.hexdigest()
+
+    def sample(path: Path) -> str:
+        with _clear_errors(path):
+            return files.sample_digest(path)
+
+    samples = [sample(path) for path in list(versions)[:: -(-len(versions) // SAMPLED_FILES)]]
+    named = [(str(path.resolve()), *version) for path, version in versions.items()]
+    return _remembered(cache, _digest((named, samples)), "sha256_of_files", read_all)
 
 
-def _remembered(cache: Path, key: str, find: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """Return what `find` returns, from the cache if it is there. Keep it if it is of whole files, and if possible."""
+def _remembered(cache: Path, key: str, name: str, find: Callable[[], Any]) -> Any:
+    """Return what `find` returns, from the cache if it is there. Keep it if possible."""
     path = cache / "fingerprints" / f"{key[:32]}.json"
-    with contextlib.suppress(OSError, ValueError):
-        return files.read_with_checksum(path, must=True)
+    with contextlib.suppress(OSError, ValueError, KeyError):
+        return files.read_with_checksum(path, must=True)[name]
     found = find()
-    if not found.get("is_whole", True):
-        return found
     with contextlib.suppress(OSError, UserError):
         files.make_directory(path.parent)
-        files.write_json(path, found)
+        files.write_json(path, {name: found})
     return found
-
-
-def _sample(path: Path) -> str | None:
-    with contextlib.suppress(OSError):
-        return files.sample_digest(path)
-    return None
 
 
 def _digest(values: tuple) -> str:

@@ -18,15 +18,13 @@ from mini_gpt.config.data import TOKENS, DataConfig
 from mini_gpt.data import bucket_tokens, simple_tokenizers, splits, tasks, token_files, tokenizers, tokenizing
 from mini_gpt.data.corpus import Corpus
 from mini_gpt.data.tokenizers import Tokenizer
-from mini_gpt.runtime import continued, devices, files, processes, progress
+from mini_gpt.runtime import continued, files, processes, progress
 from mini_gpt.runtime.buckets import Place
 from mini_gpt.runtime.errors import UserError, require
 
 FORMAT = 4
 META, PROGRESS = "meta.json", "progress.json"
 SECONDS_BETWEEN_SAVES = 20.0  # of a build, which a killed process can continue
-LEAST_FOR_PROCESSES = 2**25  # bytes of text that are worth the start of processes
-FAST = ("bytes", "characters")  # tokenizers that are faster than the way to another process
 DTYPES = ("uint16", "uint32")
 log = logging.getLogger(__name__)
 
@@ -127,7 +125,7 @@ def _build(directory: Path, corpus: Corpus, data: DataConfig, tokenizer: tokeniz
             outputs[split] = stack.enter_context(open(directory / f"{split}.tokens", "ab"))
             outputs[split].truncate(count["tokens"] * dtype.itemsize)
         bar = stack.enter_context(progress.bar(corpus.size, "B", done=size_done))
-        encoded = _encoded(corpus, data, tokenizer, directory, done["pieces"])
+        encoded = _encoded(corpus, data, tokenizer, done["pieces"])
         next_save = time.monotonic() + SECONDS_BETWEEN_SAVES
         for split, is_new, size, tokens in encoded:
             count = counts[split]
@@ -165,7 +163,7 @@ def _build(directory: Path, corpus: Corpus, data: DataConfig, tokenizer: tokeniz
 
 
 def _encoded(
-    corpus: Corpus, data: DataConfig, tokenizer: Tokenizer, directory: Path, skipped: int
+    corpus: Corpus, data: DataConfig, tokenizer: Tokenizer, skipped: int
 ) -> Iterator[tuple[str, bool, int, np.ndarray]]:
     """Yield (split, whether it is a new document, bytes, tokens) of all pieces but the first `skipped`."""
     if data.corpus == TOKENS:
@@ -175,13 +173,14 @@ def _encoded(
             raise UserError(f"data.path: the vocabulary of these files is not that of the run; {remedy}")
         known = tokenizers.vocab_size(tokenizer), tokenizers.separator(tokenizer)
         of_splits = corpus.token_files.items()
-        read = ((split, piece) for split, paths in of_splits for piece in token_files.read(paths, *known))
+        read = (
+            (split, piece) for split, paths in of_splits for piece in token_files.read(paths, *known, data.token_dtype)
+        )
         for split, (tokens, is_new) in itertools.islice(read, skipped, None):
             yield split, is_new, int(tokenizer.token_bytes[tokens].sum()), tokens
         return
     pieces, of_texts = itertools.tee(itertools.islice(splits.split_pieces(corpus, data), skipped, None))
-    cores = len(devices.cores()) if corpus.size >= LEAST_FOR_PROCESSES and tokenizer.kind not in FAST else 1
-    encoded = tokenizing.encoded((piece.text for _, piece in of_texts), tokenizer, directory, cores)
+    encoded = tokenizing.encoded((piece.text for _, piece in of_texts), tokenizer)
     for (split, piece), (size, tokens) in zip(pieces, encoded, strict=True):
         yield split, piece.is_new, size, tokens[len(tokenizer.before) :]  # rows begin with them, not documents
 

@@ -10,19 +10,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from mini_gpt.runtime import files
-from mini_gpt.runtime.errors import UserError
-
-
-class Interrupted(UserError):
-    """What was written so far can be continued."""
 
 
 @contextlib.contextmanager
 def directory(target: Path) -> Iterator[Path]:
     """Yield a directory that is renamed to `target` if the block succeeds, and deleted if it fails.
 
-    If a process is killed, or the block raises Interrupted, the directory stays, and the next process on the same host
-    goes on with it. A second process waits for the first. On a file system without locks, each process starts anew.
+    If a process is killed, the directory stays, and the next process on the same host goes on with it. A second process
+    waits for the first. On a file system without locks, each process starts anew.
+
     Raises Exists if another process has made `target` meanwhile.
     """
     draft = target.with_name(f"{target.name}.{socket.gethostname().replace('/', '_')[:64]}.part")
@@ -38,8 +34,6 @@ def directory(target: Path) -> Iterator[Path]:
         try:
             yield draft
             draft.rename(target)
-        except Interrupted:
-            raise
         except Exception:
             shutil.rmtree(draft, ignore_errors=True)
             files.check_new(target)

@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 # Fields that an override can't change: the tokenizer, and the split of the text that the run was trained on.
 FIXED = ("data.tokenizer", "data.vocab_size")
-SOURCES = ("corpus", "path", "target_path", "pair", "text_field", "document_separator", "on_error")  # of data
+SOURCES = ("corpus", "path", "target_path", "pair", "text_field", "document_separator", "token_dtype")  # of data
 FIXED_FOR_THE_SAME_TEXT = ("data.split", "data.split_fractions")
 
 

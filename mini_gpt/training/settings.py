@@ -41,7 +41,7 @@ READ_WITH: dict[str, Mapping[str, str]] = {
     "model.variants.ssmax_start": {"model.variants.query_scale": "ssmax"},
     "data.text_field": {"data.corpus": "text"},
     "data.document_separator": {"data.corpus": "text or tokens"},
-    "data.on_error": {"data.corpus": "text"},
+    "data.token_dtype": {"data.corpus": "tokens"},
     "data.split*": {"data.corpus": OWN_SPLITS},
     "data.vocab_size": {"data.tokenizer": "bpe or imported"},
     "data.tokenizer_sample": {"data.tokenizer": "bpe"},

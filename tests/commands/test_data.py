@@ -33,7 +33,7 @@ def test_look_prints_the_counts_of_the_splits_and_the_first_documents(records, m
     assert sum(documents for documents, _, _ in counts.values()) == 200
     assert sum(size for _, size, _ in counts.values()) == sum(len(text.encode()) for text in texts)
     assert all(tokens == size + documents - 1 for documents, size, tokens in counts.values())  # of bytes, separators
-    assert "7 steps of 16 × 128 tokens:" in printed and "split by document; cached in" in printed
+    assert "7 steps of 16 × 128 tokens:" in printed and "data.split=documents; cached in" in printed
     assert f"document 1, {len(texts[0]):,} characters:\n  {' '.join(texts[0].split())[:60]}" in printed
     assert "document 2" in printed and "document 3" not in printed
 

@@ -5,8 +5,7 @@ import hashlib
 import numpy as np
 import pytest
 
-from mini_gpt.data import corpora, simple_tokenizers, text_corpus, token_store
-from mini_gpt.data.formats import plain
+from mini_gpt.data import corpora, simple_tokenizers, text_corpus, text_files, token_store
 from mini_gpt.runtime.errors import UserError
 
 
@@ -15,23 +14,6 @@ def test_a_cache_that_cannot_be_written_is_only_slower(small, tmp_path, monkeypa
     monkeypatch.setattr(text_corpus.files, "write_json", lambda *_: (_ for _ in ()).throw(UserError("read-only")))
     corpus = corpora.open_corpus(small(data__path=f"{tmp_path}/a.txt").data)
     assert [text for _, text in corpus.documents()] == ["text"]
-
-
-def test_a_fingerprint_of_a_part_of_the_files_is_not_kept(small, tmp_path, monkeypatch):
-    _ = [(tmp_path / name).write_text(name) for name in ("a.txt", "b.txt")]
-    find = lambda: corpora.open_corpus(small(data__path=f"{tmp_path}/?.txt", data__on_error="skip").data).fingerprint
-    monkeypatch.setattr(text_corpus, "SAMPLED_FILES", 1)  # a.txt
-    opened = text_corpus.files.open_regular
-
-    def fail(path, **most):
-        if path.name == "b.txt":
-            raise OSError(5, "Input/output error")
-        return opened(path, **most)
-
-    with monkeypatch.context() as broken:
-        broken.setattr(text_corpus.files, "open_regular", fail)
-        partial = find()
-    assert find() != partial
 
 
 def test_a_second_start_reads_samples_only(small, tmp_path, monkeypatch):
@@ -52,7 +34,7 @@ def test_a_second_start_reads_samples_only(small, tmp_path, monkeypatch):
             return self.hash.hexdigest()
 
     monkeypatch.setattr(hashlib, "sha256", Counted)
-    monkeypatch.setattr(plain, "read", lambda *_: pytest.fail("the text was read again"))
+    monkeypatch.setattr(text_files, "read", lambda *_: pytest.fail("the text was read again"))
     again = corpora.open_corpus(small(data__path=f"{tmp_path}/large.txt").data)
     assert again.fingerprint == first.fingerprint and 0 < sum(hashed) <= len(raw) / 2 + 2**16
     assert again.num_documents == 1

@@ -61,7 +61,7 @@ def test_a_bad_file_is_one_line_that_names_it(config, sources, targets, message)
 def test_bytes_that_are_not_utf8_and_missing_files_are_errors(config, tmp_path):
     made = config(["a\n"], ["A\n"])
     (tmp_path / "targets.txt").write_bytes(b"\xff\n")
-    with pytest.raises(UserError, match=r"targets.txt, line 1: found byte 0xff, which is not UTF-8"):
+    with pytest.raises(UserError, match=r"targets.txt, line 1: found byte 0xff at offset 0, which is not UTF-8"):
         texts_of(made)
     (tmp_path / "targets.txt").unlink()
     with pytest.raises(UserError, match=r"^data\.target_path: \S+targets.txt is not a file; give a file with one"):

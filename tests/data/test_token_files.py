@@ -54,11 +54,11 @@ def bpe(tmp_path):
     return [model.encode(text).ids for text in TEXTS], model.token_to_id("<|endoftext|>")
 
 
-def array_records(folder, documents, end):
+def array_records(folder, documents, end, dtype="uint16"):
     for shard, part in enumerate((documents[:2], documents[2:])):
         writer = ArrayRecordWriter(str(folder / f"train-{shard:05}-of-00002.array_record"), "group_size:1")
         for document in part:
-            writer.write(np.array(document, "<u2").tobytes())
+            writer.write(np.array(document, dtype).tobytes())
         writer.close()
     return joined(documents, end)
 
@@ -75,6 +75,85 @@ def test_documents_of_array_records_are_joined_by_the_separator(small, tmp_path,
     assert store.meta["splits"]["train"]["bytes"] == sum(len(text.encode()) for text in TEXTS)
 
 
+@pytest.mark.parametrize("dtype", ["uint32", "int64", "int32"])
+def test_wider_ids_are_refused_or_read_as_named(small, tmp_path, bpe, dtype):
+    """Read as 16 bits, each id would be followed by one or three zeros, which are ids too."""
+    documents, end = bpe
+    ids = np.array(joined(documents, end), dtype)
+    (tmp_path / "train.bin").write_bytes(ids.tobytes())
+    with pytest.raises(UserError, match=r"train\.bin: found a 0 after each id.*data\.token_dtype=uint32 or"):
+        open_all(small, tmp_path)
+    np.testing.assert_array_equal(open_all(small, tmp_path, data__token_dtype=dtype)[1].tokens("train"), ids)
+    (tmp_path / "train.bin").unlink()
+    array_records(tmp_path, documents, end, dtype)
+    with pytest.raises(UserError, match=r"array_record: found a 0 after each id"):
+        open_all(small, tmp_path)
+    assert open_all(small, tmp_path, data__token_dtype=dtype)[1].tokens("train").tolist() == ids.tolist()
+
+
+def test_a_named_type_is_in_the_fingerprint_and_negative_ids_are_refused(small, tmp_path):
+    nanogpt(tmp_path)
+    find = lambda **fields: corpora.open_corpus(small(data__corpus="tokens", data__path=str(tmp_path), **fields).data)
+    assert find().fingerprint != find(data__token_dtype="uint32").fingerprint
+    np.array([1, -2, 3], np.int32).tofile(tmp_path / "train.bin")
+    with pytest.raises(UserError, match=r"train\.bin: found the id -2"):
+        open_all(small, tmp_path, data__token_dtype="int32")
+
+
+def test_a_vocabulary_above_16_bits_needs_a_type(small, tmp_path):
+    vocabulary = {chr(2**16 + number): number for number in range(65_600)}
+    words = tokenizers.Library(tokenizers.tokenizers.models.BPE(vocab=vocabulary, merges=[]))
+    words.add_special_tokens(["<|endoftext|>"])
+    words.save(str(tmp_path / "tokenizer.json"))
+    ids = np.array([65_599, 7, 65_536] * 9, np.uint32)
+    ids.tofile(tmp_path / "train.bin")
+    with pytest.raises(UserError, match=r"train\.bin: the vocabulary has 65,601 tokens.*data\.token_dtype=uint32"):
+        open_all(small, tmp_path)
+    assert open_all(small, tmp_path, data__token_dtype="uint32")[1].tokens("train").tolist() == ids.tolist()
+    (tmp_path / "train.bin").unlink()
+    array_records(tmp_path, [[65_599, 7], [65_536], [1]], 65_600, "uint32")
+    assert open_all(small, tmp_path)[1].tokens("train").tolist() == [65_599, 7, 65_600, 65_536, 65_600, 1]
+    array_records(tmp_path, [[65_599, 7], [65_536], [1]], 65_600, "int64")
+    with pytest.raises(UserError, match=r"array_record: found a 0 after each id, as in ids of 64 bits"):
+        open_all(small, tmp_path)
+
+
+def shard(ids, magic=20240520, version=1, count=None):
+    """Return a file as llm.c and modded-nanogpt write it: a header of 256 int32, and the ids."""
+    header = np.zeros(256, np.int32)
+    header[:3] = magic, version, len(ids) if count is None else count
+    return header.tobytes() + ids.tobytes()
+
+
+@pytest.mark.parametrize(("magic", "version", "dtype"), [(20240520, 1, "uint16"), (20240801, 7, "uint32")])
+def test_shards_with_a_header_are_read_without_it(small, tmp_path, bpe, magic, version, dtype):
+    documents, end = bpe
+    ids = np.array(joined(documents, end), dtype)
+    for name in ("train_000001.bin", "train_000002.bin"):
+        (tmp_path / name).write_bytes(shard(ids, magic, version))
+    assert open_all(small, tmp_path)[1].tokens("train").tolist() == [*ids, end, *ids]
+    (tmp_path / "train_000002.bin").write_bytes(shard(ids, magic, version, len(ids) + 1))
+    with pytest.raises(UserError, match=rf"train_000002\.bin: its header says {len(ids) + 1:,} ids"):
+        open_all(small, tmp_path)
+    (tmp_path / "train_000002.bin").write_bytes(shard(ids, magic, version + 1))
+    with pytest.raises(UserError, match=rf"train_000002\.bin: found a header of version {version + 1}"):
+        open_all(small, tmp_path)
+
+
+def test_an_empty_document_of_array_records_is_only_a_separator(small, tmp_path, bpe):
+    documents, end = bpe
+    expected = array_records(tmp_path, [documents[0], [], *documents[1:]], end)
+    assert open_all(small, tmp_path)[1].tokens("train").tolist() == expected
+
+
+def doubled(times):
+    """Return a dictionary with two references to one with two references ...: its text would fill the memory."""
+    made = {}
+    for _ in range(times):
+        made = {0: made, 1: made}
+    return made
+
+
 class Code:
     def __reduce__(self):
         return print, ("executed",)
@@ -84,6 +163,8 @@ class Code:
     ("name", "content", "message"),
     [
         ("meta.pkl", pickle.dumps({"itos": Code()}), r"meta\.pkl: found STACK_GLOBAL, which is not a vocabulary"),
+        ("meta.pkl", b"\x80\x04}r\xff\xff\xff\x0f.", r"meta\.pkl: found LONG_BINPUT, which is not a vocabulary"),
+        ("meta.pkl", pickle.dumps({"itos": {0: doubled(40)}}), r"meta\.pkl: has no itos from ids to characters"),
         ("meta.pkl", b".", r"meta\.pkl: found .*, which is not a vocabulary"),
         ("meta.pkl", b"no pickle", r"meta\.pkl: found .*, which is not a vocabulary"),
         ("meta.pkl", pickle.dumps({"itos": {0: "a", 2: "b"}}), r"meta\.pkl: has no itos from ids to characters"),

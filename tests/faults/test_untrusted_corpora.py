@@ -65,3 +65,20 @@ def test_fifos_among_texts_are_left_out(small, tmp_path):
     (tmp_path / "b.txt").write_text("text")
     with seconds(10):
         assert corpora.open_corpus(small(data__path=f"{tmp_path}/*.txt").data).num_documents == 1
+
+
+def test_links_that_a_glob_would_follow_for_ever_are_refused(small, tmp_path):
+    for name in ("a", "b", "plain"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "a.txt").write_text("text")
+    (tmp_path / "link").symlink_to(tmp_path / "plain")
+    find = lambda: corpora.open_corpus(small(data__path=f"{tmp_path}/**/*.txt").data)
+    assert find().num_documents == 4
+    for folder, target in (("a", "."), ("a", "../b"), ("b", "../a")):
+        for number in range(2):
+            (tmp_path / folder / f"link{number}").symlink_to(target)
+        if target != "../b":  # no loop yet
+            with seconds(10), pytest.raises(UserError, match=r"^data\.path: \S+ is a link to .*, which has a link too"):
+                find()
+        if target == ".":
+            _ = [(tmp_path / folder / f"link{number}").unlink() for number in range(2)]

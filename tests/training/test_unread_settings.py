@@ -56,7 +56,7 @@ CASES = [
     (f"{VARIANTS}ssmax_start", 9.0, {f"{VARIANTS}query_scale": "llama4"}, {f"{VARIANTS}query_scale": "ssmax"}),
     ("data.text_field", "body", {}, TEXT),
     ("data.document_separator", "###", COPY, {"data.corpus": "tokens", "data.path": "unread"}),
-    ("data.on_error", "skip", {"data.corpus": "english"}, TEXT),
+    ("data.token_dtype", "uint32", {}, {"data.corpus": "tokens", "data.path": "unread"}),
     ("data.split", "contiguous", COPY, {}),
     ("data.split_fractions", (0.8, 0.1, 0.1), {"data.corpus": "english"}, {"data.corpus": "tiny_shakespeare"}),
     ("data.vocab_size", 300, {}, BPE),
@@ -141,7 +141,7 @@ def test_a_named_field_changes_no_bit_of_the_model(name, value, unread, read):
     assert differ(computed(read), computed(read | {name: value})), "where it is read, it changes the model"
 
 
-OF_TEXTS = ("data.text_field", "data.document_separator", "data.on_error", "data.split", "data.split_fractions")
+OF_TEXTS = ("data.text_field", "data.document_separator", "data.split", "data.split_fractions")
 
 
 @pytest.mark.slow
