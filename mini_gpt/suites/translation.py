@@ -58,11 +58,14 @@ class Translation(Suite):
         with progress.shown(f"up to {PAIRS} pairs of {len(lengths)} lengths", total):
             rows = [_row(run, options, length) for length in lengths]
         heads = [head for row in rows for head in row.pop("heads")]
+        signatures = dict.fromkeys(row.pop("bleu_signature") for row in rows if "bleu_signature" in row)
         trained = run.trained.data.task_length if run.trained.data.is_task else run.trained.context_length
-        return {"corpus": run.corpus.name, "train_length": trained, "rows": rows, "heads": heads}
+        about = {"corpus": run.corpus.name, "train_length": trained, "bleu_signature": ", ".join(signatures) or None}
+        return about | {"rows": rows, "heads": heads}
 
     def printed(self, result: Result) -> str:
         parts = [super().printed(result)]
+        parts += [f"BLEU: {result['bleu_signature']}"] if result["bleu_signature"] else []
         if result["heads"]:
             title = "Alignment error of the heads of cross-attention (0: best), by their queries:"
             parts += [title, results.table(result["heads"])]
