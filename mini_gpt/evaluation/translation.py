@@ -51,11 +51,15 @@ def bleu_tokenizer(references: Sequence[str]) -> str:
 def prediction_scores(model: LoadedModel, pairs: Sequence[Pair], separator: int) -> dict[str, float]:
     """Return scores of the predictions of each target token, given the true ones before it. Its end is a token too.
 
+    {} if a loss is not finite: the predictions mean nothing then.
+
     nll: mean loss in nats per token.
     token_accuracy: share of tokens that are the most likely ones.
     calibration_error: see the function of this name.
     """
     predicted, confidence, nll = pair_accuracy.predict(model, pairs, separator)
+    if not np.isfinite(np.concatenate(nll)).all():
+        return {}
     right = np.concatenate([tokens == [*pair.target, separator] for pair, tokens in zip(pairs, predicted, strict=True)])
     return {
         "nll": float(np.concatenate(nll).mean(dtype=np.float64)),

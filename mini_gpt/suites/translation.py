@@ -1,7 +1,6 @@
 """Measure the targets that a model writes for its sources, its predictions, and the alignment of its heads."""
 
 import logging
-import math
 
 from matplotlib.figure import Figure
 
@@ -95,8 +94,8 @@ def _row(run: Run, options: SuiteOptions, length: int) -> Row:
     row: Row = {"length": length, "pairs": len(pairs)} | dict.fromkeys(Translation.values) | {"items": {}, "heads": []}
     reason = perplexity.why_undefined(run.config.model, max(of_source, of_target))
     if reason is None:
-        row |= translation.prediction_scores(run.model, pairs, separator)
-        reason = None if math.isfinite(row["nll"]) else perplexity.NOT_FINITE
+        scores = translation.prediction_scores(run.model, pairs, separator)
+        row, reason = row | scores, None if scores else perplexity.NOT_FINITE
     if reason is None:
         written = decoding.greedy_targets(run.model, [pair.source for pair in pairs], separator, of_target)
         references = [decode(pair.target) for pair in pairs]

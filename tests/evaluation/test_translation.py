@@ -3,6 +3,7 @@
 import dataclasses
 import json
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -135,6 +136,18 @@ def test_bleu_counts_characters_of_scripts_without_spaces(written, reference, to
         assert scores["bleu"] == pytest.approx(100 * (6 / 7 * 5 / 6 * 4 / 5 * 3 / 4) ** 0.25)
 
 
+def test_no_sources_have_no_targets(model):
+    assert decoding.greedy_targets(model(), [], SEPARATOR, 7) == []
+
+
+def not_finite(model):
+    return dataclasses.replace(model, parameters=jax.tree.map(lambda leaf: leaf * np.nan, model.parameters))
+
+
+def test_a_diverged_model_has_no_scores(model):
+    assert translation.prediction_scores(not_finite(model()), pairs_of(drawn(3)), SEPARATOR) == {}
+
+
 @pytest.mark.slow
 def test_greedy_targets_are_those_of_full_forward_passes(model):
     made = model()
@@ -228,6 +241,11 @@ def test_the_suite_measures_a_task_and_files_of_pairs(small, tmp_path):
     assert len(result["heads"]) == 2 * 2 * 2  # lengths × layers × heads
     written = json.loads((tmp_path / "task" / "eval" / "translation.json").read_text())
     assert written["heads"] == result["heads"]
+    run = Run(tmp_path / "task")
+    run.model = not_finite(run.model)
+    result = suites.evaluate(run, "translation", SuiteOptions(lengths="1x"))
+    (row,) = result["rows"]
+    assert row["status"] == "undefined" and row["nll"] is None and result["bleu_signature"] is None
     (tmp_path / "pairs.tsv").write_text("".join(f"source {i}\ttarget {i}\n" for i in range(400)))
     files = {"data__corpus": "pairs", "data__tokenizer": "bytes", "data__path": str(tmp_path / "pairs.tsv")}
     loop.train(small(**PAIRS | short | files, model__position="learned"), tmp_path / "pairs", conclude=False)
