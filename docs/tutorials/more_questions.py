@@ -31,7 +31,7 @@ RATES = [(step, *sizes) for sizes in ((512, 4000), (64, 100)) for step in (1, 50
 EXERCISES["3.2"] = Exercise(
     lambda answer: [1e4 * np.array([answer(*each) for each in RATES], float)],
     lambda step, width, warmup: width**-0.5 * min(step**-0.5, step * warmup**-1.5),
-    "it rises to step `warmup`, then falls with step^-0.5",
+    "it rises to step `warmup`, where it is (d_model · warmup)^-0.5, then falls with step^-0.5",
     {
         "it is the smaller of the two, not the larger": (
             lambda step, width, warmup: width**-0.5 * max(step**-0.5, step * warmup**-1.5)
