@@ -136,9 +136,8 @@ def _ssmax_start(values: Mapping[str, Any]) -> float:
     length = values["context_length"]
     windows = [min(window or length, length) for window in pattern(values["model.attention_window"])]
     window = max(windows, default=length)
-    logs = math.lgamma(window + 1) + (length - window) * math.log(window)  # n = 1..window, then window for the others
-    if not values["model.causal"]:
-        logs = length * math.log(min(2 * window - 1, length))
+    ahead = 1 if values["model.causal"] else window  # a query sees itself, and as a causal one no later key
+    logs = sum(math.log(min(i + 1, window) + min(length - i, ahead) - 1) for i in range(length))
     return length / logs if logs else 1.0
 
 

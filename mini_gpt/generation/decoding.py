@@ -80,7 +80,7 @@ def greedy_targets(model: LoadedModel, sources: Sequence[np.ndarray], separator:
     """
     found: list[np.ndarray] = [np.zeros(0, np.int32)] * len(sources)
     by_length = sorted(range(len(sources)), key=lambda index: len(sources[index]))  # similar lengths share a batch
-    for count, indices in in_full_batches(by_length, min(ROWS, len(sources))):
+    for count, indices in in_full_batches(by_length, min(ROWS, len(sources) or 1)):
         prompts, of_batch = [[separator]] * len(indices), [sources[index] for index in indices]
         parts = []
         ended_B = np.zeros(len(indices), bool)

@@ -166,7 +166,7 @@ def with_checksum(body: Mapping[str, Any]) -> dict[str, Any]:
 
 def write_json(path: Path, body: Mapping[str, Any]) -> None:
     """Write a JSON file atomically, with a checksum added."""
-    write_text(path, json.dumps(with_checksum(body), indent=2) + "\n")
+    write_text(path, json.dumps(with_checksum(body), indent=2, allow_nan=False) + "\n")
 
 
 def read_with_checksum(path: Path, *, must: bool = False) -> dict[str, Any]:

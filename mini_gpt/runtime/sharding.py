@@ -20,6 +20,7 @@ Batch = Mapping[str, jax.Array | np.ndarray]
 RULES = (
     (r"(query|key|value|up|gate)/kernel$", PartitionSpec("fsdp", "tensor")),
     (r"(query|key|value|up|gate)/bias$", PartitionSpec("tensor")),
+    (r"recurrence/out/kernel$", PartitionSpec(None, "fsdp")),  # `tensor` need not divide the width of the state
     (r"(out|down)/kernel$", PartitionSpec("tensor", "fsdp")),
     (r"(out|down)/bias$", PartitionSpec()),
     (r"norm/(scale|bias)$", PartitionSpec()),

@@ -51,15 +51,19 @@ class Outcome(NamedTuple):
 
 
 def outcomes(pairs: Mapping[Comparison, Pairs], level: float, planned: int) -> list[Outcome]:
-    """Return the outcome of each comparison. Holm's correction includes both tests of all comparisons.
+    """Return the outcome of each comparison. Holm's correction includes all tests of all comparisons.
 
     planned: number of seeds. With fewer pairs there is no verdict. Otherwise one could stop as soon as p is small, or
     leave out failed runs. A comparison without a verdict has p = 1, so that it can only raise the p of the others.
     """
     alone = [_alone(comparison, found, level, planned) for comparison, found in pairs.items()]
-    p_values = [(1.0, 1.0) if one.reason else (one.p_alone, one.equivalent_p) for one in alone]
+    tests = [[1.0, 1.0] if one.reason else [one.p_alone, one.equivalent_p] for one in alone]
+    for one, p_values in zip(alone, tests, strict=True):
+        if one.comparison.smallest_effect == 0:
+            p_values.pop()  # it is 1: no test of equivalence
     found = []
-    for one, (p, equivalent_p) in zip(alone, statistics.holm(p_values).tolist(), strict=True):
+    for one, (p, *equivalent) in zip(alone, statistics.holm(tests), strict=True):
+        equivalent_p = equivalent[0] if equivalent else 1.0
         verdict = "no verdict"
         if not one.reason:
             assert one.difference is not None

@@ -32,11 +32,11 @@ the same weights and see the same batches. In parentheses: its {interval} interv
 and of the items that all runs share (bootstrap over parts of the text, or problems). With 0 items, it is for the
 variation of seeds alone.
 
-*p* is from the {exact} two-sided sign-flip test over seeds, adjusted for both tests of all comparisons (Holm's
-method; number of comparisons: {comparisons}; at most one of the two null hypotheses of a comparison is true). With
-{seeds} seeds, the smallest possible p of one comparison is {smallest:.3g} before the adjustment. At least {needed}
-seeds are needed before any difference can be shown. A verdict is about other seeds with the same text or problems: p
-ignores the choice of items.
+*p* is from the {exact} two-sided sign-flip test over seeds, adjusted for all tests of all comparisons (Holm's
+method; number of comparisons: {comparisons}; at most one of the two null hypotheses of a comparison is true; a
+comparison whose smallest effect is 0 has only the first). With {seeds} seeds, the smallest possible p of one comparison
+is {smallest:.3g} before the adjustment. At least {needed} seeds are needed before any difference can be shown. A
+verdict is about other seeds with the same text or problems: p ignores the choice of items.
 
 *Shown* and *opposite shown*: p ≤ {level:g}. *Equivalent*: the difference is within the smallest effect that matters
 (two one-sided tests in the same adjustment, p ≤ {level:g}). *Undecided*: neither; the row says why if its interval

@@ -149,21 +149,21 @@ def equivalence_p(drawn_R: np.ndarray, smallest_effect: float) -> float:
     return float(outside + 1) / (len(drawn_R) + 1)
 
 
-def holm(p_values_CT: np.ndarray | Sequence[Sequence[float]]) -> np.ndarray:
-    """Return adjusted p values (C comparisons, T tests): to reject all up to a level keeps the family-wise error rate.
+def holm(p_values: Sequence[Sequence[float]]) -> list[list[float]]:
+    """Return adjusted p values of the tests of each comparison: to reject all up to a level keeps the family-wise rate.
 
-    Holm's method (1979), for rows in which at most one null hypothesis is true (Shaffer 1986): p is multiplied by the
-    number of rows that have a test with a p at least as large. With one test in each row, this is Holm's method.
+    Holm's method (1979), for comparisons in which at most one null hypothesis is true (Shaffer 1986): p is multiplied
+    by the number of comparisons that have a test with a p at least as large. With one test in each, this is Holm's
+    method.
     """
-    p_CT = np.asarray(p_values_CT, np.float64)
-    _check_p("p_values_CT", p_CT)
-    adjusted_CT, highest, waiting = np.ones_like(p_CT), 0.0, [len(row) for row in p_CT]
-    for place in np.argsort(p_CT, axis=None, kind="stable"):
-        row, test = np.unravel_index(place, p_CT.shape)
-        highest = max(highest, min(1.0, np.count_nonzero(waiting) * float(p_CT[row, test])))
-        adjusted_CT[row, test] = highest
+    tests = sorted((p, row, test) for row, values in enumerate(p_values) for test, p in enumerate(values))
+    _check_p("p_values", [p for p, _, _ in tests])
+    adjusted, highest, waiting = [list(values) for values in p_values], 0.0, [len(values) for values in p_values]
+    for p, row, test in tests:
+        highest = max(highest, min(1.0, np.count_nonzero(waiting) * p))
+        adjusted[row][test] = highest
         waiting[row] -= 1
-    return adjusted_CT
+    return adjusted
 
 
 def verdict(difference: float, claim: str, p: float, equivalent_p: float, level: float) -> str:

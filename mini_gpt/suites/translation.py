@@ -1,7 +1,6 @@
 """Measure the targets that a model writes for its sources, its predictions, and the alignment of its heads."""
 
 import logging
-import math
 
 from matplotlib.figure import Figure
 
@@ -58,11 +57,14 @@ class Translation(Suite):
         with progress.shown(f"up to {PAIRS} pairs of {len(lengths)} lengths", total):
             rows = [_row(run, options, length) for length in lengths]
         heads = [head for row in rows for head in row.pop("heads")]
+        signatures = dict.fromkeys(row.pop("bleu_signature") for row in rows if "bleu_signature" in row)
         trained = run.trained.data.task_length if run.trained.data.is_task else run.trained.context_length
-        return {"corpus": run.corpus.name, "train_length": trained, "rows": rows, "heads": heads}
+        about = {"corpus": run.corpus.name, "train_length": trained, "bleu_signature": ", ".join(signatures) or None}
+        return about | {"rows": rows, "heads": heads}
 
     def printed(self, result: Result) -> str:
         parts = [super().printed(result)]
+        parts += [f"BLEU: {result['bleu_signature']}"] if result["bleu_signature"] else []
         if result["heads"]:
             title = "Alignment error of the heads of cross-attention (0: best), by their queries:"
             parts += [title, results.table(result["heads"])]
@@ -92,8 +94,8 @@ def _row(run: Run, options: SuiteOptions, length: int) -> Row:
     row: Row = {"length": length, "pairs": len(pairs)} | dict.fromkeys(Translation.values) | {"items": {}, "heads": []}
     reason = perplexity.why_undefined(run.config.model, max(of_source, of_target))
     if reason is None:
-        row |= translation.prediction_scores(run.model, pairs, separator)
-        reason = None if math.isfinite(row["nll"]) else perplexity.NOT_FINITE
+        scores = translation.prediction_scores(run.model, pairs, separator)
+        row, reason = row | scores, None if scores else perplexity.NOT_FINITE
     if reason is None:
         written = decoding.greedy_targets(run.model, [pair.source for pair in pairs], separator, of_target)
         references = [decode(pair.target) for pair in pairs]

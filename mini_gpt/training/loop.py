@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import logging
+import math
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -144,6 +145,8 @@ class Loop:
 
     def _save(self, step: int, state: TrainState, validation_loss: float | None, *, scheduled: bool) -> None:
         self.reporter.flush()
+        if validation_loss is not None and not math.isfinite(validation_loss):
+            validation_loss = None  # JSON has no NaN
         self.record = dataclasses.replace(
             self.record, validation_loss=validation_loss, eval_tokens=self.config.eval.tokens, scheduled=scheduled
         )
@@ -212,7 +215,8 @@ def train(
     probe: adds metrics and images to each evaluation; `insight.training_curves.attention_metrics` is one.
 
     Returns the last state. After a signal, saves and raises SystemExit(128 + signal), as if the signal had killed the
-    process. Raises UserError for errors that the user can fix. With wrong input, no file is changed.
+    process; outside the main thread, signals are not handled. Raises UserError for errors that the user can fix. With
+    wrong input, no file is changed.
     """
     assembly, first_state, workdir_lock = open_run(config, workdir, init_from)
     opened = GatheredCheckpoints if processes.apart else Checkpoints

@@ -156,8 +156,9 @@ class Reporter:
         self.begin, self.first, self.step = time.monotonic(), step, step
 
     def write(self, step: int, row: dict[str, float], images: dict[str, np.ndarray], texts: dict[str, str]) -> None:
-        """Write a row of metrics, {name: value}, with RGB images in uint8 and texts by name."""
-        self.file.write(json.dumps({"step": step} | row) + "\n")
+        """Write a row of metrics, {name: value}, with RGB images in uint8 and texts by name. NaN is null in JSON."""
+        values = {name: value if math.isfinite(value) else None for name, value in row.items()}
+        self.file.write(json.dumps({"step": step} | values, allow_nan=False) + "\n")
         for name, value in row.items():
             self.events.scalar(_tag(name), value, step)
         for name, pixels in images.items():

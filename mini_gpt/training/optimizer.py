@@ -148,8 +148,8 @@ def is_hidden_matrix(parameters: Parameters) -> Parameters:
 
 
 def decays(parameters: Parameters) -> Parameters:
-    """Return the mask of weight decay: kernels and embeddings, but no biases, norm scales or T5's table."""
-    return _mask(parameters, r"(kernel|embedding)$")
+    """Return the mask of weight decay: kernels, adapters and embeddings, but no biases, norm scales or T5's table."""
+    return _mask(parameters, r"(kernel|lora_a|lora_b|embedding)$")
 
 
 def _mask(parameters: Parameters, pattern: str) -> Parameters:

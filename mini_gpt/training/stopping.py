@@ -3,6 +3,7 @@
 import contextlib
 import os
 import signal
+import threading
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -41,7 +42,12 @@ def at_once() -> Iterator[None]:
 
 @contextlib.contextmanager
 def handled(numbers: Iterable[int], handler: Any) -> Iterator[None]:
-    """Handle signals by `handler` in the block. If SIGHUP was ignored (nohup), it stays ignored."""
+    """Handle signals by `handler` in the block. If SIGHUP was ignored (nohup), it stays ignored.
+
+    Python allows handlers in the main thread only; in another one, signals are left as they are.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        numbers = []
     numbers = [number for number in numbers if (number, signal.getsignal(number)) != (signal.SIGHUP, signal.SIG_IGN)]
     previous = {number: signal.signal(number, handler) for number in numbers}
     try:

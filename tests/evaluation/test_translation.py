@@ -3,6 +3,7 @@
 import dataclasses
 import json
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -115,6 +116,36 @@ def test_written_targets_are_compared_with_the_references():
     # Four orders of n-grams, with counts by hand: 7 of 8, 4 of 6, 2 of 4, 1 of 3; the brevity penalty is 1.
     assert worse["bleu"] == pytest.approx(100 * np.prod([7 / 8, 4 / 6, 2 / 4, 1 / 3]) ** 0.25)
     assert translation.written_scores(["ab cd"], ["ab cd"])["bleu"] is None, "two words"
+    assert "|tok:13a|" in worse["bleu_signature"]
+
+
+@pytest.mark.parametrize(
+    ("written", "reference", "tokenizer"),
+    [
+        ("我们今天去学院", "我们今天去学校", "zh"),
+        ("我们今天去学院", "GPT 我们今天去学校", "zh"),
+        ("わたしは日本へ", "わたしは日本に", "char"),
+        ("Это мой новый дом", "Это мой новый друг", "13a"),
+        ("12 34", "12 34", "13a"),
+    ],
+)
+def test_bleu_counts_characters_of_scripts_without_spaces(written, reference, tokenizer):
+    scores = translation.written_scores([written], [reference])
+    assert f"|tok:{tokenizer}|" in scores["bleu_signature"]
+    if reference == "我们今天去学校":  # six of seven characters, and so on
+        assert scores["bleu"] == pytest.approx(100 * (6 / 7 * 5 / 6 * 4 / 5 * 3 / 4) ** 0.25)
+
+
+def test_no_sources_have_no_targets(model):
+    assert decoding.greedy_targets(model(), [], SEPARATOR, 7) == []
+
+
+def not_finite(model):
+    return dataclasses.replace(model, parameters=jax.tree.map(lambda leaf: leaf * np.nan, model.parameters))
+
+
+def test_a_diverged_model_has_no_scores(model):
+    assert translation.prediction_scores(not_finite(model()), pairs_of(drawn(3)), SEPARATOR) == {}
 
 
 @pytest.mark.slow
@@ -203,13 +234,18 @@ def test_the_suite_measures_a_task_and_files_of_pairs(small, tmp_path):
     short = {"train__steps": 2, "eval__sample_tokens": 0, "eval__tokens": 64}
     loop.train(small(**PAIRS | short), tmp_path / "task", conclude=False)
     result = suites.evaluate(Run(tmp_path / "task"), "translation", SuiteOptions(lengths="1x,2x"))
-    assert [row["status"] for row in result["rows"]] == ["ok", "ok"]
+    assert [row["status"] for row in result["rows"]] == ["ok", "ok"] and "|tok:13a|" in result["bleu_signature"]
     for row in result["rows"]:
         assert 0 <= row["exact_match"] <= 1 and 0 <= row["chrf"] <= 100 and row["nll"] > 0
         assert 0 <= row["alignment_error"] <= 1 and 0 <= row["calibration_error"] <= 1
     assert len(result["heads"]) == 2 * 2 * 2  # lengths × layers × heads
     written = json.loads((tmp_path / "task" / "eval" / "translation.json").read_text())
     assert written["heads"] == result["heads"]
+    run = Run(tmp_path / "task")
+    run.model = not_finite(run.model)
+    result = suites.evaluate(run, "translation", SuiteOptions(lengths="1x"))
+    (row,) = result["rows"]
+    assert row["status"] == "undefined" and row["nll"] is None and result["bleu_signature"] is None
     (tmp_path / "pairs.tsv").write_text("".join(f"source {i}\ttarget {i}\n" for i in range(400)))
     files = {"data__corpus": "pairs", "data__tokenizer": "bytes", "data__path": str(tmp_path / "pairs.tsv")}
     loop.train(small(**PAIRS | short | files, model__position="learned"), tmp_path / "pairs", conclude=False)

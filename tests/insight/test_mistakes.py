@@ -153,13 +153,13 @@ def test_the_seed_draws_all_faults():
     assert examination.blamed(["loss"]) == "unknown" and examination.blamed(["positions"]) == "order"
 
 
-def test_a_guess_is_right_or_wrong_with_a_measurement():
+def test_an_answer_has_a_measurement():
     seed = next(seed for seed in range(99) if faults.draw(seed)[0] == "base")
     rows = [{"check": "trained base", "says": "With RoPE's base 100, …"}, {"check": "loss", "says": "high"}]
-    said = exercises.verdict(seed, "base", {"rows": rows, "found": ["trained base"]})
-    assert said.startswith("Right: the fault is base. Trained with RoPE's base ") and said.endswith("base 100, …")
-    said = exercises.verdict(seed, "none", {"rows": rows[1:], "found": ["loss"]})
-    assert said.startswith("Wrong: the fault is base.") and "finds loss, but does not name" in said
+    said = exercises.answer(seed, {"rows": rows, "found": ["trained base"]})
+    assert said.startswith("base. Trained with RoPE's base ") and said.endswith("base 100, …")
+    said = exercises.answer(seed, {"rows": rows[1:], "found": ["loss"]})
+    assert said.startswith("base.") and "finds loss, but does not name" in said
 
 
 @pytest.mark.slow
@@ -180,5 +180,7 @@ def test_a_hidden_fault_is_trained_guessed_and_named(monkeypatch, tmp_path, caps
     texts = [path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()]
     assert not any(b"shifted" in text or b"mistake" in text for text in texts)
     said = run("--guess=norm")
-    assert "FOUND  trained targets: With targets shifted by -1" in said and "Wrong: the fault is targets." in said
+    assert said.startswith("Wrong: it is not norm.") and "targets" not in said and "FOUND" not in said
+    said = run("--answer")
+    assert "FOUND  trained targets: With targets shifted by -1" in said and "The fault is targets." in said
     assert "Right: the fault is targets." in run("--guess=targets")

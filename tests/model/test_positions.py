@@ -14,6 +14,7 @@ from mini_gpt.config import loading
 from mini_gpt.insight.observing import layers
 from mini_gpt.model import MiniGPT, positions
 from mini_gpt.model.positions import absolute, biases, rotary
+from mini_gpt.runtime.errors import UserError
 from tests import oracle
 from tests.conftest import slow
 
@@ -320,6 +321,12 @@ def test_p_rope_stops_the_slowest_pairs():
     plain, half = make("rope"), make("rope", **{"rope.turning": 0.5})
     assert half.frequencies == (*plain.frequencies[:16], *[0.0] * 16)
     assert make("rope", **{"rope.fraction": 0.5}).frequencies != plain.frequencies[:16]
+
+
+def test_a_name_without_a_class_is_one_line(monkeypatch):
+    monkeypatch.setattr(positions, "ENCODINGS", {})
+    with pytest.raises(UserError, match=r"^model\.position: found 'kerple'; has no class in CLASSES of "):
+        make("kerple")
 
 
 def test_the_config_knows_which_encodings_have_parameters_in_each_layer():

@@ -1,5 +1,6 @@
 """The mesh and the sharding rules: equal results on every mesh, sizes of shards, and one-line errors."""
 
+import functools
 import math
 import re
 
@@ -63,6 +64,11 @@ def on_one_and_eight(small, fields, layout=PLAIN):
         config = small(**SMALL_MODEL | fields, **sizes)
         runs.append(train(config, first_state(config), layout))
     return runs
+
+
+def test_the_tensor_axis_need_not_divide_the_state_of_a_recurrence(small):
+    state = first_state(config_on(functools.partial(small, model__block="gru"), (2, 2, 2)))
+    assert state.parameters["blocks"][0]["recurrence"]["out"]["kernel"].shape == (11, 16)
 
 
 @pytest.fixture(scope="module")

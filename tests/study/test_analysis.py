@@ -1,6 +1,7 @@
 """Outcomes of comparisons: pairs of seeds and items, missing runs, and what is refused."""
 
 import dataclasses
+import itertools
 
 import numpy as np
 import pytest
@@ -93,6 +94,19 @@ def test_an_incomplete_comparison_does_not_help_the_others():
     found = analysis.outcomes(dict(zip(which, [pairs([-1] * 6 + [0.5, 0.4]), pairs([-1] * 7)], strict=True)), 0.05, 8)
     assert [one.p_alone for one in found] == [8 / 256, 2 / 128]
     assert [(one.p, one.verdict) for one in found] == [(16 / 256, "undecided"), (1, "no verdict")]
+
+
+def test_without_a_smallest_effect_p_is_that_of_closed_testing():
+    """Independent: the largest of size · smallest p over all sets of comparisons with this one (Marcus et al. 1976)."""
+    which = [Comparison(first, "lower", "b", "tasks", "own", "", 8, 0.0) for first in "acde"]
+    drawn = [[-1] * 8, [-1] * 7 + [0.1], [-1] * 6 + [0.5, 0.4], [1, -1, 0.3, 0.2, 0.1, -0.4, 0.6, 0.7]]
+    found = analysis.outcomes(dict(zip(which, map(pairs, drawn), strict=True)), 0.05, 8)
+    alone = [statistics.sign_flip_p(values) for values in drawn]
+    alone[0] = 1.0  # its seeds are equal, so that it has no verdict
+    sets = [chosen for size in range(1, 5) for chosen in itertools.combinations(range(4), size)]
+    closed = [max(min(1, len(c) * min(alone[i] for i in c)) for c in sets if one in c) for one in range(4)]
+    assert [one.p for one in found] == pytest.approx(closed) and found[0].verdict == "no verdict"
+    assert all(one.equivalent_p == 1 for one in found)
 
 
 SAME = "all seeds have the same difference: their variation is not known"

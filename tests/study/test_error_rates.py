@@ -9,16 +9,16 @@ from mini_gpt.study.definition import Comparison
 LEVEL, SMALLEST = 0.05, 1.0
 
 
-def has_false_verdict(rng, true_differences, seeds, deviations):
+def has_false_verdict(rng, true_differences, seeds, deviations, smallest=SMALLEST):
     """Return whether a simulated study with normal differences has some false verdict. All claims are "lower"."""
     pairs = {}
     for index, (true, deviation) in enumerate(zip(true_differences, deviations, strict=True)):
         row = lambda value: {"own": value, "reason": None}
         drawn_S = rng.normal(true, deviation, seeds)
-        which = Comparison(f"a{index}", "lower", "b", "tasks", "own", "", 8, SMALLEST)
+        which = Comparison(f"a{index}", "lower", "b", "tasks", "own", "", 8, smallest)
         pairs[which] = {seed: (row(drawn), row(0.0)) for seed, drawn in enumerate(drawn_S)}
     right = {"shown": lambda true: true < 0, "opposite shown": lambda true: true > 0}
-    right |= {"equivalent": lambda true: abs(true) < SMALLEST, "undecided": lambda true: True}
+    right |= {"equivalent": lambda true: abs(true) < smallest, "undecided": lambda true: True}
     found = analysis.outcomes(pairs, LEVEL, seeds)
     return any(not right[one.verdict](true) for one, true in zip(found, true_differences, strict=True))
 
@@ -40,6 +40,14 @@ def test_few_studies_have_any_false_verdict(true_differences, seeds, deviations)
     rng, studies = np.random.default_rng(0), 1500
     false = np.mean([has_false_verdict(rng, true_differences, seeds, deviations) for _ in range(studies)])
     assert false <= LEVEL + 3 * np.sqrt(LEVEL * (1 - LEVEL) / studies), false
+
+
+@pytest.mark.slow
+def test_few_studies_without_a_smallest_effect_have_any_false_verdict():
+    """Four differences are shown in all studies; Holm's method then tests the last one at the full level."""
+    rng, studies, true, deviations = np.random.default_rng(0), 600, [5.0] * 4 + [0.0], [0.3] * 4 + [1.0]
+    false = np.mean([has_false_verdict(rng, true, 8, deviations, smallest=0.0) for _ in range(studies)])
+    assert LEVEL / 2 <= false <= LEVEL + 3 * np.sqrt(LEVEL * (1 - LEVEL) / studies), false
 
 
 @pytest.mark.slow

@@ -39,9 +39,9 @@ def test_above_sixteen_seeds_the_smallest_p_is_that_of_the_random_patterns():
 
 
 def test_holm_adjusts_known_values():
-    assert statistics.holm([[0.01], [0.04], [0.03]])[:, 0].tolist() == pytest.approx([0.03, 0.06, 0.06])
-    assert statistics.holm([[0.9], [0.5]])[:, 0].tolist() == [1.0, 1.0]
-    assert statistics.holm([]).tolist() == []
+    assert np.ravel(statistics.holm([[0.01], [0.04], [0.03]])) == pytest.approx([0.03, 0.06, 0.06])
+    assert statistics.holm([[0.9], [0.5]]) == [[1.0], [1.0]]
+    assert statistics.holm([]) == []
 
 
 def rejected_one_by_one(p_values_CT, level):
@@ -63,7 +63,7 @@ def test_both_tests_of_a_comparison_share_one_family():
     rng = np.random.default_rng(0)
     for _ in range(100):
         p_values_CT = rng.choice([1e-4, 0.002, 0.008, 0.012, 0.02, 0.04, 0.3, 1.0], (4, 2))
-        adjusted_CT = statistics.holm(p_values_CT)
+        adjusted_CT = np.array(statistics.holm(p_values_CT.tolist()))
         for level in (0.05, 0.1):
             found = set(zip(*np.nonzero(adjusted_CT <= level + 1e-12), strict=True))
             assert found == rejected_one_by_one(p_values_CT, level), p_values_CT
@@ -100,7 +100,7 @@ def test_a_value_that_is_not_finite_is_refused(call, bad):
 
 
 def test_a_p_value_outside_0_to_1_is_refused():
-    with pytest.raises(ValueError, match=r"^p_values_CT: found -0\.1; must be from 0 to 1$"):
+    with pytest.raises(ValueError, match=r"^p_values: found -0\.1; must be from 0 to 1$"):
         statistics.holm([[0.5, -0.1]])
     with pytest.raises(ValueError, match=r"^p: found 1\.5; must be from 0 to 1$"):
         statistics.verdict(-1, "lower", 1.5, 1, 0.05)
@@ -151,9 +151,10 @@ def test_few_families_without_an_effect_have_a_false_verdict(seeds, comparisons)
     for _ in range(draws):
         shared_S = rng.normal(size=seeds)  # comparisons with one reference condition are correlated
         differences = rng.normal(size=(comparisons, seeds)) + shared_S
-        adjusted = statistics.holm([[statistics.sign_flip_p(row)] for row in differences])[:, 0]
+        adjusted = statistics.holm([[statistics.sign_flip_p(row)] for row in differences])
         verdicts = [
-            statistics.verdict(np.mean(row), "lower", p, 1, level) for row, p in zip(differences, adjusted, strict=True)
+            statistics.verdict(np.mean(row), "lower", p, 1, level)
+            for row, [p] in zip(differences, adjusted, strict=True)
         ]
         false += any(found in ("shown", "opposite shown") for found in verdicts)
     assert false / draws <= level + 2 * np.sqrt(level * (1 - level) / draws), false / draws

@@ -1,6 +1,7 @@
 """Non-finite losses and gradients never change the state: the run stops, skips the step or rewinds."""
 
 import functools
+import json
 import math
 import re
 import shutil
@@ -14,7 +15,7 @@ import pytest
 from mini_gpt.data.text_batches import TextBatches
 from mini_gpt.runtime import sharding
 from mini_gpt.runtime.errors import UserError
-from mini_gpt.training import assembly, loop
+from mini_gpt.training import assembly, loop, monitor
 from mini_gpt.training.checkpoint import Checkpoints
 from mini_gpt.training.monitor import Spikes
 from tests.conftest import slow
@@ -54,6 +55,16 @@ def trained_on(config, places, parameters=None):
         else:
             state, _ = step(state, sharding.put_batch(run.train_batches[place], run.mesh))
     return state
+
+
+def test_a_validation_loss_that_is_not_finite_is_null_in_json(small, tmp_path, monkeypatch):
+    monkeypatch.setattr(loop.Loop, "_evaluate", lambda *_: ({"validation/loss": math.nan}, {}, {}))
+    loop.train(small(**FIELDS), tmp_path, conclude=False)
+    strictly = lambda text: json.loads(text, parse_constant=pytest.fail)
+    last = [strictly(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()][-1]
+    assert last["step"] == 8 and last["validation/loss"] is None
+    assert "validation/loss" not in monitor.read(tmp_path / "metrics.jsonl")[-1]
+    assert strictly((tmp_path / "checkpoints" / "8" / "format" / "metadata").read_text())["validation_loss"] is None
 
 
 def logged_steps(workdir):

@@ -9,6 +9,9 @@ import pytest
 from mini_gpt.config import fields
 from mini_gpt.config.schema import Config
 from mini_gpt.runtime.errors import UserError
+from mini_gpt.study import new_runs
+from mini_gpt.study.definition import Plan, Study
+from mini_gpt.suites.base import SuiteOptions
 from mini_gpt.training import loggers, loop, monitor, workdir
 from tests.training.interruption import rows
 
@@ -83,7 +86,12 @@ def test_a_missing_package_is_refused_before_anything_is_written(small, tmp_path
     monkeypatch.setattr(loggers.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"train.logger: found wandb, which is not installed; pip install wandb"):
         loop.train(small(train__logger="wandb"), tmp_path / "run")
-    assert not (tmp_path / "run").exists()
+    study = Study(
+        "?", "configs/default.py", {"a": {}}, [0], {"perplexity": SuiteOptions()}, [], {"train.logger": "wandb"}
+    )
+    with pytest.raises(UserError, match=r"train.logger: found wandb, which is not installed"):
+        new_runs.check(Plan("s", study), tmp_path / "study")
+    assert not [*tmp_path.iterdir()]
 
 
 def test_a_refusal_of_the_service_is_one_line(small, tmp_path, fake):

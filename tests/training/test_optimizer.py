@@ -78,7 +78,8 @@ def test_only_matrices_decay():
             0: {"mlp": {"up": {"kernel": jnp.ones((2, 2)), "bias": jnp.ones(2)}}, "norm": {"scale": jnp.ones(2)}}
         },
     }
-    assert jax.tree.leaves(decays(parameters)) == [False, True, False, True, True, False]
+    parameters["blocks"][0]["mlp"]["up"]["lora"] = {"lora_a": jnp.ones((2, 1)), "lora_b": jnp.ones((1, 2))}
+    assert jax.tree.leaves(decays(parameters)) == [False, True, True, True, False, True, True, False]
     optimizer = make_optimizer(config, parameters).transformation
     zero = jax.tree.map(jnp.zeros_like, parameters)
     updates, _ = optimizer.update(zero, optimizer.init(parameters), parameters)

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from unittest import mock
 
 import jax
@@ -57,6 +58,13 @@ def test_a_signal_saves_the_step_and_sets_the_exit_status(small, tmp_path, monke
     assert_same_bits(loop.train(config, tmp_path / "run", conclude=False), uninterrupted)
     one, other = ([without_rates(row) for row in rows(tmp_path / name)] for name in ("uninterrupted", "run"))
     assert one == other
+
+
+def test_a_run_trains_outside_the_main_thread(small, tmp_path):
+    config = small(train__steps=2, eval__every=2, checkpoint__every=2)
+    with ThreadPoolExecutor(1) as pool:
+        state = pool.submit(loop.train, config, tmp_path, conclude=False).result()
+    assert int(state.step) == 2 and Checkpoints(tmp_path / "checkpoints", read_only=True).steps() == [2]
 
 
 @pytest.mark.slow

@@ -19,9 +19,10 @@ from mini_gpt.insight import budget
 from mini_gpt.insight.mechanisms.attribution import centred_and_weighted
 from mini_gpt.model import MiniGPT, running
 from mini_gpt.model.attention.context import Context, Coordinates
+from mini_gpt.model.attention.variants import QKNorm
 from mini_gpt.runtime.errors import UserError, require, shown
 
-# Values of model fields with which a circuit is no product of weights.
+# Values of model fields with which a circuit is no product of weights. (): any value but None.
 NOT_IN_QK = {
     "position": ("fox", "cope", "fire"),
     "rope.scaling": ("dynamic",),
@@ -35,6 +36,7 @@ NOT_IN_OV = {
     "output_norm": (True,),
     "prediction_head": (True,),
     "variants.canon": (True,),
+    "variants.clip_qkv": (),
     "variants.gate": ("head", "entry"),
 }
 MOST_TOKENS = 4096  # a circuit has an entry for each pair of tokens
@@ -44,7 +46,7 @@ def unsupported(config: ModelConfig, fields: dict[str, tuple], position: str = "
     """Return the first field that has one of these values, as (name, value), or None. position: of the layer."""
     for name, values in fields.items():
         found = position if name == "position" else operator.attrgetter(name)(config)
-        if found in values:
+        if found in values or (not values and found is not None):
             return name, found
     return None
 
@@ -98,7 +100,7 @@ class Head:
         """
         self._refuse(NOT_IN_OV)
         into_KT = self.out_KD() @ self._unembedding_DT(tokens_T)
-        value_TK = self._inputs(tokens_T) @ self._kernel_DK("value", self.group)
+        value_TK = self._inputs(tokens_T) @ self._kernel_DHK("value")[:, self.group]
         values = np.linalg.eigvals(np.float64(into_KT @ value_TK))  # AB and BA have the same eigenvalues except zeros
         return float(values.sum().real / max(np.abs(values).sum(), 1e-30))
 
@@ -113,22 +115,31 @@ class Head:
             raise UserError(f"model.{name}: found {shown(value)}; circuits do not support it; use activation patching")
 
     def query_DK(self) -> jax.Array:
-        """Return W_Q of the head, with the linear part of the norm before it. So do the next two methods."""
-        return self._read(self._kernel_DK("query", self.head))
+        """Return W_Q of the head, with the linear parts of the norm before it and of QK-norm. So does `key_DK`."""
+        return self._normed_DK("query", self.head)
 
     def key_DK(self) -> jax.Array:
-        return self._read(self._kernel_DK("key", self.group))
+        return self._normed_DK("key", self.group)
 
     def value_DK(self) -> jax.Array:
-        return self._read(self._kernel_DK("value", self.group))
+        """Return W_V of the head, with the linear part of the norm before it."""
+        return self._read(self._kernel_DHK("value")[:, self.group])
 
     def out_KD(self) -> jax.Array:
         """Return the rows of W_O that belong to the head."""
         return self.attention.out.kernel[...].reshape(self.config.num_heads, -1, self.config.d_model)[self.head]
 
-    def _kernel_DK(self, name: str, number: int) -> jax.Array:
+    def _kernel_DHK(self, name: str) -> jax.Array:
         kernel_DE = getattr(self.attention, name).kernel[...]
-        return kernel_DE.reshape(len(kernel_DE), -1, self.config.head_width)[:, number]
+        return kernel_DE.reshape(len(kernel_DE), -1, self.config.head_width)
+
+    def _normed_DK(self, name: str, number: int) -> jax.Array:
+        kernel_DHK = self._kernel_DHK(name)
+        for norms in self.attention.on_heads:
+            if isinstance(norms, QKNorm):
+                rows = kernel_DHK.reshape(len(kernel_DHK), -1) if norms.together else kernel_DHK
+                kernel_DHK = centred_and_weighted(getattr(norms, f"{name}_norm"), rows).reshape(kernel_DHK.shape)
+        return self._read(kernel_DHK[:, number])
 
     def _read(self, kernel_DK: jax.Array) -> jax.Array:
         if self.config.norm_placement != "pre":

@@ -17,10 +17,17 @@ from mini_gpt.model.positions.base import Encoding
 from mini_gpt.model.positions.biases import T5, Alibi, Fire, HardAlibi, Kerple
 from mini_gpt.model.positions.contextual import Cope, DecayBias, Fox
 from mini_gpt.model.positions.rotary import Pope, Rope
+from mini_gpt.runtime.errors import require
 
 CLASSES: tuple[Any, ...]
 CLASSES = (Encoding, Learned, Sinusoidal, Rope, Pope, Alibi, HardAlibi, T5, Kerple, Fire, Fox, Cope)
 ENCODINGS = {encoding.name: encoding for encoding in CLASSES}
+
+
+def find(name: str) -> Any:
+    """Return the class of an encoding. Raises UserError for a name of `config.attention.Position` without a class."""
+    require(name in ENCODINGS, "model.position", name, f"has no class in CLASSES of {__name__}; add it there")
+    return ENCODINGS[name]
 
 
 def make(config: ModelConfig, *, rngs: nnx.Rngs) -> tuple[Encoding, ...]:
@@ -32,14 +39,14 @@ def make(config: ModelConfig, *, rngs: nnx.Rngs) -> tuple[Encoding, ...]:
 
 def shared(config: ModelConfig, *, rngs: nnx.Rngs) -> dict[str, Encoding]:
     """Return the encodings that the model holds for all layers, by name."""
-    kinds = {kind.position: kind for kind in config.layer_kinds if ENCODINGS[kind.position].shared}
+    kinds = {kind.position: kind for kind in config.layer_kinds if find(kind.position).shared}
     return {name: make_one(config, kind, rngs=rngs) for name, kind in kinds.items()}
 
 
 def make_one(config: ModelConfig, kind: LayerKind, *, rngs: nnx.Rngs) -> Encoding:
     """Return the encoding of one layer, with the base and the factor of its kind."""
     rope = config.rope.of_layer(kind.rope_base, kind.rope_factor)
-    return ENCODINGS[kind.position](dataclasses.replace(config, rope=rope).of_layer(kind), rngs=rngs)
+    return find(kind.position)(dataclasses.replace(config, rope=rope).of_layer(kind), rngs=rngs)
 
 
 def modules(config: ModelConfig, kind: LayerKind, *, cross: bool, rngs: nnx.Rngs) -> list[Any]:
@@ -50,7 +57,7 @@ def modules(config: ModelConfig, kind: LayerKind, *, cross: bool, rngs: nnx.Rngs
     if cross and not config.cross_positions:
         return []
     config = config.encoder if cross else config
-    encoding: Any = ENCODINGS[kind.position]
+    encoding = find(kind.position)
     if encoding is Encoding or issubclass(encoding, InputEncoding):
         return []
     if encoding.shared:
@@ -62,4 +69,4 @@ def modules(config: ModelConfig, kind: LayerKind, *, cross: bool, rngs: nnx.Rngs
 def input_encoding(config: ModelConfig) -> str | None:
     """Return the name of the encoding that acts on the embeddings, or None."""
     name = config.position_pattern[0]
-    return name if issubclass(ENCODINGS[name], InputEncoding) else None
+    return name if issubclass(find(name), InputEncoding) else None

@@ -77,6 +77,28 @@ def test_keys_of_the_induction_head_read_the_previous_token_head(small):
     assert all(np.abs(score[1]).max() == 0 and np.abs(score[:, :, 0]).max() == 0 for score in scores.values())
 
 
+@pytest.mark.parametrize("qk_norm", ["weighted", "all_heads", "layernorm"])
+def test_composition_has_the_weights_of_the_norms(small, qk_norm):
+    fields = {"model__num_layers": 2, "model__num_kv_heads": 2, "model__norm": "rmsnorm"}
+    fields["model__variants__qk_norm"] = qk_norm
+    model = random_model(small(**SIZE | fields), handmade.TOKENIZER.token_bytes, noise=0.4)
+    scores = circuits.composition(model)
+    p = jax.tree.map(np.float64, model.parameters)
+    first, second = (block["attention_norm"]["scale"][:, None] for block in (p["blocks"][0], p["blocks"][1]))
+    layers = [p["blocks"][layer]["attention"] for layer in range(2)]
+    written_DD = first * layers[0]["value"]["kernel"][:, 4:8] @ layers[0]["out"]["kernel"][12:16]  # head 3, group 1
+    (norms,) = (node for node in layers[1]["on_heads"].values() if "query_norm" in node)
+    made = {}
+    for name, head in (("query", 1), ("key", 0)):
+        kernel_DK, scale = layers[1][name]["kernel"][:, 4 * head :][:, :4], norms[f"{name}_norm"]["scale"]
+        kernel_DK = kernel_DK - kernel_DK.mean(-1, keepdims=True) * (qk_norm == "layernorm")
+        made[name] = second * kernel_DK * (scale[4 * head :][:4] if qk_norm == "all_heads" else scale)
+    qk_DD = made["query"] @ made["key"].T
+    for name, matrix_DD in {"query": qk_DD, "key": qk_DD.T}.items():
+        norms = [np.linalg.norm(matrix) for matrix in (written_DD @ matrix_DD, written_DD, matrix_DD)]
+        assert scores[name][0, 3, 1, 1] == pytest.approx(norms[0] / norms[1] / norms[2], rel=1e-5)
+
+
 def test_composition_equals_the_products_of_whole_matrices(small):
     model = random_model(small(**SIZE | {"model__num_layers": 2}), handmade.TOKENIZER.token_bytes, noise=0.4)
     scores = circuits.composition(model)
@@ -112,6 +134,7 @@ def test_too_many_tokens_are_refused(small):
         ({"model__output_norm": True}, "ov"),
         ({"model__norm_placement": "post"}, "copying"),
         ({"model__variants__gate": "head"}, "ov"),
+        ({"model__variants__clip_qkv": 8.0}, "copying"),
     ],
     ids=str,
 )
@@ -119,3 +142,6 @@ def test_a_field_that_circuits_do_not_support_is_refused(small, fields, method):
     model = random_model(small(**SIZE | fields), handmade.TOKENIZER.token_bytes)
     with pytest.raises(UserError, match="circuits do not support it"):
         getattr(Head(model, 0, 0), method)(ALL)
+    if method != "qk":
+        with pytest.raises(UserError, match="circuits do not support it"):
+            circuits.composition(model)
