@@ -5,7 +5,8 @@ python -m mini_gpt.prune --workdir=RUN --heads=2.1,3.0 --output=DIR
 
 --keep removes the least important heads, by the gradient of the loss, and writes the loss for each number of kept heads
 to DIR/eval/prune.csv, .png and .json. Each layer keeps at least one head. DIR is a run: train.py --workdir=DIR trains
-it, and all tools open it. Heads keep their numbers.
+it, and all tools open it. Heads keep their numbers. If the command is killed after it has written DIR, the same command
+goes on.
 """
 
 import argparse
@@ -77,7 +78,7 @@ def _parser() -> argparse.ArgumentParser:
     which.add_argument(
         "--heads", metavar="LAYER.HEAD,…", help="the heads to remove, such as 2.1,3.0; both count from 0"
     )
-    add("--output", type=run_flags.new_directory, required=True, help="a new directory for the smaller run")
+    add("--output", type=command_line.place, required=True, help="a new directory for the smaller run")
     add("--steps", type=int, help="fine-tune for this number of steps; default: none")
     add("--tokens", type=int, default=pruning.SCORED_TOKENS, help="the most tokens of a loss or of the gradients")
     return parser
@@ -86,6 +87,9 @@ def _parser() -> argparse.ArgumentParser:
 def _prune(run: Run, output: Path, flags: argparse.Namespace, overrides: Mapping[str, str]) -> None:
     """Choose the heads, write the smaller run, fine-tune it if asked, and print and write what was measured."""
     config = run.config.model
+    is_begun = (output / workdirs.CONFIG).exists() and not (output / "eval" / "prune.json").exists()
+    if not is_begun:
+        files.check_new(output)
     if config.block != "attention":
         raise UserError(f"{run.workdir}: found model.block={config.block}; a recurrent run has no heads to remove")
     steps = {} if flags.steps is None else {"train.steps": flags.steps}
@@ -95,8 +99,9 @@ def _prune(run: Run, output: Path, flags: argparse.Namespace, overrides: Mapping
         assembly.make_mesh(new_config)  # raises its errors before a file is written
     require(config.prediction_head is not None, "model.prediction_head", None, "the model has no logits, and no loss")
     require(flags.tokens > 0, "--tokens", flags.tokens, "must be at least 1")
-    files.make_directory(output)  # raises its errors
-    output.rmdir()
+    if not is_begun:
+        files.make_directory(output)  # raises its errors
+        output.rmdir()
     model, table, score = removed.whole(run.model), list[dict[str, Any]](), scorer(run, "validation", flags.tokens)
     loss: Loss = lambda model: score(model, None)
     if flags.heads is not None:
@@ -106,7 +111,12 @@ def _prune(run: Run, output: Path, flags: argparse.Namespace, overrides: Mapping
     smaller = removed.smaller(model, kept)
     new_config = loading.override(new_config, {"model.heads": smaller.config.model.heads})
     models = {"before": run.model, "after": smaller}
-    _write(run, dataclasses.replace(smaller, config=new_config), output)
+    source = _source(run, smaller)
+    if not is_begun:
+        _write(run, dataclasses.replace(smaller, config=new_config), output, source)
+    elif origin.imported_from(output) != source:
+        raise UserError(f"--output: {output} holds a run of other weights; name a new directory")
+    workdirs.check_same_config(output, new_config)
     if flags.steps:
         loop.train(new_config, output, conclude=False, probe=training_curves.attention_metrics)
         models[f"after {flags.steps} steps"] = Run(output).model
@@ -188,12 +198,17 @@ def _measured(models: Mapping[str, LoadedModel], loss: Loss) -> list[dict[str, A
     ]
 
 
-def _write(run: Run, model: LoadedModel, output: Path) -> None:
-    """Write the model as a run at step 0 with its config. A failure leaves no files."""
-    source = origin.imported_from(run.workdir) or {}
-    count = sum(map(len, model.config.model.head_numbers))
-    source |= {"directory": str(run.workdir.resolve()), "context_length": origin.trained_context(run)}
+def _source(run: Run, smaller: LoadedModel) -> dict[str, Any]:
+    """Return the record of a smaller model's origin, see `origin.imported_from`."""
+    count = sum(map(len, smaller.config.model.head_numbers))
+    source = {"directory": str(run.workdir.resolve()), "checkpoint_step": run.step}
+    source |= {"context_length": origin.trained_context(run)}
     source |= {"architecture": f"run of mini_gpt, of which {count} heads are kept"}
+    return (origin.imported_from(run.workdir) or {}) | source
+
+
+def _write(run: Run, model: LoadedModel, output: Path, source: Mapping[str, Any]) -> None:
+    """Write the model as a run at step 0 with its config. A failure leaves no files."""
     with files.directory_written_whole(output) as draft:
         workdirs.claim(draft, model.config, run.corpus, run.tokenizer)
         with contextlib.closing(Checkpoints(draft / workdirs.CHECKPOINTS)) as checkpoints:

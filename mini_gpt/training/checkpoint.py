@@ -2,7 +2,8 @@
 
 Each checkpoint has a record: format, run, step, validation loss, offset of the data, and checksums of all arrays. A
 checkpoint that does not match its record, or has the record of another run or step, is damaged. Training moves it to
-`damaged/` and restores the previous checkpoint.
+`damaged/` and restores the previous checkpoint. One without a record before a whole one was being deleted when a
+process was killed: its rest is deleted.
 """
 
 import contextlib
@@ -34,6 +35,7 @@ FORMAT = 3
 PARTS = ("parameters", "training")  # in separate directories, so that the parameters can be read alone
 DAMAGED = "damaged"  # the directory of damaged checkpoints, next to `checkpoints/`
 MOST_CHOICES = 20  # checkpoints that a reader tries, if training deletes each of them
+TIMEOUT = 366 * 86400  # seconds by the clock, which jumps after sleep; Orbax's 20 minutes would then end the run
 MOST_COMPRESSED = 100  # most array bytes per file byte; real weights compress by less than a tenth
 # Read errors that do not mean damage, and the errno of such OSErrors.
 NOT_DAMAGE = (UserError, PermissionError, MemoryError)
@@ -81,6 +83,7 @@ class Checkpoints:
             multiprocessing_options=ocp.options.MultiprocessingOptions(active_processes=alone),
             cleanup_tmp_directories=not read_only,
             save_interval_steps=0 if read_only else 1,
+            async_options=ocp.AsyncOptions(timeout_secs=TIMEOUT),
             lightweight_initialize=True,  # do not read the metrics files of old checkpoints
         )
         registry = ocp.handlers.DefaultCheckpointHandlerRegistry()
@@ -179,7 +182,10 @@ class Checkpoints:
             remedy = "copy one from a backup, or train in a new directory"
             raise UserError(f"{self.directory / str(step)}: {problem}; {remedy}")
         for step, damage in damaged.items():
-            self._move_damaged(step, damage)
+            if found is not None and step < found[0] and not self._record_file(step).exists():
+                self.manager.delete(step)  # a killed process had begun to
+            else:
+                self._move_damaged(step, damage)
         return None if found is None else (*found, records[found[0]])
 
     def _last_undamaged(
@@ -252,6 +258,9 @@ class Checkpoints:
         same = [step for step in scored if records[step].eval_tokens in (records[scored[-1]].eval_tokens, None)]
         return min(reversed(same), key=lambda step: records[step].loss_or_infinity)
 
+    def _record_file(self, step: int) -> Path:
+        return self.directory / str(step) / "format" / "metadata"
+
     def _record_or_empty(self, step: int) -> Record:
         """Return the record of a checkpoint, or an empty record if it is damaged."""
         try:
@@ -261,7 +270,7 @@ class Checkpoints:
 
     @unreadable_is_damaged()
     def _body(self, step: int) -> dict[str, Any]:
-        path = self.directory / str(step) / "format" / "metadata"
+        path = self._record_file(step)
         body = files.read_with_checksum(path)
         if not isinstance(body.get("format"), int):
             raise Damaged(f"{path} has no format")

@@ -4,6 +4,7 @@ import csv
 import dataclasses
 import json
 import re
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -118,6 +119,21 @@ def test_muon_trains_layers_with_other_numbers_of_heads(small):
     config = small(**FIELDS, model__heads=HEADS, optimizer__name="muon")
     losses = [metrics["loss"] for metrics in test_step.run(config)[1]]
     assert np.isfinite(losses).all() and losses[0] != losses[-1]
+
+
+def test_a_killed_command_goes_on(monkeypatch, trained):
+    workdir = trained(**FIELDS)
+    command = ["--heads=0.2,1.0,1.1,1.3", "--tokens=64", "--steps=3"]
+    output = workdir.parent / "smaller"
+    with monkeypatch.context() as patch:
+        patch.setattr("mini_gpt.training.loop.train", mock.Mock(side_effect=UserError("killed")))
+        assert prune(monkeypatch, workdir, *command) == "error: killed"
+    assert Run(output).step == 0
+    assert "--output: " in prune(monkeypatch, workdir, "--heads=0.1,1.0,1.1,1.3", *command[1:], "--checkpoint=4")
+    assert prune(monkeypatch, workdir, *command) is None
+    rows = json.loads((output / "eval" / "prune.json").read_text())["comparison"]
+    assert rows[2]["model"] == "after 3 steps" and rows[2]["nll"] != rows[1]["nll"] and Run(output).step == 3
+    assert prune(monkeypatch, workdir, *command).startswith(f"error: {output}: exists already")
 
 
 def test_the_last_head_of_each_layer_stays(monkeypatch, trained):

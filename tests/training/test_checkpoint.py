@@ -5,6 +5,7 @@ import itertools
 import multiprocessing
 import random
 import shutil
+import types
 from pathlib import Path
 
 import jax
@@ -271,6 +272,28 @@ def test_the_checksum_finds_swapped_rows_of_an_array(written, monkeypatch):
         pytest.raises(Damaged, match=r"parameters/blocks/0/mlp/up/kernel has another checksum"),
     ):
         checkpoints.restore(8, abstract)
+
+
+def test_an_unfinished_deletion_is_finished_without_a_word(tmp_path, caplog):
+    state, abstract = small_state()
+    with contextlib.closing(Checkpoints(tmp_path / "checkpoints", keep=9)) as checkpoints:
+        for step in (4, 8):
+            checkpoints.save(step, state._replace(step=jnp.int32(step)), Record())
+    shutil.rmtree(tmp_path / "checkpoints" / "4" / "format")
+    assert restore_last(tmp_path / "checkpoints", abstract)[0] == 8
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["8"]
+    assert not (tmp_path / "damaged").exists() and "damaged" not in caplog.text
+
+
+def test_a_clock_that_jumps_during_a_save_does_not_end_it(tmp_path, monkeypatch):
+    state, _ = small_state()
+    hours = itertools.count()
+    clock = types.SimpleNamespace(time=lambda: 3600.0 * next(hours))
+    monkeypatch.setattr("orbax.checkpoint._src.futures.future.time", clock)
+    with contextlib.closing(Checkpoints(tmp_path / "checkpoints")) as checkpoints:
+        checkpoints.save(4, state, Record())
+        checkpoints.wait()
+        assert checkpoints.steps() == [4]
 
 
 def test_the_best_checkpoint_on_each_sample_is_kept(tmp_path):
