@@ -1,16 +1,34 @@
 """The ledger of a study: freezing, changes after results, and damage."""
 
 import dataclasses
+import importlib.metadata
 import json
+import subprocess
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from mini_gpt.runtime.errors import UserError
-from mini_gpt.study import ledger
+from mini_gpt.study import ledger, processes
 from mini_gpt.study.definition import Contrast, Plan, Study
 from mini_gpt.suites.base import SuiteOptions
 from tests.commands.test_command_line import type_in
+
+def test_the_commit_of_a_repository_around_an_environment_is_not_recorded(monkeypatch, tmp_path):
+    def git(*words):
+        who = ["-c", "user.name=a", "-c", "user.email=a@b.c"]
+        command = ["git", "-C", str(tmp_path), *who, *words]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+    git("init")
+    git("commit", "--allow-empty", "--message=theirs")
+    (tmp_path / ".venv" / "site-packages").mkdir(parents=True)
+    monkeypatch.setattr(processes, "ROOT", tmp_path)
+    assert ledger.commit() == git("rev-parse", "HEAD")
+    monkeypatch.setattr(processes, "ROOT", tmp_path / ".venv" / "site-packages")
+    monkeypatch.setattr(importlib.metadata, "version", lambda _: "9.0")
+    assert ledger.commit() == "mini-gpt 9.0"
+
 
 TEXT = {"wide": "a" * 64, "narrow": "a" * 64}
 
