@@ -6,8 +6,9 @@
     python -m mini_gpt.study report FILE    write the report from the runs that are complete
 
 FILE is a study such as configs/studies/positions.py. In place of it, --config, --vary, --seeds, --suite and --contrast
-define a study for a quick look. The command `run` resumes a stopped study, and tries failed runs again. With
---engine=ray it trains on a Ray cluster; with --engine=slurm it prints a script for an array of Slurm jobs.
+define a study for a quick look, and --config.FIELD=VALUE sets a field of all its runs. The command `run` resumes a
+stopped study, and tries failed runs again. With --engine=ray it trains on a Ray cluster; with --engine=slurm it prints
+a script for an array of Slurm jobs.
 """
 
 import argparse
@@ -44,7 +45,8 @@ def sweep() -> None:
     parser = command_line.parser(
         "Train and measure all combinations of field values: the short form of `python -m mini_gpt.study run`.\n\n"
         "python -m mini_gpt.sweep --config=configs/positions.py --suite=extrapolation --seeds=3 \\\n"
-        "    --vary model.position=none,learned,sinusoidal,rope,alibi,t5",
+        "    --vary model.position=none,learned,sinusoidal,rope,alibi,t5\n\n"
+        "--config.FIELD=VALUE sets a field of all runs.",
         prog="python -m mini_gpt.sweep",
     )
     parser.set_defaults(action=None, file=None)

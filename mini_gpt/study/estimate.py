@@ -28,7 +28,7 @@ def measure(plan: Plan, slots: Sequence[Slot]) -> dict[str, Cost]:
 
     Raises UserError if a config cannot be measured.
     """
-    suites = {name: dataclasses.asdict(options) for name, options in plan.study.suites.items()}
+    suites = {name: dataclasses.asdict(options) for name, options in plan.suites.items()}
     conditions, started = list(plan.configs), []
     costs: dict[str, Cost] = {}
     with contextlib.ExitStack() as stack:

@@ -33,7 +33,7 @@ def digest(plan: Plan) -> str:
 
 
 def commit() -> str:
-    """Return the commit of this checkout, with "+changes" if files differ from it; for an installed package its version."""
+    """Return the commit of this checkout, with "+changes" if files differ from it, or the version of the package."""
 
     def git(*words: str) -> list[str]:
         command = ["git", "-C", str(processes.ROOT), *words]

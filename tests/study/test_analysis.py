@@ -8,9 +8,8 @@ import pytest
 from mini_gpt.evaluation import items
 from mini_gpt.evaluation.items import Items
 from mini_gpt.study import analysis, report, statistics
-from mini_gpt.study.definition import Comparison, Contrast, Fit, Plan, Study
+from mini_gpt.study.definition import Comparison, Plan, Study
 from mini_gpt.study.results import Results
-from mini_gpt.suites.base import SuiteOptions
 
 SEEDS, PARTS = 10, 20
 
@@ -18,12 +17,8 @@ SEEDS, PARTS = 10, 20
 @pytest.fixture
 def study(overrides):
     conditions = {"a": {"model.d_ff": 128}, "b": {"model.d_ff": 64}, "c": {"model.d_ff": 96}}
-    contrasts = [
-        Contrast(*claim, "perplexity", "nll", smallest_effect=0.05)
-        for claim in (("a", "lower", "b"), ("b", "lower", "a"), ("a", "lower", "c"))
-    ]
-    suites = {"perplexity": SuiteOptions()}
-    return Study("Which?", "configs/default.py", conditions, range(SEEDS), suites, contrasts, overrides)
+    suites, contrasts = {"perplexity": {}}, ["a<b", "b<a", "a<c"]
+    return Study("Which?", "configs/default.py", conditions, range(SEEDS), suites, contrasts, overrides, 0.05)
 
 
 def results_of(study, tmp_path, means, **changes):
@@ -183,8 +178,7 @@ def test_without_equal_items_only_seeds_are_resampled(study, tmp_path):
 
 
 def test_runs_that_have_not_learned_are_named_and_kept(study, tmp_path):
-    fit = Fit("perplexity", "nll", at_most=2.15)
-    results = results_of(dataclasses.replace(study, fit=fit), tmp_path, MEANS, b1={"nll": 9.0})
+    results = results_of(dataclasses.replace(study, fit="nll<=2.15"), tmp_path, MEANS, b1={"nll": 9.0})
     text = report.Report(results)._learned()
     failed = [name for name, found in results.by_run.items() if found["perplexity"]["nll"] > 2.15]
     assert "b,seed=1" in failed and f"Not learned, but included in all numbers: {', '.join(failed)}." in text
