@@ -1,13 +1,14 @@
 """Outcomes of comparisons: pairs of seeds and items, missing runs, and what is refused."""
 
 import dataclasses
+import re
 
 import numpy as np
 import pytest
 
 from mini_gpt.evaluation import items
 from mini_gpt.evaluation.items import Items
-from mini_gpt.study import analysis, report, statistics
+from mini_gpt.study import analysis, paper, report, statistics
 from mini_gpt.study.definition import Comparison, Plan, Study
 from mini_gpt.study.results import Results
 
@@ -185,6 +186,27 @@ def test_runs_that_have_not_learned_are_named_and_kept(study, tmp_path):
     (row,) = [row for row in report.Report(results).tables["perplexity"] if row["condition"] == "b"]
     assert row["seeds"] == SEEDS and row["nll_highest"] == 9.0
     assert [row["learned"] for row in results.run_rows() if (row["condition"], row["seed"]) == ("b", 1)] == [False]
+
+
+def test_a_paper_gets_figures_without_titles_and_latex(study, tmp_path):
+    found = report.Report(results_of(study, tmp_path, MEANS))
+    (tmp_path / "a,seed=0").mkdir()
+    (tmp_path / "a,seed=0" / "metrics.jsonl").write_text('{"step": 1, "train/loss": 2.0}\n')
+    written = {path.name: path.read_bytes() for path in paper.write(found)}
+    stems = ["perplexity", "differences-nll", "training"]
+    for name in stems:
+        assert written[f"{name}.pdf"].startswith(b"%PDF") and b"/Type3" not in written[f"{name}.pdf"]
+        assert b"<svg" in written[f"{name}.svg"] and b"length (tokens)" in written["perplexity.svg"]
+        assert not re.search(rb"<!-- (Paired|Training:|Mean|perplexity )", written[f"{name}.svg"])
+    (row,) = [row for row in found.tables["perplexity"] if row["condition"] == "a"]
+    cells = f"a & {SEEDS} & {row['nll_mean']:.4f} $\\pm$ {row['nll_standard_deviation']:.4f} \\\\"
+    assert cells in written["perplexity.tex"].decode().splitlines()
+    first = written["comparisons.tex"].decode().splitlines()
+    assert first[:2] == [r"\begin{tabular}{lrrrrrr}", r"\toprule"] and first[-2:] == [r"\bottomrule", r"\end{tabular}"]
+    assert first[4].startswith(
+        f"a lower than b & nll & 32 & {found.outcomes[0].difference:+.4f}".replace("-", "$-$", 1)
+    )
+    assert paper.latex([{"a_b": "50% < 1 & {x}"}]).splitlines()[2:5:2] == [r"a\_b \\", r"50\% $<$ 1 \& \{x\} \\"]
 
 
 def test_the_page_needs_no_other_file_and_escapes_its_texts(study, tmp_path):
