@@ -6,16 +6,12 @@
 data.position_ids. Results: docs/results/encodings.md.
 """
 
-from mini_gpt.study.definition import Contrast, Fit, Study
-from mini_gpt.suites.base import SuiteOptions
-
 NAMES = ("none", "rope", "alibi", "t5", "fire", "kerple", "fox")
 
 
-def get_study() -> Study:
-    match = {"suite": "tasks", "metric": "token_accuracy", "lengths": "2x"}
+def get_study() -> dict:
     counted = {"model.position": "learned", "train.random_offsets": 16}
-    return Study(
+    return dict(
         question="Which encoding adds numbers that are longer than those in training?",
         config="configs/tasks.py:addition_reversed",
         overrides={
@@ -30,13 +26,13 @@ def get_study() -> Study:
         conditions={name: {"model.position": name} for name in NAMES}
         | {ids: counted | {"data.position_ids": ids} for ids in ("abacus", "coupled")},
         seeds=range(7),
-        suites={"tasks": SuiteOptions(lengths="1x,4,5,2x")},
+        suites={"tasks": {"lengths": "1x,4,5,2x"}},
         contrasts=[
-            Contrast("abacus", "higher", "rope", **match),
-            Contrast("coupled", "higher", "rope", **match),
-            Contrast("coupled", "higher", "fire", **match),
+            "abacus > rope @ token_accuracy,2x",
+            "coupled > rope @ token_accuracy,2x",
+            "coupled > fire @ token_accuracy,2x",
         ],
         smallest_effect=0.05,
-        fit=Fit("tasks", "exact_match", at_least=0.9),
+        fit="exact_match >= 0.9",
         expected_deviation=0.1,
     )

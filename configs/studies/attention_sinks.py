@@ -6,20 +6,9 @@
 weight of all heads on the first token (--suite=heads). Results: docs/results/encodings.md.
 """
 
-import functools
 
-from mini_gpt.study.definition import Contrast, Fit, Study
-from mini_gpt.suites.base import SuiteOptions
-
-
-def get_study() -> Study:
-    loss = functools.partial(
-        Contrast, claim="lower", second="plain", suite="extrapolation", metric="nll", label="blocks"
-    )
-    share = functools.partial(
-        Contrast, claim="lower", second="plain", suite="heads", metric="first_token", smallest_effect=0.01
-    )
-    return Study(
+def get_study() -> dict:
+    return dict(
         question="Do SSMax, sinks and QK-norm lower the loss, or take weight from the first token?",
         config="configs/positions.py",
         overrides={"model.dtype": "float32", "model.position": "rope"},
@@ -31,13 +20,13 @@ def get_study() -> Study:
             "qk-norm": {"model.variants.qk_norm": "weighted"},
         },
         seeds=range(8),
-        suites={"extrapolation": SuiteOptions(lengths="1x,2x,4x,8x", strides="1x"), "heads": SuiteOptions()},
+        suites={"extrapolation": {"lengths": "1x,2x,4x,8x", "strides": "1x"}, "heads": {}},
         contrasts=[
-            loss("ssmax", lengths="1x,4x"),
-            loss("qk-norm", lengths="1x"),
-            *map(share, ("sink=trained", "sink=zero", "qk-norm")),
+            "ssmax < plain @ nll,1x,4x",
+            "qk-norm < plain @ nll,1x",
+            *(f"{name} < plain @ first_token" for name in ("sink=trained", "sink=zero", "qk-norm")),
         ],
-        smallest_effect=0.02,  # nats per token
-        fit=Fit("extrapolation", "nll", at_most=2.3, label="blocks"),  # a bigram model has a loss of 2.484
+        smallest_effect={"nll": 0.02, "first_token": 0.01},
+        fit="nll <= 2.3",  # a bigram model has a loss of 2.484
         expected_deviation=0.03,
     )

@@ -6,15 +6,12 @@
 2π × base, so with a base of 10 it is shorter than a context.
 """
 
-from mini_gpt.study.definition import Contrast, Fit, Study
-from mini_gpt.suites.base import SuiteOptions
-
 CONTEXTS = {64: 16, 256: 4}  # {length: rows of a batch}
 ENCODINGS = {"rope": "model.rope.base", "sinusoidal": "model.sinusoidal.base"}
 BASES = {64: (10, 10_000), 256: (10, 10_000, 1_000_000)}
 
 
-def get_study() -> Study:
+def get_study() -> dict:
     names, contrasts, conditions = "{},context={},base={}".format, [], {}
     for encoding, field in ENCODINGS.items():
         for context, rows in CONTEXTS.items():
@@ -26,16 +23,15 @@ def get_study() -> Study:
                     "train.batch_size": rows,
                 }
                 if base != 10_000:
-                    claim = names(encoding, context, 10_000), "lower", names(encoding, context, base)
-                    contrasts.append(Contrast(*claim, "perplexity", "nll"))
-    return Study(
+                    contrasts.append(f"{names(encoding, context, 10_000)} < {names(encoding, context, base)} @ nll")
+    return dict(
         question="Is 10,000 the right base for RoPE and sinusoids?",
         config="configs/small.py",
         conditions=conditions,
         seeds=range(8),
-        suites={"perplexity": SuiteOptions()},
+        suites={"perplexity": {}},
         contrasts=contrasts,
         smallest_effect=0.01,  # nats per token
-        fit=Fit("perplexity", "nll", at_most=2.6),
+        fit="nll <= 2.6",
         expected_deviation=0.01,
     )

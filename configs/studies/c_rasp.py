@@ -9,8 +9,6 @@ docs/results/encodings.md.
 """
 
 from mini_gpt.data import tasks
-from mini_gpt.study.definition import Contrast, Fit, Study
-from mini_gpt.suites.base import SuiteOptions
 
 NAMES = ("unique_copy", "unique_sort", "binary_majority", "repeat_copy")
 LENGTH = 15
@@ -24,9 +22,8 @@ def conditions(name: str) -> dict[str, dict[str, object]]:
     return {f"{name},ape": fields | ape, f"{name},nope": fields | {"model.position": "none"}}
 
 
-def get_study() -> Study:
-    match = {"suite": "tasks", "metric": "exact_match", "lengths": "2x"}
-    return Study(
+def get_study() -> dict:
+    return dict(
         question="Do models with learned positions, or without encoding, generalize on the predicted tasks?",
         config="configs/tasks.py:unique_copy",
         overrides={
@@ -39,12 +36,11 @@ def get_study() -> Study:
         },
         conditions={condition: fields for name in NAMES for condition, fields in conditions(name).items()},
         seeds=range(7),
-        suites={"tasks": SuiteOptions(lengths="1x,2x,3x")},
+        suites={"tasks": {"lengths": "1x,2x,3x"}},
         contrasts=[
-            Contrast(f"{name},ape", "higher", f"{name},nope", **match)
-            for name in ("unique_copy", "unique_sort", "repeat_copy")
+            f"{name},ape > {name},nope @ exact_match,2x" for name in ("unique_copy", "unique_sort", "repeat_copy")
         ],
         smallest_effect=0.05,
-        fit=Fit("tasks", "exact_match", at_least=0.9),
+        fit="exact_match >= 0.9",
         expected_deviation=0.1,
     )

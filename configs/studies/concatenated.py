@@ -7,22 +7,19 @@
 embeddings, the last P columns of E are trained in the output only. Results: docs/results/studies.md.
 """
 
-from mini_gpt.study.definition import Contrast, Fit, Study
-from mini_gpt.suites.base import SuiteOptions
-
 COLUMNS = {f"concatenated={columns}": {"model.sinusoidal.columns": columns} for columns in (16, 32)}
 
 
-def get_study() -> Study:
-    return Study(
+def get_study() -> dict:
+    return dict(
         question="Should sinusoidal positions be added to the embedding, or concatenated with it?",
         config="configs/small.py",
         overrides={"model.position": "sinusoidal", "model.dtype": "float32"},
         conditions={"added": {}} | COLUMNS,
         seeds=range(7),
-        suites={"perplexity": SuiteOptions()},
-        contrasts=[Contrast("added", "lower", name, "perplexity", "nll") for name in COLUMNS],
+        suites={"perplexity": {}},
+        contrasts=[f"added < {name} @ nll" for name in COLUMNS],
         smallest_effect=0.01,  # nats per token
-        fit=Fit("perplexity", "nll", at_most=2.8),
+        fit="nll <= 2.8",
         expected_deviation=0.01,
     )

@@ -6,16 +6,12 @@
 docs/results/encodings.md.
 """
 
-from mini_gpt.study.definition import Contrast, Fit, Study
-from mini_gpt.suites.base import SuiteOptions
-
 RELATIVE = ("rope", "alibi", "t5", "fire", "kerple", "fox")
 
 
-def get_study() -> Study:
-    match = {"suite": "tasks", "metric": "token_accuracy", "lengths": "2x"}
+def get_study() -> dict:
     counted = {"model.position": "learned", "data.position_ids": "abacus", "train.random_offsets": 40}
-    return Study(
+    return dict(
         question="Which encoding copies words that are longer than those in training?",
         config="configs/tasks.py:copy",
         overrides={
@@ -29,10 +25,10 @@ def get_study() -> Study:
         },
         conditions={name: {"model.position": name} for name in ("none", *RELATIVE)} | {"abacus": counted},
         seeds=range(1, 9),
-        suites={"tasks": SuiteOptions(lengths="1x,1.5x,2x,3x")},
+        suites={"tasks": {"lengths": "1x,1.5x,2x,3x"}},
         # Without T5: with eight seeds, no more than six claims can be shown.
-        contrasts=[Contrast("abacus", "higher", name, **match) for name in ("none", *RELATIVE) if name != "t5"],
+        contrasts=[f"abacus > {name} @ token_accuracy,2x" for name in ("none", *RELATIVE) if name != "t5"],
         smallest_effect=0.05,
-        fit=Fit("tasks", "exact_match", at_least=0.9),
+        fit="exact_match >= 0.9",
         expected_deviation=0.1,
     )

@@ -6,28 +6,24 @@
 steps.
 """
 
-from mini_gpt.study.definition import Contrast, Fit, Study
-from mini_gpt.suites.base import SuiteOptions
-
 TEXTS = {"much-text": (0.98, 0.01, 0.01), "little-text": (0.002, 0.01, 0.988)}
 RATES = (0.0, 0.1, 0.3, 0.5)
 
 
-def get_study() -> Study:
+def get_study() -> dict:
     conditions = {
         f"{text},dropout={rate}": {"data.split_fractions": fractions, "model.dropout": rate}
         for text, fractions in TEXTS.items()
         for rate in RATES
     }
-    claims = [(f"{text},dropout={rate}", "lower", f"{text},dropout=0.0") for text in TEXTS for rate in RATES[1:]]
-    return Study(
+    return dict(
         question="Does dropout help with much text, and with little text?",
         config="configs/small.py",
         conditions=conditions,
         seeds=range(8),
-        suites={"perplexity": SuiteOptions()},
-        contrasts=[Contrast(*claim, "perplexity", "nll") for claim in claims],
+        suites={"perplexity": {}},
+        contrasts=[f"{text},dropout={rate} < {text},dropout=0.0 @ nll" for text in TEXTS for rate in RATES[1:]],
         smallest_effect=0.01,  # nats per token
-        fit=Fit("perplexity", "nll", at_most=3.0),
+        fit="nll <= 3.0",
         expected_deviation=0.01,
     )

@@ -6,14 +6,10 @@
 Results: docs/results/encoder_decoder.md.
 """
 
-from mini_gpt.study.definition import Contrast, Fit, Study
-from mini_gpt.suites.base import SuiteOptions
 
-
-def get_study() -> Study:
+def get_study() -> dict:
     places, smoothing = ("pre", "post"), {"smoothed": 0.1, "unsmoothed": 0.0}
-    exact = {"suite": "translation", "metric": "exact_match", "lengths": "1x"}
-    return Study(
+    return dict(
         question="Does an encoder-decoder learn better with norms first, and with label smoothing?",
         config="configs/seq2seq.py",
         overrides={
@@ -37,13 +33,13 @@ def get_study() -> Study:
             for name, rate in smoothing.items()
         },
         seeds=range(1, 4),
-        suites={"translation": SuiteOptions(lengths="1x")},
+        suites={"translation": {"lengths": "1x"}},
         contrasts=[
-            *(Contrast(f"pre-{name}", "higher", f"post-{name}", **exact) for name in smoothing),
-            *(Contrast(f"{place}-smoothed", "higher", f"{place}-unsmoothed", **exact) for place in places),
-            Contrast("pre-smoothed", "higher", "pre-unsmoothed", "translation", "calibration_error", "1x"),
+            *(f"pre-{name} > post-{name} @ exact_match,1x" for name in smoothing),
+            *(f"{place}-smoothed > {place}-unsmoothed @ exact_match,1x" for place in places),
+            "pre-smoothed > pre-unsmoothed @ calibration_error,1x",
         ],
         smallest_effect=0.02,
-        fit=Fit("translation", "exact_match", at_least=0.8),
+        fit="exact_match >= 0.8",
         expected_deviation=0.05,
     )

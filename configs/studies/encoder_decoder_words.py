@@ -5,15 +5,11 @@
 18 runs of configs/seq2seq.py that reverse up to three words. Results: docs/results/encoder_decoder.md.
 """
 
-from mini_gpt.study.definition import Contrast, Fit, Study
-from mini_gpt.suites.base import SuiteOptions
-
 ENCODINGS = ("none", "learned", "sinusoidal", "rope", "alibi", "t5")
 
 
-def get_study() -> Study:
-    match = {"suite": "translation", "metric": "token_accuracy", "lengths": "2x"}
-    return Study(
+def get_study() -> dict:
+    return dict(
         question="Which encoding carries an encoder-decoder to twice the number of words?",
         config="configs/seq2seq.py",
         overrides={
@@ -33,9 +29,9 @@ def get_study() -> Study:
         },
         conditions={name: {"model.position": name} for name in ENCODINGS},
         seeds=range(1, 4),
-        suites={"translation": SuiteOptions(lengths="1x,2x")},
-        contrasts=[Contrast(name, "higher", "rope", **match) for name in ENCODINGS if name != "rope"],
+        suites={"translation": {"lengths": "1x,2x"}},
+        contrasts=[f"{name} > rope @ token_accuracy,2x" for name in ENCODINGS if name != "rope"],
         smallest_effect=0.02,
-        fit=Fit("translation", "exact_match", at_least=0.9),
+        fit="exact_match >= 0.9",
         expected_deviation=0.05,
     )

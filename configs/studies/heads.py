@@ -6,26 +6,21 @@
 parameters.
 """
 
-from mini_gpt.study.definition import Contrast, Fit, Study
-from mini_gpt.suites.base import SuiteOptions
 
-CLAIMS = [
-    ("heads=2", "lower", "heads=1"),
-    ("heads=4", "lower", "heads=2"),
-    ("heads=8", "lower", "heads=4"),
-    ("heads=8", "lower", "heads=16"),
-]
-
-
-def get_study() -> Study:
-    return Study(
+def get_study() -> dict:
+    return dict(
         question="Are more heads better at a constant width?",
         config="configs/small.py",
         conditions={f"heads={heads}": {"model.num_heads": heads} for heads in (1, 2, 4, 8, 16)},
         seeds=range(8),
-        suites={"perplexity": SuiteOptions()},
-        contrasts=[Contrast(*claim, "perplexity", "nll") for claim in CLAIMS],
+        suites={"perplexity": {}},
+        contrasts=[
+            "heads=2 < heads=1 @ nll",
+            "heads=4 < heads=2 @ nll",
+            "heads=8 < heads=4 @ nll",
+            "heads=8 < heads=16 @ nll",
+        ],
         smallest_effect=0.01,  # nats per token
-        fit=Fit("perplexity", "nll", at_most=2.6),
+        fit="nll <= 2.6",
         expected_deviation=0.005,
     )

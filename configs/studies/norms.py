@@ -6,14 +6,11 @@
 the first step has the peak learning rate.
 """
 
-from mini_gpt.study.definition import Contrast, Fit, Study
-from mini_gpt.suites.base import SuiteOptions
-
 WIDTHS = (16, 64)
 WARMUPS = {"warm-up": 50, "at-once": 0}
 
 
-def get_study() -> Study:
+def get_study() -> dict:
     conditions = {
         f"{placement}-LN,width={width},{name}": {
             "model.norm_placement": placement,
@@ -24,10 +21,7 @@ def get_study() -> Study:
         for placement in ("pre", "post")
         for name, steps in WARMUPS.items()
     }
-    claims = [(f"post-LN,width={width},warm-up", "lower", f"post-LN,width={width},at-once") for width in WIDTHS]
-    claims += [(f"pre-LN,width={width},warm-up", "lower", f"pre-LN,width={width},at-once") for width in WIDTHS]
-    claims += [(f"pre-LN,width={width},warm-up", "lower", f"post-LN,width={width},warm-up") for width in WIDTHS]
-    return Study(
+    return dict(
         question="Does post-LN need a warm-up, and pre-LN not?",
         config="configs/small.py",
         overrides={
@@ -39,9 +33,13 @@ def get_study() -> Study:
         },
         conditions=conditions,
         seeds=range(8),
-        suites={"perplexity": SuiteOptions()},
-        contrasts=[Contrast(*claim, "perplexity", "nll") for claim in claims],
+        suites={"perplexity": {}},
+        contrasts=[
+            *(f"post-LN,width={width},warm-up < post-LN,width={width},at-once @ nll" for width in WIDTHS),
+            *(f"pre-LN,width={width},warm-up < pre-LN,width={width},at-once @ nll" for width in WIDTHS),
+            *(f"pre-LN,width={width},warm-up < post-LN,width={width},warm-up @ nll" for width in WIDTHS),
+        ],
         smallest_effect=0.01,  # nats per token
-        fit=Fit("perplexity", "nll", at_most=2.8),
+        fit="nll <= 2.8",
         expected_deviation=0.01,
     )

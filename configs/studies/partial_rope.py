@@ -7,15 +7,9 @@ with all frequencies (`model.rope.fraction`). `p-rope` turns a share of the pair
 (`model.rope.turning`, Barbero et al. 2025). Results: docs/results/encodings.md.
 """
 
-from mini_gpt.study.definition import Contrast, Fit, Study
-from mini_gpt.suites.base import SuiteOptions
 
-CLAIMS = (("partial=0.25", "rope"), ("p-rope=0.25", "rope"), ("p-rope=0.25", "partial=0.25"))
-
-
-def get_study() -> Study:
-    where = {"suite": "extrapolation", "metric": "nll", "label": "blocks", "lengths": "1x,4x"}
-    return Study(
+def get_study() -> dict:
+    return dict(
         question="Does RoPE extrapolate better if some dimensions do not turn?",
         config="configs/positions.py",
         overrides={"model.dtype": "float32", "model.position": "rope"},
@@ -26,9 +20,13 @@ def get_study() -> Study:
             "p-rope=0.75": {"model.rope.turning": 0.75},
         },
         seeds=range(8),
-        suites={"extrapolation": SuiteOptions(lengths="1x,2x,4x,8x", strides="1x")},
-        contrasts=[Contrast(first, "lower", second, **where) for first, second in CLAIMS],
+        suites={"extrapolation": {"lengths": "1x,2x,4x,8x", "strides": "1x"}},
+        contrasts=[
+            "partial=0.25 < rope @ nll,1x,4x",
+            "p-rope=0.25 < rope @ nll,1x,4x",
+            "p-rope=0.25 < partial=0.25 @ nll,1x,4x",
+        ],
         smallest_effect=0.02,  # nats per token
-        fit=Fit("extrapolation", "nll", at_most=2.3, label="blocks"),  # a bigram model has a loss of 2.484
+        fit="nll <= 2.3",  # a bigram model has a loss of 2.484
         expected_deviation=0.03,
     )

@@ -5,24 +5,16 @@
 24 runs of configs/small.py. The loss that is compared is not smoothed.
 """
 
-from mini_gpt.study.definition import Contrast, Fit, Study
-from mini_gpt.suites.base import SuiteOptions
 
-CLAIMS = [
-    ("smoothing=0.1", "lower", "smoothing=0.0"),
-    ("smoothing=0.2", "lower", "smoothing=0.1"),
-]
-
-
-def get_study() -> Study:
-    return Study(
+def get_study() -> dict:
+    return dict(
         question="Does label smoothing make perplexity better?",
         config="configs/small.py",
         conditions={f"smoothing={rate}": {"train.label_smoothing": rate} for rate in (0.0, 0.1, 0.2)},
         seeds=range(8),
-        suites={"perplexity": SuiteOptions()},
-        contrasts=[Contrast(*claim, "perplexity", "nll") for claim in CLAIMS],
+        suites={"perplexity": {}},
+        contrasts=["smoothing=0.1 < smoothing=0.0 @ nll", "smoothing=0.2 < smoothing=0.1 @ nll"],
         smallest_effect=0.01,  # nats per token
-        fit=Fit("perplexity", "nll", at_most=2.6),
+        fit="nll <= 2.6",
         expected_deviation=0.005,
     )

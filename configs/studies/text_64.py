@@ -6,16 +6,12 @@
 has RoPE with a window in three layers of four, and no encoding in the fourth. Results: docs/results/encodings.md.
 """
 
-from mini_gpt.study.definition import Contrast, Fit, Study
-from mini_gpt.suites.base import SuiteOptions
-
 NEWER = ("hard_alibi", "kerple", "fire", "pope", "fox", "cope")
 
 
-def get_study() -> Study:
-    blocks = {"suite": "extrapolation", "metric": "nll", "label": "blocks"}
+def get_study() -> dict:
     at_trained_length = [name for name in NEWER if name != "hard_alibi"]
-    return Study(
+    return dict(
         question="Which of the newer encodings keeps its loss beyond a trained context of 64 characters?",
         config="configs/positions.py",
         overrides={"model.dtype": "float32"},
@@ -27,12 +23,12 @@ def get_study() -> Study:
             }
         },
         seeds=range(9),
-        suites={"extrapolation": SuiteOptions(lengths="1x,2x,4x,8x", strides="1x")},
+        suites={"extrapolation": {"lengths": "1x,2x,4x,8x", "strides": "1x"}},
         contrasts=[
-            *(Contrast(name, "lower", "rope", lengths="1x", **blocks) for name in at_trained_length),
-            *(Contrast(name, "lower", "alibi", lengths="8x", **blocks) for name in (*NEWER, "rnope-swa")),
+            *(f"{name} < rope @ nll,1x" for name in at_trained_length),
+            *(f"{name} < alibi @ nll,8x" for name in (*NEWER, "rnope-swa")),
         ],
         smallest_effect=0.02,  # nats per token
-        fit=Fit("extrapolation", "nll", at_most=2.3, label="blocks"),  # a bigram model has a loss of 2.484
+        fit="nll <= 2.3",  # a bigram model has a loss of 2.484
         expected_deviation=0.03,
     )

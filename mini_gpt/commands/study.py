@@ -6,8 +6,9 @@
     python -m mini_gpt.study report FILE    write the report from the runs that are complete
 
 FILE is a study such as configs/studies/positions.py. In place of it, --config, --vary, --seeds, --suite and --contrast
-define a study for a quick look. The command `run` resumes a stopped study, and tries failed runs again. With
---engine=ray it trains on a Ray cluster; with --engine=slurm it prints a script for an array of Slurm jobs.
+define a study for a quick look, and --config.FIELD=VALUE sets a field of all its runs. The command `run` resumes a
+stopped study, and tries failed runs again. With --engine=ray it trains on a Ray cluster; with --engine=slurm it prints
+a script for an array of Slurm jobs.
 """
 
 import argparse
@@ -22,7 +23,7 @@ from mini_gpt.commands import command_line, quick_look, study_copy
 from mini_gpt.commands.study_copy import Copy, Directory
 from mini_gpt.runtime import files
 from mini_gpt.runtime.errors import UserError, require
-from mini_gpt.study import definition, estimate, ledger, local, machine, new_runs, ray, runner, slurm, statistics
+from mini_gpt.study import definition, estimate, ledger, local, machine, new_runs, paper, ray, runner, slurm, statistics
 from mini_gpt.study.definition import Plan
 from mini_gpt.study.progress import Display, Job
 from mini_gpt.study.report import Report
@@ -44,7 +45,8 @@ def sweep() -> None:
     parser = command_line.parser(
         "Train and measure all combinations of field values: the short form of `python -m mini_gpt.study run`.\n\n"
         "python -m mini_gpt.sweep --config=configs/positions.py --suite=extrapolation --seeds=3 \\\n"
-        "    --vary model.position=none,learned,sinusoidal,rope,alibi,t5",
+        "    --vary model.position=none,learned,sinusoidal,rope,alibi,t5\n\n"
+        "--config.FIELD=VALUE sets a field of all runs.",
         prog="python -m mini_gpt.sweep",
     )
     parser.set_defaults(action=None, file=None)
@@ -75,6 +77,7 @@ def _add_flags(parser: argparse.ArgumentParser) -> None:
     part = "train part I of N parts (from 0), and write no report; all share --workdir"
     add("--shard", metavar="I/N", help=part)
     add("--shards", type=int, help="with --engine=slurm: number of tasks; default: one for each run")
+    add("--paper", action="store_true", help="with the report, write paper/: figures as PDF and SVG, tables for LaTeX")
     add("--changed", action="store_true", help="go on with a plan that was changed after results were seen")
     quick_look.add_flags(parser)
 
@@ -153,6 +156,8 @@ def _report(plan: Plan, directory: Directory | Copy, flags: argparse.Namespace, 
     found = Report(directory.results(plan), runner.failures(jobs))
     try:
         found.write()
+        if flags.paper:
+            paper.write(found)
     except BaseException:
         print(found.printed())  # a file can't be written, such as on a full disk
         raise

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
@@ -16,6 +17,7 @@ from mini_gpt.data.tokenizers import Tokenizer
 from mini_gpt.runtime import files
 
 COLOURS = 10  # of matplotlib's cycle; later curves are dashed
+LINES, MARKERS = ("-", "--", "-.", ":"), "os^Dv"  # 20 pairs, which differ in grey print
 
 
 class Curve(NamedTuple):
@@ -64,18 +66,24 @@ def token_labels(tokens: Sequence[int] | np.ndarray, tokenizer: Tokenizer) -> li
     return [token_label(text) for text in spans.decode_each(tokens, tokenizer)]
 
 
-def plot_curve(axes: Axes, curve: Curve, colour: str, style: str = "-") -> None:
-    """Plot a curve, with the range over seeds as a band."""
-    axes.plot(curve.x, curve.y, style, color=colour, marker="o", markersize=4, label=curve.label)
+def plot_curve(axes: Axes, curve: Curve, colour: str, style: str = "-", marker: str = "o") -> None:
+    """Plot a curve, with the range over seeds as a band. A curve of one point is a large marker above the others."""
+    size, layer = (9, 3) if len(curve.x) == 1 else (4, 2)
+    axes.plot(curve.x, curve.y, style, color=colour, marker=marker, markersize=size, label=curve.label, zorder=layer)
     if curve.low is not None and curve.high is not None:
         axes.fill_between(curve.x, curve.low, curve.high, color=colour, alpha=0.18, linewidth=0)
+
+
+def plot_nth_curve(axes: Axes, curve: Curve, number: int) -> None:
+    """Plot a curve with the colour, the line and the marker of a number from 0."""
+    plot_curve(axes, curve, f"C{number}", LINES[number % len(LINES)], MARKERS[number % len(MARKERS)])
 
 
 def plot_curves(axes: Axes, curves: Iterable[Curve], *, trained: float | None = None) -> None:
     """Plot curves against length, on a logarithmic axis for a wide range. trained: the training length, to mark."""
     lengths = set()
     for number, curve in enumerate(curves):
-        plot_curve(axes, curve, f"C{number}", "-" if number < COLOURS else "--")
+        plot_nth_curve(axes, curve, number)
         lengths |= set(curve.x)
     ticks = sorted(lengths)
     logarithmic = bool(ticks) and ticks[-1] > 4 * ticks[0]
@@ -139,10 +147,11 @@ def shares_figure(title: str, curves: list[Curve], *, x: str, y: str, trained: f
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write a PNG atomically."""
-    png = io.BytesIO()
-    figure.savefig(png, dpi=130, format="png")
-    files.write_bytes(path, png.getvalue())
+    """Write a figure atomically, in the format of the path's suffix."""
+    image = io.BytesIO()
+    with rc_context({"pdf.fonttype": 42}):  # TrueType: journals refuse Type 3
+        figure.savefig(image, dpi=130, format=path.suffix[1:])
+    files.write_bytes(path, image.getvalue())
 
 
 def _binned(nll: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -14,13 +14,12 @@ from mini_gpt.config.schema import Config
 from mini_gpt.evaluation import extrapolation
 from mini_gpt.runtime import files
 from mini_gpt.runtime.errors import UserError, require, shown, suggestion
-from mini_gpt.study import statistics
+from mini_gpt.study import statistics, syntax
 from mini_gpt.study.field_types import check as check_types
 from mini_gpt.suites import SUITES
 from mini_gpt.suites import check as check_suites
 from mini_gpt.suites.base import SuiteOptions
 
-CLAIMS = ("lower", "higher")
 SEED_FIELDS = ("seed", "data.seed")
 # Fields of config.data that decide which text is measured.
 TEXT_FIELDS = ("corpus", "path", "target_path", "pair", "split", "split_fractions")
@@ -28,59 +27,42 @@ TEXT_FIELDS = ("corpus", "path", "target_path", "pair", "split", "split_fraction
 PLACES = ("data.path", "data.target_path", "data.cache_dir")
 
 
-@dataclass(frozen=True)
-class Contrast:
-    """The claim that a metric is lower (or higher) in the condition `first` than in the condition `second`.
+class Fit(NamedTuple):
+    """The criterion by which a run has learned: its metric is at most, or at least, a bound.
 
-    lengths: such as "1x,256"; 1x is the trained length; None: all lengths of the suite.
-    label: which rows, if the suite has several for one length, such as "blocks".
-    smallest_effect: None: that of the study.
+    length: such as 1x, the trained length.
+    claim: lower or higher.
     """
 
-    first: str
+    suite: str
+    metric: str
+    label: str
+    length: str
     claim: str
-    second: str
-    suite: str
-    metric: str
-    lengths: str | None = None
-    label: str = ""
-    smallest_effect: float | None = None
-
-
-@dataclass(frozen=True)
-class Fit:
-    """The criterion by which a run has learned: the metric at `length` is at most, or at least, a threshold."""
-
-    suite: str
-    metric: str
-    at_most: float | None = None
-    at_least: float | None = None
-    length: str = "1x"
-    label: str = ""
+    bound: float
 
     def holds(self, value: float | None) -> bool:
-        if value is None:
-            return False
-        return (self.at_most is None or value <= self.at_most) and (self.at_least is None or value >= self.at_least)
+        return value is not None and (value <= self.bound if self.claim == "lower" else value >= self.bound)
 
     def __str__(self) -> str:
-        bounds = [f"at most {self.at_most:g}"] if self.at_most is not None else []
-        bounds += [f"at least {self.at_least:g}"] if self.at_least is not None else []
         where = ", ".join(filter(None, [self.suite, self.label, f"length {self.length}"]))
-        return f"{self.metric} {' and '.join(bounds)} ({where})"
+        return f"{self.metric} at {'most' if self.claim == 'lower' else 'least'} {self.bound:g} ({where})"
 
 
 @dataclass(frozen=True)
 class Study:
-    """A question, and the runs and comparisons that answer it.
+    """A question, and the runs and comparisons that answer it. A study file gives these fields as a dictionary.
 
     config: a config file.
-    conditions: {name: config fields}.
+    conditions: {name: config fields}, or texts as of `--vary`.
     seeds: each condition is trained with each.
-    suites: {name: options}.
+    suites: {name: options}, such as {"extrapolation": {"lengths": "1x,2x"}}.
+    contrasts: texts as of `--contrast`: CONDITION<CONDITION@METRIC,LENGTH. The condition `<` has the lower metric.
+      Without lengths: all lengths of the suite. SUITE/METRIC names one of several suites that have the metric. The end
+      may name the rows, as in "nll,2x,sliding, stride 32"; else they are the suite's first, such as blocks.
     overrides: config fields of all conditions.
-    smallest_effect: the smallest difference that matters, in the unit of the metric; 0: any.
-    fit: when a run has learned.
+    smallest_effect: the smallest difference that matters, in the unit of the metric, or {metric: difference}; 0: any.
+    fit: when a run has learned, such as nll<=2.6 or exact_match,1x>=0.9; without a length: at the trained one.
     expected_deviation: the expected standard deviation, over seeds, of a paired difference. From it `plan` derives the
       difference that can be shown.
     level: the family-wise error rate; intervals cover 1 - level.
@@ -90,13 +72,13 @@ class Study:
 
     question: str
     config: str
-    conditions: Mapping[str, Mapping[str, Any]]
+    conditions: Mapping[str, Mapping[str, Any]] | Sequence[str]
     seeds: Sequence[int]
-    suites: Mapping[str, SuiteOptions]
-    contrasts: Sequence[Contrast] = ()
+    suites: Mapping[str, Mapping[str, Any]]
+    contrasts: Sequence[str] = ()
     overrides: Mapping[str, Any] = field(default_factory=dict)
-    smallest_effect: float = 0.0
-    fit: Fit | None = None
+    smallest_effect: float | Mapping[str, float] = 0.0
+    fit: str | None = None
     expected_deviation: float | None = None
     level: float = 0.05
     seed_field: str = "seed"
@@ -134,6 +116,8 @@ class Plan:
 
     name: of the study.
     places: values of PLACES on this machine.
+    conditions: {name: config fields}.
+    suites: {name: options}.
     configs: of each condition, with the first seed.
     runs: seed by seed.
     comparisons: the family of Holm's correction.
@@ -141,10 +125,15 @@ class Plan:
 
     def __init__(self, name: str, study: Study, places: Mapping[str, str] = MappingProxyType({})):
         self.name, self.study, self.places = name, study, dict(places)
-        _check_fields(study)
-        self.configs = {condition: self._load(condition, study.seeds[0]) for condition in study.conditions}
+        check_types("study", study, leave_out=["seeds"])
+        given = study.conditions
+        self.conditions = given if isinstance(given, Mapping) else syntax.conditions(given)
+        self.suites = {suite: _options(suite, options) for suite, options in study.suites.items()}
+        _check_conditions(study, self.conditions)
+        _check_numbers(study)
+        self.configs = {condition: self._load(condition, study.seeds[0]) for condition in self.conditions}
         _check_different(self.configs, "have the same config")
-        for suite, options in study.suites.items():
+        for suite, options in self.suites.items():
             for config in self.configs.values():
                 SUITES[suite].check(config, options)
         self.comparisons = [one for contrast in study.contrasts for one in self._comparisons(contrast)]
@@ -154,26 +143,23 @@ class Plan:
         if self.comparisons and study.level / len(self.comparisons) < statistics.SMALLEST_P:
             remedy = f"give fewer, or a larger level: at {study.level:g}, no number of seeds can show a difference"
             raise UserError(f"contrasts: found {len(self.comparisons)} comparisons; {remedy}")
-        if study.fit is not None:
-            check_types("fit", study.fit, Fit)
-            bounded = (study.fit.at_most, study.fit.at_least) != (None, None)
-            require(bounded, "fit", study.fit.metric, "needs at_most or at_least")
-            for name, bound in (("at_most", study.fit.at_most), ("at_least", study.fit.at_least)):
-                require(bound is None or math.isfinite(bound), f"fit: {name}", bound, "must be finite")
-            for condition in study.conditions:
-                self.fit_length(condition)
+        self.fit = None if study.fit is None else self._fit(study.fit)
+        for condition in self.conditions if self.fit else ():
+            self.fit_length(condition)
 
     @functools.cached_property
     def runs(self) -> list[PlannedRun]:
         return [
             PlannedRun(condition, seed, self._load(condition, seed))
             for seed in self.study.seeds
-            for condition in self.study.conditions
+            for condition in self.conditions
         ]
 
     def to_dict(self) -> dict[str, Any]:
         """Return the plan in the form of JSON. The configs belong to it: a changed config file is a changed plan."""
-        fields = dataclasses.asdict(self.study) | {"seeds": list(self.study.seeds)}
+        fields = dataclasses.asdict(self.study) | {"seeds": list(self.study.seeds), "conditions": self.conditions}
+        fields |= {"suites": {name: dataclasses.asdict(options) for name, options in self.suites.items()}}
+        fields |= {"contrasts": [one[:-1] for one in self.comparisons], "fit": self.fit}
         loaded = {condition: loading.flatten(loading.to_dict(config)) for condition, config in self.configs.items()}
         shared = {
             condition: {name: value for name, value in values.items() if name not in PLACES}
@@ -197,48 +183,78 @@ class Plan:
 
     def fit_length(self, condition: str) -> int:
         """Return the length at which `fit` is checked. Raises UserError if the suite does not measure it."""
-        assert self.study.fit is not None
-        found = self._measured_lengths("fit", self.study.fit, condition, self.study.fit.length)
-        require(len(found) == 1, "fit: length", self.study.fit.length, "must be one length")
+        assert self.fit is not None
+        found = self._measured("fit", *self.fit[:3], condition, self.fit.length)
+        require(len(found) == 1, "fit: length", self.fit.length, "must be one length")
         return found[0]
 
     def _load(self, condition: str, seed: int) -> Config:
         study = self.study
-        fields = {**study.overrides, **study.conditions[condition], **self.places, study.seed_field: seed}
+        fields = {**study.overrides, **self.conditions[condition], **self.places, study.seed_field: seed}
         try:
             return loading.load(study.config, fields)
         except UserError as error:
-            raise UserError(f"{error} (condition {condition})" if len(study.conditions) > 1 else str(error)) from None
+            raise UserError(f"{error} (condition {condition})" if len(self.conditions) > 1 else str(error)) from None
 
-    def _comparisons(self, contrast: Contrast) -> list[Comparison]:
-        check_types("contrasts", contrast, Contrast)
-        for condition in (contrast.first, contrast.second):
-            _check_known("contrasts", condition, self.study.conditions, "condition")
-        require(contrast.first != contrast.second, "contrasts", contrast.first, "must compare different conditions")
+    def _comparisons(self, text: str) -> list[Comparison]:
+        first, claim, second, where = syntax.parse_contrast(text, self.conditions)
+        require(first != second, "contrasts", first, "must compare different conditions")
         for name in TEXT_FIELDS:
-            first, second = (getattr(self.configs[one].data, name) for one in (contrast.first, contrast.second))
-            remedy = f"{contrast.second} has {second!r}; a contrast needs conditions that are measured on the same text"
-            require(first == second, f"contrasts: data.{name} of {contrast.first}", first, remedy)
-        require(contrast.claim in CLAIMS, "contrasts", contrast.claim, "the claim must be lower or higher")
-        lengths = self._measured_lengths("contrasts", contrast, contrast.first, contrast.lengths)
-        for length in lengths:  # the other condition may have another trained length
-            self._measured_lengths("contrasts", contrast, contrast.second, str(length))
-        smallest = self.study.smallest_effect if contrast.smallest_effect is None else contrast.smallest_effect
-        is_valid = 0 <= smallest < math.inf
-        require(is_valid, "contrasts: smallest_effect", smallest, "must be finite and not negative")
-        start = (contrast.first, contrast.claim, contrast.second, contrast.suite, contrast.metric, contrast.label)
-        return [Comparison(*start, length, smallest) for length in lengths]
+            values = [getattr(self.configs[one].data, name) for one in (first, second)]
+            remedy = f"{second} has {values[1]!r}; a contrast needs conditions that are measured on the same text"
+            require(values[0] == values[1], f"contrasts: data.{name} of {first}", values[0], remedy)
+        suite, metric, label, lengths = self._where("contrasts", where or self._first_metric(), first)
+        found = self._measured("contrasts", suite, metric, label, first, lengths)
+        for length in found:  # the other condition may have another trained length
+            self._measured("contrasts", suite, metric, label, second, str(length))
+        effect = self.study.smallest_effect
+        smallest = effect.get(metric, 0.0) if isinstance(effect, Mapping) else effect
+        return [Comparison(first, claim, second, suite, metric, label, length, smallest) for length in found]
 
-    def _measured_lengths(self, field: str, asked: Contrast | Fit, condition: str, lengths: str | None) -> list[int]:
+    def _fit(self, text: str) -> Fit:
+        parts = syntax.FIT.fullmatch(text)
+        try:
+            bound = float(parts["bound"]) if parts else math.nan
+        except ValueError:
+            bound = math.nan
+        require(math.isfinite(bound), "fit", text, "must be METRIC<=NUMBER or METRIC>=NUMBER, such as nll<=2.6")
+        assert parts is not None
+        suite, metric, label, lengths = self._where("fit", parts["where"], next(iter(self.conditions)))
+        return Fit(suite, metric, label, lengths or "1x", syntax.CLAIMS[parts["claim"]], bound)
+
+    def _first_metric(self) -> str:
+        suite = next(iter(self.suites))
+        return f"{suite}/{SUITES[suite].values[0]}"
+
+    def _where(self, field: str, text: str, condition: str) -> tuple[str, str, str, str | None]:
+        """Return suite, metric, label and lengths of a text such as nll,2x."""
+        parts = syntax.WHERE.fullmatch(text.strip())
+        require(parts is not None, field, text, "must be METRIC,LENGTH,…, such as nll,2x")
+        assert parts is not None
+        metric, having = parts["metric"], [name for name in self.suites if parts["metric"] in SUITES[name].values]
+        known = dict.fromkeys(value for name in self.suites for value in SUITES[name].values)
+        _check_known(field, metric, known, "metric of the suites")
+        if parts["suite"] is not None:
+            _check_known(field, parts["suite"], having, f"suite of this study with {metric}")
+        elif len(having) > 1:
+            raise UserError(
+                f"{field}: found {metric}, which {' and '.join(having)} have; name one: {having[0]}/{metric}"
+            )
+        suite = parts["suite"] or having[0]
+        label = parts["label"] or SUITES[suite].compared(self.configs[condition], self.suites[suite])[0][0]
+        return suite, metric, label, parts["lengths"].lstrip(",") or None
+
+    def _measured(
+        self, field: str, suite: str, metric: str, label: str, condition: str, lengths: str | None
+    ) -> list[int]:
         """Return the lengths in a text such as 1x,256. Raises UserError if the suite does not measure one of them."""
         config = self.configs[condition]
-        _check_known(field, asked.suite, self.study.suites, "suite of this study")
-        _check_known(field, asked.metric, SUITES[asked.suite].values, f"metric of the suite {asked.suite}")
-        rows = SUITES[asked.suite].compared(config, self.study.suites[asked.suite])
-        _check_known(
-            f"{field}: label", asked.label, dict.fromkeys(label for label, _ in rows), "label of the suite's rows"
-        )
-        measured = [length for label, length in rows if label == asked.label]
+        rows = SUITES[suite].compared(config, self.suites[suite])
+        labels = dict.fromkeys(name for name, _ in rows)
+        if label not in labels:
+            others = "".join(f", or one of the rows {name!r}" for name in labels if name)
+            raise UserError(f"{field}: found {label!r} after {metric}; must be a length such as 2x{others}")
+        measured = [length for name, length in rows if name == label]
         trained = config.data.task_length if config.data.is_task else config.context_length
         found = measured if lengths is None else extrapolation.parse_lengths(f"{field}: lengths", lengths, trained, 1)
         for length in found:
@@ -258,22 +274,34 @@ def load(path: str, overrides: Mapping[str, str]) -> Plan:
     require(file.suffix == ".py" and not argument, "study", path, "must be a Python file with get_study()")
 
     def plan(module: Any) -> Plan:
-        study = module.get_study()
-        require(
-            isinstance(study, Study), f"{file}: get_study()", study, "must return a mini_gpt.study.definition.Study"
-        )
-        return Plan(file.stem, study, overrides)
+        given = module.get_study()
+        require(isinstance(given, Mapping), "get_study()", given, "must return a dictionary with the fields of a study")
+        for name in given:
+            _check_known("get_study()", name, [one.name for one in dataclasses.fields(Study)], "field of a study")
+        return Plan(file.stem, Study(**given), overrides)
 
     return loading.call(file, plan)  # names the file in errors, such as for a field of a wrong type
 
 
-def _check_fields(study: Study) -> None:
-    check_types("study", study, Study, leave_out=["seeds"])
-    require(bool(study.conditions), "conditions", dict(study.conditions), "must have at least one")
+def _options(suite: str, given: Mapping[str, Any]) -> SuiteOptions:
+    """Return the options of a suite. Raises UserError if they are invalid, or the suite has nothing to compare."""
+    require(isinstance(given, Mapping), f"suites: {suite}", given, 'must be a dictionary, such as {"lengths": "1x,2x"}')
+    for name in given:
+        _check_known(f"suites: {suite}", name, [one.name for one in dataclasses.fields(SuiteOptions)], "option")
+    options = SuiteOptions(**given)
+    check_types(f"suites: {suite}", options)
+    check_suites([suite], options)
+    compared = ", ".join(name for name in SUITES if SUITES[name].values)
+    require(bool(SUITES[suite].values), "suites", suite, f"has nothing to compare; must be one of {compared}")
+    return options
+
+
+def _check_conditions(study: Study, conditions: Mapping[str, Mapping[str, Any]]) -> None:
+    require(bool(conditions), "conditions", study.conditions, "must have at least one")
     # Some file systems ignore the case of names.
-    directories = {name: files.plain_name(name).casefold() for name in study.conditions}
+    directories = {name: files.plain_name(str(name)).casefold() for name in conditions}
     _check_different(directories, "have the same directory")
-    for name, fields in study.conditions.items():
+    for name, fields in conditions.items():
         # Matplotlib reads $ as mathematics, and leaves names with _ out of legends.
         is_named = isinstance(name, str) and name.strip() == name != "" and "$" not in name and name[0] != "_"
         require(is_named, "conditions", name, "must not be empty, contain $, start with _, or have spaces at its ends")
@@ -281,23 +309,23 @@ def _check_fields(study: Study) -> None:
         for own in fields:
             taken = own in study.overrides or own == study.seed_field
             require(not taken, f"conditions: {name}", own, "is given for all conditions as well; give it once")
+
+
+def _check_numbers(study: Study) -> None:
     seeds = list(study.seeds) if isinstance(study.seeds, Iterable) else []
     is_valid = all(type(seed) is int and seed >= 0 for seed in seeds) and 0 < len(seeds) == len(set(seeds))
     require(is_valid, "seeds", study.seeds, "must be distinct whole numbers, each at least 0, such as range(5)")
     require(study.seed_field in SEED_FIELDS, "seed_field", study.seed_field, "must be seed or data.seed")
     require(study.seed_field not in study.overrides, "overrides", study.seed_field, "it is given by seeds")
     require(0 < study.level < 1, "level", study.level, "must be above 0 and below 1")
-    effect = study.smallest_effect
-    require(0 <= effect < math.inf, "smallest_effect", effect, "must be finite and not negative")
+    effects = study.smallest_effect
+    for effect in effects.values() if isinstance(effects, Mapping) else [effects]:
+        is_valid = type(effect) in (int, float) and 0 <= effect < math.inf
+        require(is_valid, "smallest_effect", effect, "must be finite and not negative")
     deviation = study.expected_deviation
     is_valid = deviation is None or 0 < deviation < math.inf
     require(is_valid, "expected_deviation", deviation, "must be finite and above 0")
-    require(bool(study.suites), "suites", dict(study.suites), "must have at least one")
-    for suite, options in study.suites.items():
-        check_types(f"suites: {suite}", options, SuiteOptions)
-        check_suites([suite], options)
-        compared = ", ".join(name for name in SUITES if SUITES[name].values)
-        require(bool(SUITES[suite].values), "suites", suite, f"has nothing to compare; must be one of {compared}")
+    require(bool(study.suites), "suites", study.suites, "must have at least one")
 
 
 def _check_different(values: Mapping[str, Any], problem: str) -> None:

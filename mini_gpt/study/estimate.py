@@ -1,9 +1,11 @@
 """What a study will cost and what it can show, before any training."""
 
+import contextlib
 import dataclasses
 import json
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -26,26 +28,26 @@ def measure(plan: Plan, slots: Sequence[Slot]) -> dict[str, Cost]:
 
     Raises UserError if a config cannot be measured.
     """
-    suites = {name: dataclasses.asdict(options) for name, options in plan.study.suites.items()}
+    suites = {name: dataclasses.asdict(options) for name, options in plan.suites.items()}
     conditions, started = list(plan.configs), []
-    for index, slot in enumerate(slots):
-        names = conditions[index :: len(slots)] or [conditions[index % len(conditions)]]  # no slot stays idle
-        content = {"configs": [loading.to_dict(plan.configs[name]) for name in names], "suites": suites}
-        process = processes.start(MODULE, content, slot, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        started.append((names, process))
     costs: dict[str, Cost] = {}
-    try:
-        for names, process in started:
-            output, log = process.communicate()
+    with contextlib.ExitStack() as stack:
+        for index, slot in enumerate(slots):
+            names = conditions[index :: len(slots)] or [conditions[index % len(conditions)]]  # no slot stays idle
+            content = {"configs": [loading.to_dict(plan.configs[name]) for name in names], "suites": suites}
+            log = stack.enter_context(tempfile.TemporaryFile("w+"))  # a full pipe would stop a process that is timed
+            process = processes.start(MODULE, content, slot, stdout=subprocess.PIPE, stderr=log)
+            stack.callback(process.close)
+            stack.callback(process.kill)  # after Ctrl-C, or when another one has failed
+            started.append((names, process, log))
+        for names, process, log in started:
+            output, _ = process.communicate()
             if process.returncode != 0:
-                said = (log.strip().splitlines() or ["no output"])[-1].removeprefix("error: ")
+                log.seek(0)
+                said = (log.read().strip().splitlines() or ["no output"])[-1].removeprefix("error: ")
                 raise UserError(f"plan: {', '.join(names)} can't be measured: {said}")
             found = json.loads(output.splitlines()[-1])
             costs |= {name: Cost(*values) for name, values in zip(names, found, strict=True)}
-    finally:
-        for _, process in started:
-            process.kill()  # after Ctrl-C, or when another one has failed
-            process.close()
     return {condition: costs[condition] for condition in conditions}
 
 

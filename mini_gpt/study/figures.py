@@ -67,8 +67,9 @@ def training(losses: Mapping[str, list[np.ndarray]]) -> Figure:
         share_X = (np.arange(all_SX.shape[1]) + 0.5) / all_SX.shape[1] * 100
         complete = np.isfinite(all_SX).all(axis=0)
         y, low, high = (part(all_SX[:, complete], axis=0) for part in (np.mean, np.min, np.max))
-        axes.plot(share_X[complete], y, color=f"C{number}", label=condition)
-        axes.fill_between(share_X[complete], low, high, color=f"C{number}", alpha=0.15, linewidth=0)
+        curves.plot_nth_curve(
+            axes, Curve(condition, *(list(part) for part in (share_X[complete], y, low, high))), number
+        )
     curves.finish(axes, xlabel="training steps (%)", ylabel="training loss (nats per token)")
     axes.set_title("Training: mean, and range over the seeds")
     return figure

@@ -20,7 +20,7 @@ import jax
 
 from mini_gpt.runtime import files
 from mini_gpt.runtime.errors import UserError
-from mini_gpt.study import statistics
+from mini_gpt.study import processes, statistics
 from mini_gpt.study.definition import Plan
 
 STUDY, LEDGER = "study.json", "ledger.jsonl"
@@ -33,18 +33,21 @@ def digest(plan: Plan) -> str:
 
 
 def commit() -> str:
-    """Return the commit of this code, with "+changes" if files differ from it; for an installed package its version."""
-    here, git = Path(__file__).parent, ["git", "-C"]
+    """Return the commit of this checkout, with "+changes" if files differ from it, or the version of the package."""
+
+    def git(*words: str) -> list[str]:
+        command = ["git", "-C", str(processes.ROOT), *words]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+
     try:
-        found = subprocess.run([*git, here, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout
-        changed = subprocess.run(
-            [*git, here, "status", "--porcelain"], capture_output=True, text=True, check=True
-        ).stdout
-        return found.strip() + "+changes" * bool(changed.strip())
+        prefix, head = git("rev-parse", "--show-prefix", "HEAD")
+        if prefix == "":  # else another repository holds the environment in which this package is installed
+            return head + "+changes" * bool(git("status", "--porcelain"))
     except (OSError, subprocess.CalledProcessError):
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            return f"mini-gpt {importlib.metadata.version('mini-gpt')}"
-        return "unknown"
+        pass
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        return f"mini-gpt {importlib.metadata.version('mini-gpt')}"
+    return "unknown"
 
 
 def short(commit: str) -> str:

@@ -37,7 +37,7 @@ def check(plan: Plan, workdir: Path) -> None:
         if config.data.is_task:
             task_batches.check_fits(config)
         if condition in new:
-            for warning in _check_one(config, plan.study.suites, open_corpus):
+            for warning in _check_one(config, plan.suites, open_corpus):
                 if (condition, warning) not in silent:
                     found.setdefault(warning, []).append(condition)
     for warning, conditions in found.items():
@@ -56,7 +56,7 @@ def of_other_conditions(plan: Plan) -> set[tuple[str, str]]:
         (condition, line)
         for condition, lines in unread.items()
         for name, line in lines.items()
-        if name not in plan.study.conditions[condition] and name not in of_all
+        if name not in plan.conditions[condition] and name not in of_all
     }
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import markdown as markdown_library
+from matplotlib.figure import Figure
 
 from mini_gpt import suites
 from mini_gpt.study import analysis, figures, ledger, statistics, tables
@@ -57,9 +58,10 @@ class Report:
         self.results, self.plan, self.study, self.workdir = results, results.plan, results.plan.study, results.workdir
         pairs = {comparison: results.pairs(comparison) for comparison in self.plan.comparisons}
         self.outcomes = analysis.outcomes(pairs, self.study.level, len(self.study.seeds))
+        self.rows = [_row(one) for one in self.outcomes]
         self.tables = {
-            name: tables.gather(SUITES[name], rows, self.study.conditions)
-            for name in self.study.suites
+            name: tables.gather(SUITES[name], rows, self.plan.conditions)
+            for name in self.plan.suites
             if (rows := results.rows(name))
         }
 
@@ -86,34 +88,38 @@ class Report:
 
     def write(self) -> list[Path]:
         """Write all files to the study's directory, and return their paths. Overwrites the last report."""
-        paths, parts = [], [self._summary()]
+        parts, drawn = [self._summary()], self.figures()
+        contents: Contents = {f"{stem}.png": figure for stem, figure in drawn.items()}
         for name, table in self.tables.items():
-            stem = suites.file_stem(name, self.study.suites[name])
-            paths += result_files.write(self.workdir, stem, self._suite_files(name, table))
-            parts += [f"## {name}, {self.study.suites[name].split} split", f"![{name} by length]({stem}.png)"]
-            parts += [tables.markdown(_escaped(table), SUITES[name].values[:1])]
+            stem, metrics = suites.file_stem(name, self.plan.suites[name]), SUITES[name].values
+            title = f"{name} of the {self.plan.suites[name].split} split\n\n"
+            contents[f"{stem}.csv"] = result_files.csv_text(tables.csv_rows(table))
+            contents[f"{stem}.md"] = title + tables.markdown(table, metrics)
+            parts += [f"## {name}, {self.plan.suites[name].split} split", f"![{name} by length]({stem}.png)"]
+            parts += [tables.markdown(_escaped(table), metrics[:1])]
             parts += [f"Other metrics: `{stem}.md`; each run: `runs.csv`."]
-        rows = [_row(one) for one in self.outcomes]
-        differences = figures.differences(rows, self.study.level)
-        contents: Contents = {f"differences-{metric}.png": figure for metric, figure in differences.items()}
-        if losses := self.results.training_losses(TRAINING_PARTS):
-            contents["training.png"] = figures.training(losses)
+        if "training" in drawn:
             parts += ["## Training", "![Training loss of each condition](training.png)"]
         runs = self.results.run_rows()
         contents |= {"runs.csv": result_files.csv_text(runs)} if runs else {}
-        cells = [row | {"differences": " ".join(f"{one:.6f}" for one in row["differences"])} for row in rows]
+        cells = [row | {"differences": " ".join(f"{one:.6f}" for one in row["differences"])} for row in self.rows]
         contents |= {"comparisons.csv": result_files.csv_text(cells)} if cells else {}
         text = "\n\n".join([*parts, self._origin()]) + "\n"
-        paths += result_files.write(self.workdir, "", contents | {"report.md": text})
+        paths = result_files.write(self.workdir, "", contents | {"report.md": text})
         page = _page(self.study.question or self.plan.name, text, self.workdir)
         return paths + result_files.write(self.workdir, "report", {".html": page})
 
-    def _suite_files(self, name: str, table: list[Row]) -> Contents:
-        trained = {found[name].get("train_length") for found in self.results.by_run.values() if name in found}
-        figure = figures.by_length(SUITES[name], table, trained.pop() if len(trained) == 1 else None)
-        title = f"{name} of the {self.study.suites[name].split} split\n\n"
-        text = title + tables.markdown(table, SUITES[name].values)
-        return {".csv": result_files.csv_text(tables.csv_rows(table)), ".md": text, ".png": figure}
+    def figures(self) -> dict[str, Figure]:
+        """Return the figures of the suites, the paired differences and the training, by the stems of their files."""
+        found = {}
+        for name, table in self.tables.items():
+            trained = {of[name].get("train_length") for of in self.results.by_run.values() if name in of}
+            stem = suites.file_stem(name, self.plan.suites[name])
+            found[stem] = figures.by_length(SUITES[name], table, trained.pop() if len(trained) == 1 else None)
+        differences = figures.differences(self.rows, self.study.level)
+        found |= {f"differences-{metric}": figure for metric, figure in differences.items()}
+        losses = self.results.training_losses(TRAINING_PARTS)
+        return found | ({"training": figures.training(losses)} if losses else {})
 
     def _summary(self) -> str:
         """Return the first sections: question, verdicts, design, and which runs are missing or have not learned."""
@@ -122,7 +128,7 @@ class Report:
             metrics = dict.fromkeys(one.comparison.metric for one in self.outcomes if one.difference is not None)
             parts += [ledger.standing(self.workdir, self.plan), "## Verdicts", self._verdicts(), self._notes()]
             parts += [f"![Paired differences of {metric}](differences-{metric}.png)" for metric in metrics]
-        fields = self.study.conditions.items()
+        fields = self.plan.conditions.items()
         conditions = [{"condition": _safe(name), "fields": _safe(_fields(values))} for name, values in fields]
         parts += ["## Design", self._design(), result_files.markdown_table(conditions), "## Runs"]
         parts.append(f"{len(self.results.complete_runs)} of {len(self.plan.runs)} runs are complete.")
@@ -130,7 +136,7 @@ class Report:
         if missing:
             parts.append(result_files.markdown_table([self._missing(run) for run in missing[:MOST_LISTED]]))
         parts += [f"And {len(missing) - MOST_LISTED} more."] if len(missing) > MOST_LISTED else []
-        parts += [self._learned()] if self.study.fit is not None else []
+        parts += [self._learned()] if self.plan.fit is not None else []
         return "\n\n".join(parts)
 
     def _missing(self, run: PlannedRun) -> Row:
@@ -180,7 +186,7 @@ class Report:
         study = self.study
         options = {
             name: ", ".join(f"{flag} {value}" for flag, value in vars(used).items() if value is not None)
-            for name, used in study.suites.items()
+            for name, used in self.plan.suites.items()
         }
         effects = dict.fromkeys((one.metric, one.smallest_effect) for one in self.plan.comparisons)
         rows = {
@@ -190,14 +196,14 @@ class Report:
             "seeds": f"{len(study.seeds)}: {', '.join(map(str, study.seeds))} (field {study.seed_field})",
             "suites": "; ".join(f"{name} ({used})" for name, used in options.items()),
             "smallest effect that matters": ", ".join(f"{effect:g} ({metric})" for metric, effect in effects) or "–",
-            "a run has learned if": str(study.fit) if study.fit else "not given",
+            "a run has learned if": str(self.plan.fit) if self.plan.fit else "not given",
         }
         return result_files.markdown_table([{"design": name, "value": _safe(value)} for name, value in rows.items()])
 
     def _learned(self) -> str:
         """Return how many runs of each condition have learned, and the names of the others. None is left out."""
         rows, failed = [], []
-        for condition in self.study.conditions:
+        for condition in self.plan.conditions:
             runs = [run for run in self.plan.runs if run.condition == condition]
             found = {run.name: self.results.has_learned(run) for run in runs}
             failed += [name for name, learned in found.items() if learned is False]

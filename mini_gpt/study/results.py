@@ -46,7 +46,7 @@ class Results:
         if not (workdir / workdirs.CONFIG).exists():
             return {}
         workdirs.check_same_config(workdir, run.config)
-        found = {suite: self._read(run, workdir, suite) for suite in self.plan.study.suites}
+        found = {suite: self._read(run, workdir, suite) for suite in self.plan.suites}
         complete = {suite: result for suite, result in found.items() if result is not None}
         if complete:
             same_text = dataclasses.replace(run.config.data, seed=0)  # so that the cache opens a corpus once
@@ -55,7 +55,7 @@ class Results:
 
     def missing(self, run: PlannedRun) -> list[str]:
         """Return the suites that have no result of the run."""
-        return [suite for suite in self.plan.study.suites if suite not in self.by_run[run.name]]
+        return [suite for suite in self.plan.suites if suite not in self.by_run[run.name]]
 
     def missing_now(self, run: PlannedRun) -> list[str]:
         """Read the results of the run again, and return the suites that have none."""
@@ -68,7 +68,7 @@ class Results:
 
     def worker_job(self, run: PlannedRun) -> dict[str, Any]:
         """Return the job of mini_gpt.commands.study_worker: train the run, and measure what is missing."""
-        suites = {name: dataclasses.asdict(self.plan.study.suites[name]) for name in self.missing(run)}
+        suites = {name: dataclasses.asdict(self.plan.suites[name]) for name in self.missing(run)}
         workdir = str(self.training_directory(run).absolute())
         return {"workdir": workdir, "config": loading.to_dict(run.config), "suites": suites}
 
@@ -103,7 +103,7 @@ class Results:
 
     def run_rows(self) -> list[Row]:
         """Return a row for each run and measured length, with its metrics, and whether the run has learned."""
-        metrics = dict.fromkeys(value for suite in self.plan.study.suites for value in SUITES[suite].values)
+        metrics = dict.fromkeys(value for suite in self.plan.suites for value in SUITES[suite].values)
         found = []
         for run in self.plan.runs:
             learned = self.has_learned(run)
@@ -125,7 +125,7 @@ class Results:
 
     def has_learned(self, run: PlannedRun) -> bool | None:
         """Return whether a run meets the fit threshold; None without a threshold or a result."""
-        fit = self.plan.study.fit
+        fit = self.plan.fit
         if fit is None or fit.suite not in self.by_run[run.name]:
             return None
         row = self.row(run, fit.suite, fit.label, self.plan.fit_length(run.condition))
@@ -133,7 +133,7 @@ class Results:
 
     def _read(self, run: PlannedRun, workdir: Path, suite: str) -> Result | None:
         """Return a result; None if it is missing or damaged, or has another step or other options."""
-        options = self.plan.study.suites[suite]
+        options = self.plan.suites[suite]
         path = workdir / "eval" / f"{suites.file_stem(suite, options)}.json"
         try:
             result = files.read_with_checksum(path)

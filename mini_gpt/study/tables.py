@@ -50,9 +50,9 @@ def csv_rows(table: list[Row]) -> list[Row]:
     return [{name: row.get(name) for name in columns} for row in rows]
 
 
-def markdown(table: list[Row], values: Sequence[str]) -> str:
-    """Return a Markdown table for each value and label: one row per condition, one column per length."""
-    parts = []
+def by_length(table: list[Row], values: Sequence[str]) -> dict[str, list[Row]]:
+    """Return a table for each value and label, by its title: one row per condition, one column per length."""
+    found = {}
     for value in values:
         for label, labelled in groups(table, "measured").items():
             lengths, rows = sorted({row["length"] for row in labelled}), []
@@ -61,7 +61,16 @@ def markdown(table: list[Row], values: Sequence[str]) -> str:
                 seeds = max(0 if value in row["reasons"] else row["seeds"] for row in combined)
                 row = {"condition": condition, "seeds": seeds}
                 rows.append(row | {str(length): cells.get(length, "–") for length in lengths})
-            parts += [", ".join(filter(None, [f"**{value}**", label])), result_files.markdown_table(rows)]
+            found[", ".join(filter(None, [value, label]))] = rows
+    return found
+
+
+def markdown(table: list[Row], values: Sequence[str]) -> str:
+    """Return the tables of `by_length` as Markdown."""
+    parts = []
+    for title, rows in by_length(table, values).items():
+        value, *label = title.split(", ", 1)
+        parts += [", ".join([f"**{value}**", *label]), result_files.markdown_table(rows)]
     parts.append("± is the standard deviation over the seeds.")
     reasons = dict.fromkeys(reason for row in table for reason in row["reasons"].values())
     return "\n\n".join([*parts, *(f"undefined: {reason}" for reason in reasons)]) + "\n"

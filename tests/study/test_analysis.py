@@ -2,16 +2,16 @@
 
 import dataclasses
 import itertools
+import re
 
 import numpy as np
 import pytest
 
 from mini_gpt.evaluation import items
 from mini_gpt.evaluation.items import Items
-from mini_gpt.study import analysis, report, statistics
-from mini_gpt.study.definition import Comparison, Contrast, Fit, Plan, Study
+from mini_gpt.study import analysis, paper, report, statistics
+from mini_gpt.study.definition import Comparison, Plan, Study
 from mini_gpt.study.results import Results
-from mini_gpt.suites.base import SuiteOptions
 
 SEEDS, PARTS = 10, 20
 
@@ -19,12 +19,8 @@ SEEDS, PARTS = 10, 20
 @pytest.fixture
 def study(overrides):
     conditions = {"a": {"model.d_ff": 128}, "b": {"model.d_ff": 64}, "c": {"model.d_ff": 96}}
-    contrasts = [
-        Contrast(*claim, "perplexity", "nll", smallest_effect=0.05)
-        for claim in (("a", "lower", "b"), ("b", "lower", "a"), ("a", "lower", "c"))
-    ]
-    suites = {"perplexity": SuiteOptions()}
-    return Study("Which?", "configs/default.py", conditions, range(SEEDS), suites, contrasts, overrides)
+    suites, contrasts = {"perplexity": {}}, ["a<b", "b<a", "a<c"]
+    return Study("Which?", "configs/default.py", conditions, range(SEEDS), suites, contrasts, overrides, 0.05)
 
 
 def results_of(study, tmp_path, means, **changes):
@@ -197,14 +193,34 @@ def test_without_equal_items_only_seeds_are_resampled(study, tmp_path):
 
 
 def test_runs_that_have_not_learned_are_named_and_kept(study, tmp_path):
-    fit = Fit("perplexity", "nll", at_most=2.15)
-    results = results_of(dataclasses.replace(study, fit=fit), tmp_path, MEANS, b1={"nll": 9.0})
+    results = results_of(dataclasses.replace(study, fit="nll<=2.15"), tmp_path, MEANS, b1={"nll": 9.0})
     text = report.Report(results)._learned()
     failed = [name for name, found in results.by_run.items() if found["perplexity"]["nll"] > 2.15]
     assert "b,seed=1" in failed and f"Not learned, but included in all numbers: {', '.join(failed)}." in text
     (row,) = [row for row in report.Report(results).tables["perplexity"] if row["condition"] == "b"]
     assert row["seeds"] == SEEDS and row["nll_highest"] == 9.0
     assert [row["learned"] for row in results.run_rows() if (row["condition"], row["seed"]) == ("b", 1)] == [False]
+
+
+def test_a_paper_gets_figures_without_titles_and_latex(study, tmp_path):
+    found = report.Report(results_of(study, tmp_path, MEANS))
+    (tmp_path / "a,seed=0").mkdir()
+    (tmp_path / "a,seed=0" / "metrics.jsonl").write_text('{"step": 1, "train/loss": 2.0}\n')
+    written = {path.name: path.read_bytes() for path in paper.write(found)}
+    stems = ["perplexity", "differences-nll", "training"]
+    for name in stems:
+        assert written[f"{name}.pdf"].startswith(b"%PDF") and b"/Type3" not in written[f"{name}.pdf"]
+        assert b"<svg" in written[f"{name}.svg"] and b"length (tokens)" in written["perplexity.svg"]
+        assert not re.search(rb"<!-- (Paired|Training:|Mean|perplexity )", written[f"{name}.svg"])
+    (row,) = [row for row in found.tables["perplexity"] if row["condition"] == "a"]
+    cells = f"a & {SEEDS} & {row['nll_mean']:.4f} $\\pm$ {row['nll_standard_deviation']:.4f} \\\\"
+    assert cells in written["perplexity.tex"].decode().splitlines()
+    first = written["comparisons.tex"].decode().splitlines()
+    assert first[:2] == [r"\begin{tabular}{lrrrrrr}", r"\toprule"] and first[-2:] == [r"\bottomrule", r"\end{tabular}"]
+    assert first[4].startswith(
+        f"a lower than b & nll & 32 & {found.outcomes[0].difference:+.4f}".replace("-", "$-$", 1)
+    )
+    assert paper.latex([{"a_b": "50% < 1 & {x}"}]).splitlines()[2:5:2] == [r"a\_b \\", r"50\% $<$ 1 \& \{x\} \\"]
 
 
 def test_the_page_needs_no_other_file_and_escapes_its_texts(study, tmp_path):

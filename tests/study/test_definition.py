@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import math
 import re
 
 import pytest
@@ -11,14 +10,14 @@ from mini_gpt.config import loading
 from mini_gpt.runtime import files
 from mini_gpt.runtime.errors import UserError
 from mini_gpt.study import definition, new_runs
-from mini_gpt.study.definition import Comparison, Contrast, Fit, Plan, Study
+from mini_gpt.study.definition import Comparison, Plan, Study
 from mini_gpt.study.statistics import seeds_needed
 from mini_gpt.suites import SUITES
 from mini_gpt.suites.base import SuiteOptions
 from tests.commands.test_command_line import type_in
 from tests.conftest import REPOSITORY
 
-BLOCKS = {"suite": "extrapolation", "metric": "nll", "label": "blocks"}
+CONTRAST = "wide < narrow @ extrapolation/nll,2x"
 
 
 @pytest.fixture
@@ -28,8 +27,8 @@ def study(overrides):
         config="configs/default.py",
         conditions={"wide": {"model.d_ff": 128}, "narrow": {"model.d_ff": 64}},
         seeds=range(3),
-        suites={"extrapolation": SuiteOptions(lengths="1x,2x"), "perplexity": SuiteOptions(split="test")},
-        contrasts=[Contrast("wide", "lower", "narrow", lengths="2x", **BLOCKS)],
+        suites={"extrapolation": {"lengths": "1x,2x"}, "perplexity": {"split": "test"}},
+        contrasts=[CONTRAST],
         overrides=overrides,
     )
 
@@ -101,11 +100,27 @@ def test_a_warning_of_many_conditions_is_one_line(study, overrides, tmp_path, ca
 
 
 def test_a_contrast_without_lengths_compares_all(study):
-    one = dataclasses.replace(study, contrasts=[Contrast("wide", "lower", "narrow", smallest_effect=0.1, **BLOCKS)])
+    one = dataclasses.replace(study, contrasts=["wide<narrow@extrapolation/nll"], smallest_effect={"nll": 0.1})
     assert [(found.length, found.smallest_effect) for found in Plan("s", one).comparisons] == [(32, 0.1), (64, 0.1)]
 
 
-CONTRAST = Contrast("wide", "lower", "narrow", lengths="2x", **BLOCKS)
+@pytest.mark.parametrize(
+    "text, expected",
+    [
+        ("wide<narrow@bits_per_byte,2x", ("wide", "lower", "narrow", "extrapolation", "bits_per_byte", "blocks", 64)),
+        ("narrow > wide", ("narrow", "higher", "wide", "extrapolation", "nll", "blocks", 64)),
+        ("0.2<wide@perplexity/nll", ("two words", "lower", "wide", "perplexity", "nll", "", 32)),
+        (
+            "two words < wide @ extrapolation/nll,2x,sliding, stride 16",
+            ("two words", "lower", "wide", "extrapolation", "nll", "sliding, stride 16", 64),
+        ),
+    ],
+)
+def test_a_contrast_is_a_text_as_the_command_takes_it(study, text, expected):
+    conditions = study.conditions | {"two words": {"model.dropout": 0.2}}
+    suites = {"extrapolation": {"lengths": "2x", "strides": "16"}, "perplexity": {}}
+    plan = Plan("s", dataclasses.replace(study, conditions=conditions, suites=suites, contrasts=[text]))
+    assert [one[:7] for one in plan.comparisons] == [expected]
 
 
 @pytest.mark.parametrize(
@@ -135,23 +150,24 @@ CONTRAST = Contrast("wide", "lower", "narrow", lengths="2x", **BLOCKS)
         ({"expected_deviation": 0.0}, r"expected_deviation: found 0\.0; must be finite and above 0"),
         ({"expected_deviation": float("inf")}, r"expected_deviation: found inf; must be finite and above 0"),
         ({"suites": {}}, r"suites: found \{\}; must have at least one"),
-        ({"suites": {"perplexity": {}}}, r"suites: perplexity: found \{\}; must be a SuiteOptions\(\.\.\.\)"),
-        (
-            {"suites": {"extrapolation": SuiteOptions(lengths=5)}},
-            r"suites: extrapolation: lengths: found 5; must be str",
-        ),
+        ({"suites": {"perplexity": "1x"}}, r"suites: perplexity: found '1x'; must be a dictionary, such as"),
+        ({"suites": {"perplexity": {"length": "1x"}}}, r"suites: perplexity: found 'length', .* did you mean lengths"),
+        ({"suites": {"extrapolation": {"lengths": 5}}}, r"suites: extrapolation: lengths: found 5; must be str"),
         ({"suites": ["perplexity"]}, r"study: suites: found \['perplexity'\]; must be a mapping, such as \{"),
         ({"conditions": {"a": 3}}, r"conditions: a: found 3; must be a mapping of config fields"),
-        ({"contrasts": ["a < b"]}, r"contrasts: found 'a < b'; must be a Contrast\(\.\.\.\)"),
-        ({"fit": "nll"}, r"study: fit: found 'nll'; must be Fit or None"),
+        ({"contrasts": "wide < narrow"}, r"study: contrasts: found 'wide < narrow'; must be a list"),
+        ({"contrasts": [3]}, r"--contrast: found 3; must be 'A<B' or 'A>B', such as"),
+        ({"fit": "nll"}, r"fit: found 'nll'; must be METRIC<=NUMBER or METRIC>=NUMBER, such as nll<=2\.6"),
+        ({"fit": 2.6}, r"study: fit: found 2\.6; must be str or None"),
+        ({"conditions": "model.d_ff=1,2"}, r"study: conditions: found 'model\.d_ff=1,2'; must be a mapping, .* a list"),
         ({"level": "0.05"}, r"study: level: found '0\.05'; must be float or int"),
-        ({"suites": {"perplexty": SuiteOptions()}}, r"--suite: found 'perplexty'; .* did you mean perplexity"),
+        ({"suites": {"perplexty": {}}}, r"--suite: found 'perplexty'; .* did you mean perplexity"),
         (
-            {"suites": {"figures": SuiteOptions()}},
+            {"suites": {"figures": {}}},
             r"suites: found 'figures'; has nothing to compare; must be one of perple",
         ),
-        ({"suites": {"tasks": SuiteOptions()}}, r"--suite=tasks needs a run of data\.corpus=task:NAME"),
-        ({"suites": {"extrapolation": SuiteOptions(lengths="far")}}, r"--lengths: found 'far'"),
+        ({"suites": {"tasks": {}}}, r"--suite=tasks needs a run of data\.corpus=task:NAME"),
+        ({"suites": {"extrapolation": {"lengths": "far"}}}, r"--lengths: found 'far'"),
         ({"config": "configs/nothing.py"}, r"--config: configs/nothing\.py not found"),
         ({"contrasts": [CONTRAST, CONTRAST]}, r"contrasts: found wide lower than narrow at length 64 twice"),
     ],
@@ -162,53 +178,61 @@ def test_a_mistake_in_a_study_is_one_line(study, fields, message):
 
 
 @pytest.mark.parametrize(
-    "fields, message",
+    "text, message",
     [
-        ({"first": "wid"}, r"contrasts: found 'wid', which is no condition; did you mean wide\?"),
-        ({"second": "x"}, r"contrasts: found 'x', which is no condition; must be one of wide, narrow"),
-        ({"second": "wide"}, r"contrasts: found 'wide'; must compare different conditions"),
-        ({"claim": "better"}, r"contrasts: found 'better'; the claim must be lower or higher"),
-        ({"suite": "tasks"}, r"contrasts: found 'tasks', which is no suite of this study; must be one of extra"),
+        ("wid < narrow", r"--contrast: found 'wid'; must be one of wide, narrow"),
+        ("wide < 65", r"--contrast: found '65'; must be one of wide, narrow"),
+        ("wide < wide", r"contrasts: found 'wide'; must compare different conditions"),
+        ("wide narrow", r"--contrast: found 'wide narrow'; must be 'A<B' or 'A>B'"),
         (
-            {"metric": "loss"},
-            r"contrasts: found 'loss', which is no metric of the suite extrapolation; must be one of nll",
+            "wide < narrow @ tasks/nll",
+            r"contrasts: found 'tasks', which is no suite of this study with nll;",
         ),
         (
-            {"label": "block"},
-            r"contrasts: label: found 'block', which is no label of the suite's rows; did you mean blocks",
+            "wide < narrow @ nll",
+            r"contrasts: found nll, which extrapolation and perplexity have; name one",
         ),
-        ({"lengths": "3x"}, r"contrasts: lengths: found 96; wide is measured at 32, 64"),
-        ({"lengths": "far"}, r"contrasts: lengths: found 'far'; must be a whole number"),
-        ({"smallest_effect": -0.1}, r"contrasts: smallest_effect: found -0\.1; must be finite and not negative"),
-        ({"smallest_effect": float("inf")}, r"contrasts: smallest_effect: found inf; must be finite and not negative"),
-        ({"smallest_effect": float("nan")}, r"contrasts: smallest_effect: found nan; must be finite and not negative"),
+        ("wide < narrow @ loss", r"contrasts: found 'loss', which is no metric of the suites; must be one of nll"),
+        (
+            "wide < narrow @ extrapolation/nll,block",
+            r"contrasts: found 'block' after nll; must be a length",
+        ),
+        ("wide < narrow @ extrapolation/nll,3x", r"contrasts: lengths: found 96; wide is measured at 32, 64"),
     ],
 )
-def test_a_mistake_in_a_contrast_is_one_line(study, fields, message):
+def test_a_mistake_in_a_contrast_is_one_line(study, text, message):
     with pytest.raises(UserError, match=f"^{message}"):
-        Plan("s", dataclasses.replace(study, contrasts=[dataclasses.replace(CONTRAST, **fields)]))
+        Plan("s", dataclasses.replace(study, contrasts=[text]))
+
+
+def test_the_values_of_a_condition_name_it_only_if_it_is_the_only_one(study):
+    conditions = {"wide": {"model.d_ff": 96}, "window": {"model.attention_window": 96}, "narrow": {}}
+    with pytest.raises(UserError, match=r"^--contrast: found '96'; must be one of wide, window, narrow"):
+        Plan("s", dataclasses.replace(study, conditions=conditions, contrasts=["96 < narrow"]))
 
 
 def test_a_fit_threshold_must_be_measured(study):
-    fit = Fit("extrapolation", "nll", at_most=2.0, label="blocks")
-    assert Plan("s", dataclasses.replace(study, fit=fit)).fit_length("wide") == 32
-    assert [fit.holds(value) for value in (1.0, 2.0, 2.1, None)] == [True, True, False, False]
-    assert [Fit("tasks", "exact_match", at_least=0.9).holds(value) for value in (0.9, 0.8)] == [True, False]
-    with pytest.raises(UserError, match=r"^fit: lengths: found 128; wide is measured at 32, 64"):
-        Plan("s", dataclasses.replace(study, fit=dataclasses.replace(fit, length="4x")))
-    with pytest.raises(UserError, match=r"^fit: length: found '1x,2x'; must be one length"):
-        Plan("s", dataclasses.replace(study, fit=dataclasses.replace(fit, length="1x,2x")))
-    with pytest.raises(UserError, match=r"^fit: at_most: found nan; must be finite"):
-        Plan("s", dataclasses.replace(study, fit=dataclasses.replace(fit, at_most=math.nan)))
-    with pytest.raises(UserError, match=r"^fit: found 'nll'; needs at_most or at_least"):
-        Plan("s", dataclasses.replace(study, fit=dataclasses.replace(fit, at_most=None)))
+    plan = Plan("s", dataclasses.replace(study, fit="extrapolation/nll <= 2"))
+    assert plan.fit_length("wide") == 32 and str(plan.fit) == "nll at most 2 (extrapolation, blocks, length 1x)"
+    assert [plan.fit.holds(value) for value in (1.0, 2.0, 2.1, None)] == [True, True, False, False]
+    plan = Plan(
+        "s", dataclasses.replace(study, fit="extrapolation/nll,2x>=0.9", suites={"extrapolation": {"lengths": "2x"}})
+    )
+    assert plan.fit_length("wide") == 64 and [plan.fit.holds(value) for value in (0.9, 0.8)] == [True, False]
+    for fit, message in {
+        "extrapolation/nll,4x <= 2": "fit: lengths: found 128; wide is measured at 32, 64",
+        "extrapolation/nll,1x,2x <= 2": "fit: length: found '1x,2x'; must be one length",
+        "extrapolation/nll <= nan": "fit: found 'extrapolation/nll <= nan'; must be METRIC<=NUMBER",
+    }.items():
+        with pytest.raises(UserError, match=f"^{message}"):
+            Plan("s", dataclasses.replace(study, fit=fit))
 
 
 def test_comparisons_that_no_number_of_seeds_can_show_are_refused(study):
     with pytest.raises(
         UserError, match=r"^contrasts: found 2 comparisons; give fewer, or a larger level: at 1e-05, no"
     ):
-        Plan("s", dataclasses.replace(study, contrasts=[dataclasses.replace(CONTRAST, lengths="1x,2x")], level=1e-5))
+        Plan("s", dataclasses.replace(study, contrasts=[CONTRAST + ",1x"], level=1e-5))
 
 
 def test_a_changed_field_is_found_in_a_saved_plan(study):
@@ -245,6 +269,25 @@ def test_the_study_files_of_the_project_are_valid():
         assert enough or path.stem in DESCRIPTIVE, "they can show nothing"
 
 
+GUIDE = (REPOSITORY / "docs" / "guides" / "study.md").read_text()
+EXAMPLE = re.search(r'```python title="(.+)"\n(.+?)```', GUIDE, re.DOTALL)
+
+
+def test_the_example_of_the_guide_is_valid(tmp_path):
+    (tmp_path / EXAMPLE[1]).write_text(EXAMPLE[2])
+    plan = definition.load(str(tmp_path / EXAMPLE[1]), {})
+    new_runs.check(plan, tmp_path)
+    assert len(plan.study.seeds) >= seeds_needed(len(plan.comparisons), plan.study.level)
+
+
+@pytest.mark.slow
+def test_the_example_of_the_guide_runs(monkeypatch, real, tmp_path):
+    (tmp_path / EXAMPLE[1]).write_text(EXAMPLE[2].replace("200", "4").replace("range(6)", "range(1)"))
+    command = ["mini_gpt.commands.study", "run", str(tmp_path / EXAMPLE[1]), f"--workdir={tmp_path}/study"]
+    assert type_in(monkeypatch, *command) is None
+    assert "2 of 2 runs are complete." in (tmp_path / "study" / "report.md").read_text()
+
+
 def test_compared_rows_are_those_that_a_suite_returns(small):
     """`compared` knows the rows before any run: for extrapolation, each length in blocks and in sliding windows."""
     rows = SUITES["extrapolation"].compared(small(), SuiteOptions(lengths="1x,2x", strides="8,32"))
@@ -255,7 +298,9 @@ def test_compared_rows_are_those_that_a_suite_returns(small):
 @pytest.mark.parametrize(
     "text, message",
     [
-        ("def get_study(): return 3", r"error: \S+: get_study\(\): found 3; must return a mini_gpt\.study"),
+        ("def get_study(): return 3", r"error: get_study\(\): found 3; must return a dictionary"),
+        ("def get_study(): return {'seed': 3}", r"error: get_study\(\): found 'seed', .* did you mean seeds"),
+        ("def get_study(): return {'seeds': [3]}", r"error: \S+: TypeError: .*'question', 'config', 'conditions'"),
         ("x = 3", r"error: \S+: AttributeError: .*get_study"),
         ("def get_study(): return Study()", r"error: \S+: NameError: name 'Study' is not defined"),
         ("import", r"error: \S+: SyntaxError: "),

@@ -1,16 +1,34 @@
 """The ledger of a study: freezing, changes after results, and damage."""
 
 import dataclasses
+import importlib.metadata
 import json
+import subprocess
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from mini_gpt.runtime.errors import UserError
-from mini_gpt.study import ledger
-from mini_gpt.study.definition import Contrast, Plan, Study
-from mini_gpt.suites.base import SuiteOptions
+from mini_gpt.study import ledger, processes
+from mini_gpt.study.definition import Plan, Study
 from tests.commands.test_command_line import type_in
+
+
+def test_the_commit_of_a_repository_around_an_environment_is_not_recorded(monkeypatch, tmp_path):
+    def git(*words):
+        who = ["-c", "user.name=a", "-c", "user.email=a@b.c"]
+        command = ["git", "-C", str(tmp_path), *who, *words]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+    git("init")
+    git("commit", "--allow-empty", "--message=theirs")
+    (tmp_path / ".venv" / "site-packages").mkdir(parents=True)
+    monkeypatch.setattr(processes, "ROOT", tmp_path)
+    assert ledger.commit() == git("rev-parse", "HEAD")
+    monkeypatch.setattr(processes, "ROOT", tmp_path / ".venv" / "site-packages")
+    monkeypatch.setattr(importlib.metadata, "version", lambda _: "9.0")
+    assert ledger.commit() == "mini-gpt 9.0"
+
 
 TEXT = {"wide": "a" * 64, "narrow": "a" * 64}
 
@@ -18,8 +36,8 @@ TEXT = {"wide": "a" * 64, "narrow": "a" * 64}
 @pytest.fixture
 def study(overrides):
     conditions = {"wide": {"model.d_ff": 128}, "narrow": {"model.d_ff": 64}}
-    contrasts = [Contrast("wide", "lower", "narrow", "perplexity", "nll")]
-    suites = {"perplexity": SuiteOptions()}
+    contrasts = ["wide < narrow"]
+    suites = {"perplexity": {}}
     return Study("Which?", "configs/default.py", conditions, range(6), suites, contrasts, overrides)
 
 
@@ -40,8 +58,7 @@ def test_a_frozen_plan_is_confirmatory_until_it_changes(study, tmp_path):
 
 @pytest.mark.parametrize("seeds, contrasts, needed", [(5, 1, 6), (6, 1, None), (6, 2, 7), (3, 0, 6)])
 def test_too_few_seeds_make_a_frozen_study_descriptive(study, tmp_path, seeds, contrasts, needed):
-    narrow_is_lower = dataclasses.replace(study.contrasts[0], first="narrow", second="wide")
-    chosen = [study.contrasts[0], narrow_is_lower][:contrasts]
+    chosen = ["wide < narrow", "narrow < wide"][:contrasts]
     plan = Plan("s", dataclasses.replace(study, seeds=range(seeds), contrasts=chosen))
     ledger.freeze(tmp_path, plan, TEXT)
     few = f"Descriptive: with {seeds} seeds no difference can be shown (at least {needed} are needed); the plan was"
@@ -135,14 +152,16 @@ def test_a_damaged_study_is_one_line(study, tmp_path, content):
 
 
 FILE = """
-from mini_gpt.suites.base import SuiteOptions
-from mini_gpt.study.definition import Contrast, Study
-
 def get_study():
-    conditions = {{"wide": {{"model.d_ff": 128}}, "narrow": {{"model.d_ff": 64}}}}
-    contrasts = [Contrast("wide", "lower", "narrow", "perplexity", "nll")]
-    suites = {{"perplexity": SuiteOptions()}}
-    return Study("Which?", "configs/default.py", conditions, range({seeds}), suites, contrasts, {overrides})
+    return {{
+        "question": "Which?",
+        "config": "configs/default.py",
+        "conditions": {{"wide": {{"model.d_ff": 128}}, "narrow": {{"model.d_ff": 64}}}},
+        "seeds": range({seeds}),
+        "suites": {{"perplexity": {{}}}},
+        "contrasts": ["wide < narrow"],
+        "overrides": {overrides},
+    }}
 """
 
 

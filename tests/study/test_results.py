@@ -15,7 +15,6 @@ from mini_gpt.study.definition import Plan, Study
 from mini_gpt.study.results import Results
 from mini_gpt.suites import SUITES
 from mini_gpt.suites import results as result_files
-from mini_gpt.suites.base import SuiteOptions
 from tests.faults.test_commands import DAMAGED
 
 ROW = {"length": 32, "stride": 32, "protocol": "blocks", "status": "ok", "reason": None, "nll": 1.0}
@@ -61,7 +60,7 @@ def write_run(folder, run, suite, content=""):
 
 
 def test_damaged_results_are_not_taken_into_tables(overrides, tmp_path, caplog):
-    suites = {"extrapolation": SuiteOptions()}
+    suites = {"extrapolation": {}}
     plan = Plan("sweep", Study("", "configs/default.py", {"rope": {}}, [0], suites, overrides=overrides))
     (run,) = plan.runs
     path = write_run(tmp_path, run, "extrapolation", "{}")
@@ -97,7 +96,7 @@ def test_a_varied_field_keeps_its_value_in_the_tables(overrides, tmp_path):
     """The result has a context length too: that of the model that was measured."""
     conditions = {"short": {"context_length": 16}, "long": {"context_length": 64}}
     shared = {name: value for name, value in overrides.items() if name != "context_length"}
-    study = Study("", "configs/default.py", conditions, [0], {"perplexity": SuiteOptions()}, overrides=shared)
+    study = Study("", "configs/default.py", conditions, [0], {"perplexity": {}}, overrides=shared)
     plan = Plan("sweep", study)
     for run in plan.runs:
         result = {"checkpoint_step": 4, "context_length": 32, "nll": 1.0, "bits_per_byte": 2.0}

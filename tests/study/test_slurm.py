@@ -16,12 +16,11 @@ from tests.study import slurm_cluster
 from tests.study.slurm_cluster import wait
 
 STUDY = """
-from mini_gpt.suites.base import SuiteOptions
 from mini_gpt.study.definition import Study
 
 def get_study():
     conditions = {{name: {{"model.position": name}} for name in ("rope", "alibi")}}
-    return Study("", "configs/default.py", conditions, range(2), {{"perplexity": SuiteOptions()}}, overrides={fields})
+    return Study("", "configs/default.py", conditions, range(2), {{"perplexity": {}}}, overrides={fields})
 """
 LONG = {"train.steps": 1000, "train.log_every": 10, "eval.every": 500, "checkpoint.every": 20, "model.num_layers": 2}
 SUBMITTED = {"SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "1"}

@@ -9,7 +9,6 @@ from mini_gpt.runtime import files
 from mini_gpt.runtime.buckets import Place
 from mini_gpt.study import ledger
 from mini_gpt.study.definition import Plan, Study
-from mini_gpt.suites.base import SuiteOptions
 from tests.commands.test_command_line import type_in
 
 
@@ -26,7 +25,7 @@ def copy_on(machine, bucket, tmp_path):
 
 
 def test_entries_of_machines_that_start_at_the_same_time_are_all_kept(bucket, overrides, tmp_path):
-    plan = Plan("s", Study("", "configs/default.py", {"one": {}}, [0], {"perplexity": SuiteOptions()}, [], overrides))
+    plan = Plan("s", Study("", "configs/default.py", {"one": {}}, [0], {"perplexity": {}}, [], overrides))
     first, second = (copy_on(machine, bucket, tmp_path) for machine in ("a", "b"))
     for copy, number in ((first, 1), (second, 2)):
         ledger.append(copy.local, "run", plan, number)
