@@ -21,10 +21,11 @@ ATTEMPTS, FIRST_WAIT, LONGEST_WAIT = 7, 0.5, 8.0  # of one operation; seconds
 CONNECT_SECONDS, REQUEST_SECONDS = 10, 30
 REQUESTS = 16  # at the same time, for the files of a checkpoint and blocks of tokens
 BLOCK = 2**23  # bytes of a large file that are in memory at once
-DENIED = (
-    r"access.?denied|\b403\b|forbidden|permission.?denied|invalid.?access.?key|signature.?does.?not|unauthenticated"
-)
-MISSING = r"no.?such.?bucket|bucket.{0,80}(does not exist|not found)|\b404\b"
+# The code in a message of Arrow or, at its start, of TensorStore. The rest can hold any text, such as an object's name.
+CODE = re.compile(r"AWS Error (?:UNKNOWN \(HTTP status )?(\w+)\)? during|\A([A-Z_]+): ")
+DENIED = {"ACCESS_DENIED", "INVALID_ACCESS_KEY_ID", "SIGNATURE_DOES_NOT_MATCH", "INVALID_SIGNATURE", "EXPIRED_TOKEN"}
+DENIED |= {"INVALID_CLIENT_TOKEN_ID", "UNRECOGNIZED_CLIENT", "PERMISSION_DENIED", "UNAUTHENTICATED", "401", "403"}
+MISSING = {"NO_SUCH_BUCKET", "404"}
 
 
 class BucketError(UserError):
@@ -67,7 +68,7 @@ class Place:
         if self.scheme in ("s3", "gs"):
             info = self._retried(lambda: self.system.get_file_info(self.path.partition("/")[0]))
             if info.type.name == "NotFound":
-                raise BucketError(described(self.address, OSError("no such bucket")))
+                raise BucketError(_no_bucket(self.address))
 
     def files(self, under: str = "", *, recursive: bool = True) -> dict[str, Entry]:
         """Return the files below a folder by their names, sorted; none if the folder is missing."""
@@ -172,7 +173,7 @@ class Place:
                     return action()
                 except OSError as error:
                     is_last = attempt == ATTEMPTS - 1 or isinstance(error, FileNotFoundError)
-                    if is_last or re.search(f"{DENIED}|{MISSING}", str(error), re.IGNORECASE):
+                    if is_last or _is_denied(error) or _is_missing(error):
                         raise
                 time.sleep(min(LONGEST_WAIT, FIRST_WAIT * 2**attempt))
         raise AssertionError
@@ -248,14 +249,32 @@ def clear_errors(address: str) -> Iterator[None]:
 
 def described(address: str, error: Exception) -> str:
     """Return what is wrong with a place, and what to do."""
-    text, scheme = str(error), address.partition(":")[0]
-    if re.search(DENIED, text, re.IGNORECASE):
+    scheme = address.partition(":")[0]
+    if _is_denied(error):
         keys = {"s3": "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY or AWS_PROFILE", "gs": "GOOGLE_APPLICATION_CREDENTIALS"}
         return f"{address}: access denied (403); check {keys.get(scheme, 'the credentials')} and the bucket's rights"
-    if re.search(MISSING, text, re.IGNORECASE):
-        return f"{address}: no such bucket (404); make it, or correct the address"
+    if _is_missing(error):
+        return _no_bucket(address)
     advice = "check the network, AWS_ENDPOINT_URL and AWS_REGION" if scheme == "s3" else "check the network"
     return f"{address}: can't be reached ({_line(error)}); {advice}, and start again"
+
+
+def _no_bucket(address: str) -> str:
+    return f"{address}: no such bucket (404); make it, or correct the address"
+
+
+def _code(error: Exception) -> str | None:
+    matched = CODE.search(str(error))
+    return matched and (matched[1] or matched[2])
+
+
+def _is_denied(error: Exception) -> bool:
+    return isinstance(error, PermissionError) or _code(error) in DENIED
+
+
+def _is_missing(error: Exception) -> bool:
+    # The last is the error of Arrow's search for the region of a bucket.
+    return _code(error) in MISSING or re.match(r"Bucket '[^']*' not found", str(error)) is not None
 
 
 def _line(error: Exception) -> str:

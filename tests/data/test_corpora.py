@@ -5,7 +5,7 @@ import functools
 
 import pytest
 
-from mini_gpt.data import corpora, splits, token_store, tokenizers
+from mini_gpt.data import corpora, splits, tfds_corpus, token_store, tokenizers
 from mini_gpt.data.corpus import Corpus
 from mini_gpt.runtime.errors import UserError
 from tests.conftest import make_text
@@ -131,7 +131,7 @@ def test_a_missing_tensorflow_is_named(small, tmp_path, monkeypatch):
     def prepare(self, *args, **kwargs):
         raise ModuleNotFoundError("No module named 'tensorflow'", name="tensorflow")
 
-    monkeypatch.setattr(corpora, "_require_network", lambda builder, name: None)
-    monkeypatch.setattr(corpora.tfds.core.DatasetBuilder, "download_and_prepare", prepare)
+    monkeypatch.setattr(tfds_corpus, "_require_network", lambda builder, name: None)
+    monkeypatch.setattr(tfds_corpus.tfds.core.DatasetBuilder, "download_and_prepare", prepare)
     with pytest.raises(UserError, match=r"preparing tfds:lm1b.* needs the package tensorflow: pip install tensorflow"):
         corpora.open_corpus(small(data__corpus="tfds:lm1b", data__path=str(tmp_path)).data)

@@ -1,20 +1,19 @@
-"""Corpora that TFDS prepares: the standard library, tiny Shakespeare, its own data sets, and damage to them."""
+"""The built-in corpora: the standard library and tiny Shakespeare. Data sets of TFDS, and damage to them."""
 
 import collections
-import errno
 import functools
 import hashlib
 import http.server
 import json
-import tempfile
+import subprocess
+import sys
 import threading
-from unittest import mock
+from pathlib import Path
 
 import pytest
 
-from mini_gpt.data import builders, corpora
+from mini_gpt.data import built_in, corpora, tfds_corpus
 from mini_gpt.runtime.errors import UserError
-from tests.conftest import slow
 from tests.data.test_corpora import split_of
 
 
@@ -35,7 +34,7 @@ TEXTS_OF_LIBRARY = ["print('hello')\n", "# -*- coding: latin-1 -*-\nname = 'é'\
 def library(tmp_path, monkeypatch):
     """Make a small library in place of Python's, and return its directory."""
     root = make_library(tmp_path / "lib")
-    monkeypatch.setattr(corpora, "PythonLibrary", lambda: builders.PythonLibrary(root))
+    monkeypatch.setattr(built_in.sysconfig, "get_paths", lambda: {"stdlib": root})
     return root
 
 
@@ -54,42 +53,23 @@ def test_the_standard_library_is_decoded_as_python_does(small, library):
     assert texts_of(corpora.open_corpus(data)) == [TEXTS_OF_LIBRARY[0], "other"], "other sources, another data set"
 
 
-@pytest.mark.parametrize(
-    "name", ["[2024] a*b?", "back\\slash", "100%25#1", "größer 日本", *slow("gs:", "{a,b}|c;$HOME")]
-)
-def test_data_are_prepared_once_in_an_odd_directory(small, library, tmp_path, name):
-    data = small(data__corpus="python_stdlib", data__path=None, data__cache_dir=str(tmp_path / name)).data
-    assert texts_of(corpora.open_corpus(data)) == TEXTS_OF_LIBRARY
-    before = sorted((path, path.stat().st_mtime_ns) for path in (tmp_path / name).rglob("*"))
-    assert texts_of(corpora.open_corpus(data)) == TEXTS_OF_LIBRARY
-    assert before == sorted((path, path.stat().st_mtime_ns) for path in (tmp_path / name).rglob("*"))
-    assert {path.name for path in tmp_path.iterdir()} == {name, "lib"}, "nothing is written elsewhere"
-
-
 def test_the_standard_library_has_enough_documents():
-    paths = builders.python_sources(builders.Path(json.__file__).parent.parent)
+    paths = built_in._python_sources(Path(json.__file__).parent.parent)
     assert len(paths) > 300
-    assert not any(corpora.Path(p).parts[-2] in ("test", "encodings") for p in paths)
+    assert not any(path.parts[-2] in ("test", "encodings") for path in paths)
 
 
 def test_a_library_without_sources_is_refused(tmp_path):
     with pytest.raises(UserError, match=r"data\.corpus.*no \.py files"):
-        builders.PythonLibrary(tmp_path)
+        built_in.python_stdlib(tmp_path)
 
 
-def test_a_library_replaced_while_it_is_prepared_is_refused(small, library, monkeypatch):
-    generate = builders.PythonStdlib._generate_examples
-
-    def replace_and_generate(self):
-        (library / "latin.py").write_text("# replaced by an upgrade")
-        return generate(self)
-
-    monkeypatch.setattr(builders.PythonStdlib, "_generate_examples", replace_and_generate)
+def test_a_library_that_changes_while_it_is_read_is_refused(small, library):
     data = small(data__corpus="python_stdlib", data__path=None).data
-    with pytest.raises(
-        UserError, match=r"^data\.corpus: the text of python_stdlib .* is not that of its source; start"
-    ):
-        corpora.open_corpus(data)
+    corpus = corpora.open_corpus(data)
+    (library / "latin.py").write_text("# replaced by an upgrade")
+    with pytest.raises(UserError, match=r"^data\.corpus: the files of python_stdlib in .* changed meanwhile"):
+        texts_of(corpus)
     assert texts_of(corpora.open_corpus(data)) == [TEXTS_OF_LIBRARY[0], "# replaced by an upgrade"]
 
 
@@ -108,7 +88,6 @@ DAMAGES = {
     "replace": lambda content: b"[]",
     "remove": None,
 }
-HARMLESS = ("flip at the start", "flip at the end")  # possibly
 NAMES = ("dataset_info.json", "features.json", "*array_record-00000-of-00001")
 
 
@@ -118,40 +97,6 @@ def damage(directory, name, kind):
     path.unlink()
     if changed is not None:
         path.write_bytes(changed)
-
-
-@pytest.mark.parametrize("kind", DAMAGES)
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("corpus", ["python_stdlib", "tiny_shakespeare"])
-def test_damaged_prepared_data_is_prepared_again(request, small, tmp_path, caplog, corpus, name, kind):
-    if corpus == "python_stdlib":
-        request.getfixturevalue("library")
-        data, expected = small(data__corpus=corpus, data__path=None).data, TEXTS_OF_LIBRARY
-    else:
-        file = request.getfixturevalue("shakespeare")
-        data, expected = small(data__corpus=corpus, data__path=str(file)).data, [file.read_text()]
-    before = corpora.open_corpus(data)
-    damage(tmp_path / "cache" / "tfds", name, kind)
-    after = corpora.open_corpus(data)
-    assert texts_of(after) == expected and after.fingerprint == before.fingerprint
-    is_noticed = "is damaged (" in caplog.text and "it is prepared again" in caplog.text
-    # The builder knows the features, and a flip may be in a description. A flip in the middle is in a text.
-    assert is_noticed or name == "features.json" or (kind.startswith("flip") and "json" in name) or kind in HARMLESS
-    caplog.clear()
-    assert texts_of(corpora.open_corpus(data)) == expected and "damaged" not in caplog.text
-
-
-def test_data_that_cannot_be_prepared_again_are_kept(small, library, tmp_path, monkeypatch):
-    data = small(data__corpus="python_stdlib", data__path=None).data
-    corpora.open_corpus(data)
-    before = {path: path.read_bytes() for path in (tmp_path / "cache" / "tfds").rglob("*") if path.is_file()}
-    with monkeypatch.context() as patch:
-        patch.setattr(corpora, "_read", mock.Mock(side_effect=OSError(errno.EMFILE, "Too many open files")))
-        patch.setattr(corpora, "_require_network", mock.Mock(side_effect=UserError("no network")))
-        with pytest.raises(UserError, match="no network"):
-            corpora.open_corpus(data)
-    assert before == {path: path.read_bytes() for path in (tmp_path / "cache" / "tfds").rglob("*") if path.is_file()}
-    assert texts_of(corpora.open_corpus(data)) == TEXTS_OF_LIBRARY
 
 
 @pytest.mark.parametrize("kind", DAMAGES)
@@ -168,23 +113,12 @@ def test_a_damaged_tfds_data_set_ends_in_one_line(small, newsroom, name, kind):
         assert found == expected
 
 
-def test_preparation_leaves_no_other_files(small, library, tmp_path, monkeypatch):
-    (tmp_path / "temporary").mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
-    corpora.open_corpus(small(data__corpus="python_stdlib", data__path=None).data)
-    assert list((tmp_path / "temporary").iterdir()) == []
-    (prepared,) = (tmp_path / "cache" / "tfds" / "python_stdlib").iterdir()
-    assert [path.name for path in prepared.iterdir()] == ["1.0.0"]
-    shards = {"dataset_info.json", "features.json", "python_stdlib-train.array_record-00000-of-00001"}
-    assert {path.name for path in (prepared / "1.0.0").iterdir()} == shards
-
-
 @pytest.fixture
 def shakespeare(tmp_path, monkeypatch):
     """Return a small file that replaces Tiny Shakespeare. Its checksum is the expected one."""
     file = tmp_path / "input.txt"
     file.write_text("First Citizen:\nBefore we proceed any further, hear me speak.\n" * 20)
-    monkeypatch.setattr(builders, "SHAKESPEARE_SHA256", hashlib.sha256(file.read_bytes()).hexdigest())
+    monkeypatch.setattr(built_in, "SHAKESPEARE_SHA256", hashlib.sha256(file.read_bytes()).hexdigest())
     return file
 
 
@@ -194,14 +128,26 @@ def test_tiny_shakespeare_is_read_from_a_file(small, shakespeare):
     assert [text for _, text in corpus.documents()] == [shakespeare.read_text()]
 
 
-def test_tiny_shakespeare_is_downloaded_without_tensorflow(small, shakespeare, monkeypatch):
+def test_tiny_shakespeare_is_downloaded_once(small, shakespeare, monkeypatch):
+    data = small(data__corpus="tiny_shakespeare", data__path=None).data
     handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=shakespeare.parent)
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        monkeypatch.setattr(builders, "SHAKESPEARE_URL", f"http://127.0.0.1:{server.server_port}/input.txt")
-        corpus = corpora.open_corpus(small(data__corpus="tiny_shakespeare", data__path=None).data)
+        monkeypatch.setattr(built_in, "SHAKESPEARE_URL", f"http://127.0.0.1:{server.server_port}/input.txt")
+        corpora.open_corpus(data)
         server.shutdown()
-    assert [text for _, text in corpus.documents()] == [shakespeare.read_text()]
+    assert [text for _, text in corpora.open_corpus(data).documents()] == [shakespeare.read_text()]
+
+
+def test_opening_a_built_in_corpus_does_not_import_tfds():
+    program = """
+import sys
+from mini_gpt.config import loading
+from mini_gpt.data import corpora
+corpora.open_corpus(loading.load("configs/tiny.py").data)
+assert "tensorflow_datasets" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
 
 
 def test_tiny_shakespeare_with_a_wrong_checksum_is_refused(small, tmp_path):
@@ -210,17 +156,16 @@ def test_tiny_shakespeare_with_a_wrong_checksum_is_refused(small, tmp_path):
         corpora.open_corpus(small(data__corpus="tiny_shakespeare", data__path=str(tmp_path / "wrong.txt")).data)
 
 
-@pytest.mark.parametrize("corpus", ["tiny_shakespeare", "tfds:lm1b"])
-def test_a_download_without_network_is_refused(small, corpus, monkeypatch, tmp_path):
+def test_a_download_without_network_is_refused(small, monkeypatch, tmp_path):
     def unknown(*args, **kwargs):
         raise OSError("Name or service not known")
 
-    monkeypatch.setattr(corpora.socket, "getaddrinfo", unknown)
-    monkeypatch.setattr(corpora.urllib.request, "getproxies", dict)
-    path = None if corpus == "tiny_shakespeare" else str(tmp_path)
-    with pytest.raises(UserError, match=r"must be downloaded from \S+, which can't be reached.*data\.path") as raised:
-        corpora.open_corpus(small(data__corpus=corpus, data__path=path).data)
-    assert "\n" not in str(raised.value)
+    monkeypatch.setattr(tfds_corpus.socket, "getaddrinfo", unknown)
+    monkeypatch.setattr(tfds_corpus.urllib.request, "getproxies", dict)
+    with pytest.raises(UserError, match=r"must be downloaded from \S+, which can't be reached.*data\.path"):
+        corpora.open_corpus(small(data__corpus="tfds:lm1b", data__path=str(tmp_path)).data)
+    with pytest.raises(UserError, match=r"^data\.corpus: \S+ can't be downloaded .*not known.*data\.path"):
+        corpora.open_corpus(small(data__corpus="tiny_shakespeare", data__path=None).data)
 
 
 def test_a_missing_directory_of_data_sets_is_refused(small, tmp_path):

@@ -4,6 +4,7 @@ import json
 import os
 
 import pytest
+import tensorflow_datasets as tfds
 
 from mini_gpt.data import corpora
 from mini_gpt.runtime.errors import UserError
@@ -15,7 +16,7 @@ def data_set(tmp_path):
     """Write a TFDS data set that names files outside of it; return (directory of all data sets, its own directory)."""
     directory = tmp_path / "tfds" / "theirs" / "1.0.0"
     directory.mkdir(parents=True)
-    corpora.tfds.features.FeaturesDict({"text": corpora.tfds.features.Text()}).save_config(directory)
+    tfds.features.FeaturesDict({"text": tfds.features.Text()}).save_config(directory)
     split = {"name": "train", "shardLengths": ["2"], "numBytes": "8"}
     split["filepathTemplate"] = "../../{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}"
     info = {"name": "theirs", "version": "1.0.0", "fileFormat": "array_record", "splits": [split]}

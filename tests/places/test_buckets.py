@@ -75,6 +75,39 @@ def test_a_lasting_fault_is_one_line_and_a_cut_off_download_is_an_error(server, 
         Place("s3://bucket/run").check()
 
 
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (
+            OSError("for key 'r/404/403' in bucket 'b': AWS Error NETWORK_CONNECTION during HeadObject: "),
+            "can't be reach",
+        ),
+        (
+            OSError("for key 'forbidden' in bucket 'b': AWS Error UNKNOWN (HTTP status 503) during Put"),
+            "can't be reached",
+        ),
+        (
+            OSError("for key 'a' in bucket 'b': AWS Error UNKNOWN (HTTP status 403) during Put"),
+            r"access denied \(403\)",
+        ),
+        (
+            OSError("for key 'r/404' in bucket 'b': AWS Error ACCESS_DENIED during HeadObject: "),
+            r"access denied \(403\)",
+        ),
+        (
+            OSError("for key 'r/403' in bucket 'b': AWS Error NO_SUCH_BUCKET during PutObject: "),
+            r"no such bucket \(404\)",
+        ),
+        (PermissionError(13, "Permission denied", "/404"), r"access denied \(403\)"),
+        (ValueError("PERMISSION_DENIED: Error reading step 404"), r"access denied \(403\)"),
+        (ValueError("UNAVAILABLE: Error reading 'access denied'"), "can't be reached"),
+    ],
+)
+def test_an_error_is_told_by_its_code_and_not_by_the_name_of_a_file(error, said):
+    with pytest.raises(BucketError, match=f"^s3://b/r: {said}"), buckets.clear_errors("s3://b/r"):
+        raise error
+
+
 def test_bad_addresses_are_refused_and_a_password_is_not_shown():
     with pytest.raises(BucketError, match=r"nowhere://a/b: Protocol not known"):
         Place("nowhere://a/b").files()
