@@ -19,14 +19,14 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from mini_gpt.commands import command_line, quick_look, study_copy
-from mini_gpt.commands.study_copy import Copy, Directory
+from mini_gpt.commands import command_line, quick_look
 from mini_gpt.runtime import files
 from mini_gpt.runtime.errors import UserError, require
 from mini_gpt.study import definition, estimate, ledger, local, machine, new_runs, paper, ray, runner, slurm, statistics
 from mini_gpt.study.definition import Plan
 from mini_gpt.study.progress import Display, Job
 from mini_gpt.study.report import Report
+from mini_gpt.study.results import Results
 
 log = logging.getLogger("mini_gpt.study")
 
@@ -60,18 +60,13 @@ def _run_action(parser: argparse.ArgumentParser) -> None:
     workdir = flags.workdir or Path("runs", "studies" if flags.file else "sweeps", plan.name)
     first = next(iter(plan.configs.values()))
     command_line.set_up(first.data.cache_dir)
-    with study_copy.opened(workdir, flags.shard, first.data.cache_dir) as directory:
-        ACTIONS[flags.action or "run"](plan, directory, flags)
+    ACTIONS[flags.action or "run"](plan, workdir, flags)
 
 
 def _add_flags(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     default = "runs/studies/NAME, or runs/sweeps/NAME with --config"
-    add(
-        "--workdir",
-        type=command_line.place,
-        help=f"the study: a directory, or an address in a bucket; default: {default}",
-    )
+    add("--workdir", type=command_line.directory, help=f"directory of the study; default: {default}")
     add("--engine", choices=("local", "slurm", "ray"), default="local", help="where `run` trains")
     add("--jobs", type=int, help="runs at a time, on each machine; default: one for each core or GPU (Slurm: one)")
     part = "train part I of N parts (from 0), and write no report; all share --workdir"
@@ -95,30 +90,28 @@ def _loaded(flags: argparse.Namespace, overrides: dict[str, str]) -> Plan:
     return definition.load(flags.file, overrides)
 
 
-def _plan(plan: Plan, directory: Directory | Copy, flags: argparse.Namespace) -> None:
+def _plan(plan: Plan, workdir: Path, flags: argparse.Namespace) -> None:
     slots = machine.slots(flags.jobs)
-    ledger.check_same_study(directory.local, plan)
-    machine.call_in(slots[0], new_runs.check, plan, directory.local)
-    print(estimate.text(directory.results(plan), estimate.measure(plan, slots), len(slots)))
+    ledger.check_same_study(workdir, plan)
+    machine.call_in(slots[0], new_runs.check, plan, workdir)
+    print(estimate.text(Results(plan, workdir), estimate.measure(plan, slots), len(slots)))
 
 
-def _freeze(plan: Plan, directory: Directory | Copy, flags: argparse.Namespace) -> None:
-    machine.call_in(machine.slots(flags.jobs)[0], new_runs.check, plan, directory.local)
-    digest = ledger.freeze(directory.local, plan, new_runs.fingerprints(plan))
-    directory.send()
-    print(f"Frozen: {plan.name}, SHA-256 {digest}, commit {ledger.commit()}, in {directory.local / ledger.LEDGER}")
+def _freeze(plan: Plan, workdir: Path, flags: argparse.Namespace) -> None:
+    machine.call_in(machine.slots(flags.jobs)[0], new_runs.check, plan, workdir)
+    digest = ledger.freeze(workdir, plan, new_runs.fingerprints(plan))
+    print(f"Frozen: {plan.name}, SHA-256 {digest}, commit {ledger.commit()}, in {workdir / ledger.LEDGER}")
     print(*estimate.can_show(plan), sep="\n")
 
 
-def _run(plan: Plan, directory: Directory | Copy, flags: argparse.Namespace) -> None:
+def _run(plan: Plan, workdir: Path, flags: argparse.Namespace) -> None:
     if flags.engine == "slurm":
         _print_script(plan, flags)
         return
     is_local, shard = flags.engine == "local", _shard(flags.shard, len(plan.runs))
     slots = machine.slots(flags.jobs if is_local else None)
-    workdir = directory.local
     ledger.check_same_study(workdir, plan)
-    found = directory.results(plan)
+    found = Results(plan, workdir)
     engine = local.Local(found, slots) if is_local else ray.Ray(found, flags.jobs)  # before JAX: Ray forks
     changed = ledger.changes(workdir, plan)
     measured = len({path.parents[1] for path in workdir.glob("*/eval/*.json")})  # also with other options
@@ -134,9 +127,8 @@ def _run(plan: Plan, directory: Directory | Copy, flags: argparse.Namespace) -> 
     done = len(found.complete_runs)
     ledger.append(workdir, "changed" if changed else "run", plan, done, command=command, fields=changed)
     ledger.save(workdir, plan)
-    directory.send()
     mine = plan.runs[shard]
-    jobs = [Job(run, found.training_directory(run)) for run in mine if found.missing(run)]
+    jobs = [Job(run, workdir / run.name) for run in mine if found.missing(run)]
     if jobs and plan.comparisons:
         too_few = statistics.too_few(plan.study.seeds, plan.comparisons, plan.study.level)
         level = logging.WARNING if too_few else logging.INFO
@@ -147,13 +139,13 @@ def _run(plan: Plan, directory: Directory | Copy, flags: argparse.Namespace) -> 
     finally:
         runner.log_failures(jobs)
         if flags.shard is None:
-            _report(plan, directory, flags, jobs)
+            _report(plan, workdir, flags, jobs)
     runner.check_all_complete(jobs, len(mine))
 
 
-def _report(plan: Plan, directory: Directory | Copy, flags: argparse.Namespace, jobs: Sequence[Job] = ()) -> None:
-    ledger.check_same_study(directory.local, plan)
-    found = Report(directory.results(plan), runner.failures(jobs))
+def _report(plan: Plan, workdir: Path, flags: argparse.Namespace, jobs: Sequence[Job] = ()) -> None:
+    ledger.check_same_study(workdir, plan)
+    found = Report(Results(plan, workdir), runner.failures(jobs))
     try:
         found.write()
         if flags.paper:
@@ -161,7 +153,6 @@ def _report(plan: Plan, directory: Directory | Copy, flags: argparse.Namespace, 
     except BaseException:
         print(found.printed())  # a file can't be written, such as on a full disk
         raise
-    directory.send()
     print(found.summary())
 
 

@@ -38,7 +38,7 @@ class DataConfig(Section, prefix="data."):
         "sequence", "coupled, abacus: positions restart at each character that is no letter or digit"
     )
     isolate_documents: bool = field(False, "attention stays inside a document, and positions restart in each")
-    cache_dir: str | None = field(None, "None: mini_gpt in $XDG_CACHE_HOME or ~/.cache; address: there, for tokens")
+    cache_dir: str | None = field(None, "None: mini_gpt in $XDG_CACHE_HOME or ~/.cache")
 
     def check(self) -> None:
         for name in ("path", "target_path", "cache_dir"):

@@ -12,25 +12,12 @@ from mini_gpt.runtime import copies, files, processes
 from mini_gpt.runtime.errors import UserError
 
 
+@processes.main_process_first()
 def open_corpus(data: DataConfig) -> Corpus:
     """Open `data.corpus`. Prepares it first if needed. Raises UserError if that fails.
 
-    Files with an address, such as s3://bucket/texts/*.jsonl.gz, are first copied into the cache. With `data.cache_dir`
-    in a bucket, only process 0 reads the texts: the others get a corpus without texts.
+    Files with an address, such as s3://bucket/texts/*.jsonl.gz, are first copied into the cache.
     """
-    if data.cache_dir is None or not files.is_address(data.cache_dir):
-        return processes.main_process_first()(_opened)(data)
-    own = list[Corpus]()
-
-    def without_texts() -> Corpus:
-        own.append(_opened(data))
-        return dataclasses.replace(own[0], parts={}, token_files={})
-
-    corpus = processes.in_main_process(without_texts)
-    return own[0] if own else corpus
-
-
-def _opened(data: DataConfig) -> Corpus:
     data = dataclasses.replace(data, path=_local(data, data.path), target_path=_local(data, data.target_path))
     if data.corpus in ("text", TOKENS):
         from mini_gpt.data import text_corpus

@@ -15,11 +15,10 @@ from pathlib import Path
 import numpy as np
 
 from mini_gpt.config.data import TOKENS, DataConfig
-from mini_gpt.data import bucket_tokens, simple_tokenizers, splits, tasks, token_files, tokenizers, tokenizing
+from mini_gpt.data import simple_tokenizers, splits, tasks, token_files, tokenizers, tokenizing
 from mini_gpt.data.corpus import Corpus
 from mini_gpt.data.tokenizers import Tokenizer
 from mini_gpt.runtime import continued, files, processes, progress
-from mini_gpt.runtime.buckets import Place
 from mini_gpt.runtime.errors import UserError, require
 
 FORMAT = 4
@@ -35,7 +34,6 @@ class TokenStore:
 
     directory: Path
     meta: dict
-    place: Place | None = None  # where the tokens are, if the directory has only some of their blocks
 
     def tokens(self, name: str) -> np.ndarray:
         """Return the tokens of a split, memory-mapped: one stream, with a separator between documents.
@@ -47,47 +45,27 @@ class TokenStore:
         remedy = f"the {name} split is empty; increase its fraction, or use a larger corpus"
         require(counts["tokens"] > 0, "data.split_fractions", tuple(self.meta["split_fractions"]), remedy)
         path, dtype, count = self.directory / f"{name}.tokens", self.meta["dtype"], counts["tokens"]
-        if self.place is not None:
-            return bucket_tokens.BucketTokens(self.place, path, dtype, count)  # type: ignore[return-value]
         return np.asarray(np.memmap(path, dtype, "r", shape=count))  # indexed faster than np.memmap
 
 
 @processes.main_process_first()
 def open_store(corpus: Corpus, data: DataConfig, tokenizer: tokenizers.Tokenizer) -> TokenStore:
-    """Open the store of a corpus, split and tokenizer. Builds it if it is missing or damaged.
-
-    If `data.cache_dir` is in a bucket, the first process sends its store there, and later ones read from it.
-    """
+    """Open the store of a corpus, split and tokenizer. Builds it if it is missing or damaged."""
     kind = splits.split_kind(corpus, data)
     if kind != data.split:
         few = f"fewer than {splits.FEWEST_DOCUMENTS} documents ({corpus.num_documents})"
         log.info("%s has %s: data.split=contiguous is used instead of documents", corpus.name, few)
     key = (FORMAT, corpus.fingerprint, kind, data.split_fractions, tokenizers.fingerprint(tokenizer))
     name = hashlib.sha256(repr(key).encode()).hexdigest()[:16]
-    cache, place = files.cache_directory(data.cache_dir), None
-    target = cache / "tokens" / name
+    target = files.cache_directory(data.cache_dir) / "tokens" / name
     if target.exists() and (reason := _damage(target)) is not None:
         log.warning(f"{target} is damaged ({reason}): it is built again")
         shutil.rmtree(target)
-    if data.cache_dir is not None and files.is_address(data.cache_dir):
-        place = Place(f"{data.cache_dir.rstrip('/')}/tokens/{name}")
-        if not target.exists() and place.entry(META) is not None:
-            part = bucket_tokens.fetch(place, cache / "tokens" / f"{name}-in-part", META)
-            try:
-                meta = files.read_with_checksum(part, must=True)
-                require(meta["dtype"] in DTYPES, "dtype", meta["dtype"], f"must be one of {', '.join(DTYPES)}")
-            except (ValueError, UserError) as error:
-                raise UserError(f"{place}/{META}: {error}; delete {place}, and start again") from None
-            return TokenStore(part.parent, meta, place)
-        if not (target.exists() or processes.is_main_process()):
-            raise UserError(f"{place}: process 0 has made no store there; see its own error message")
     if not target.exists():
         # If another process has made the same store meanwhile, its store is used.
         with contextlib.suppress(files.Exists), continued.directory(target) as draft:
             log.info("tokenizing %s into %s", corpus.name, target)
             _build(draft, corpus, data, tokenizer)
-    if place is not None and place.entry(META) is None:
-        bucket_tokens.send(target, place, META)
     return TokenStore(target, files.read_json(target / META))
 
 

@@ -19,7 +19,7 @@ from mini_gpt.runtime.files import without_password
 ADDRESS = re.compile(r"([a-z][a-z0-9+.-]+)://(.+)", re.DOTALL)
 ATTEMPTS, FIRST_WAIT, LONGEST_WAIT = 7, 0.5, 8.0  # of one operation; seconds
 CONNECT_SECONDS, REQUEST_SECONDS = 10, 30
-REQUESTS = 16  # at the same time, for the files of a checkpoint and blocks of tokens
+REQUESTS = 16  # at the same time, for the files of a checkpoint
 BLOCK = 2**23  # bytes of a large file that are in memory at once
 # The code in a message of Arrow or, at its start, of TensorStore. The rest can hold any text, such as an object's name.
 CODE = re.compile(r"AWS Error (?:UNKNOWN \(HTTP status )?(\w+)\)? during|\A([A-Z_]+): ")
@@ -49,8 +49,6 @@ class Place:
         self.address = address.rstrip("/")
         self.scheme, self.path = split(self.address)
         self._system: Any = None
-        self._opened: dict[str, Any] = {}
-        self.guard: Callable[[], None] = lambda: None  # called before each try to change a file; ends it by an error
 
     def __str__(self) -> str:
         return self.address
@@ -96,19 +94,6 @@ class Place:
 
         return self._retried(read)
 
-    def read_part(self, name: str, start: int, size: int) -> bytes:
-        """Return `size` bytes of a file, from the byte `start` on."""
-
-        def read() -> bytes:
-            if name not in self._opened:  # needs a request too
-                self._opened[name] = self.system.open_input_file(self._full(name))
-            content = self._opened[name].read_at(size, start)
-            if len(content) != size:
-                raise OSError(f"{name} was cut off after {start + len(content):,} bytes")
-            return content
-
-        return self._retried(read)
-
     def write(self, name: str, content: bytes) -> None:
         """Write a file at once."""
         self._retried(lambda: self._write(name, [content]))
@@ -149,14 +134,13 @@ class Place:
         """Delete a file, or a folder with all its files; do nothing if it is missing."""
         remove = self.system.delete_dir if folder else self.system.delete_file
         with contextlib.suppress(FileNotFoundError):
-            self._retried(lambda: (self.guard(), remove(self._full(name))))
+            self._retried(lambda: remove(self._full(name)))
 
     def _full(self, name: str) -> str:
         self.system  # noqa: B018  sets the path
         return f"{self.path.rstrip('/')}/{name}".rstrip("/")
 
     def _write(self, name: str, blocks: Any) -> int:
-        self.guard()
         path, count = self._full(name), 0
         if self.scheme not in ("s3", "gs"):  # in a bucket, this would make a bucket or an empty object
             self.system.create_dir(path.rpartition("/")[0], recursive=True)

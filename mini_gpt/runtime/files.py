@@ -57,9 +57,9 @@ def without_password(address: str) -> str:
 
 
 def cache_directory(cache_dir: str | None) -> Path:
-    """Return `data.cache_dir`, or if it is None or in a bucket, $XDG_CACHE_HOME/mini_gpt or ~/.cache/mini_gpt."""
+    """Return `data.cache_dir`, or if it is None, $XDG_CACHE_HOME/mini_gpt or ~/.cache/mini_gpt."""
     default = os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "mini_gpt")
-    return expanded(default if cache_dir is None or is_address(cache_dir) else cache_dir)
+    return expanded(default if cache_dir is None else cache_dir)
 
 
 @contextlib.contextmanager

@@ -22,7 +22,6 @@ CLUSTERS = ("slurm", "ompi", "gcetpu", "gketpu")  # JAX's names of clusters that
 GO, ERROR = "go", "error: "
 _turns = itertools.count()
 _is_alone = False  # True: process 0 does what the others wait for
-apart = False  # True: the processes share no run directory; only that of process 0 is kept
 Value = TypeVar("Value")
 
 

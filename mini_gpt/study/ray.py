@@ -54,7 +54,7 @@ class Ray:
                 ask = self.ray.remote(num_cpus=0, scheduling_strategy=only(node["NodeID"], soft=False))(sees)
                 remedy = f"node {node['NodeName']} does not see it; name a directory that all nodes share"
                 is_seen = self.ray.get(ask.remote(probe), timeout=ANSWER_SECONDS)
-                require(is_seen or not self.results.is_shared, "--workdir", str(folder), remedy)
+                require(is_seen, "--workdir", str(folder), remedy)
         except self.ray.exceptions.RayError as error:
             raise UserError(f"--engine=ray: node {node['NodeName']} can't run mini_gpt: {_said(error)}") from None
         finally:

@@ -32,8 +32,6 @@ class Results:
     run has changed since.
     """
 
-    is_shared = True  # all machines see the directory
-
     def __init__(self, plan: Plan, workdir: Path):
         self.plan, self.workdir = plan, workdir
         self._corpus = functools.cache(corpora.open_corpus)
@@ -62,14 +60,10 @@ class Results:
         self.by_run[run.name] = self.of_run(run)
         return self.missing(run)
 
-    def training_directory(self, run: PlannedRun) -> Path:
-        """Return the local directory in which the run is trained."""
-        return self.workdir / run.name
-
     def worker_job(self, run: PlannedRun) -> dict[str, Any]:
         """Return the job of mini_gpt.commands.study_worker: train the run, and measure what is missing."""
         suites = {name: dataclasses.asdict(self.plan.suites[name]) for name in self.missing(run)}
-        workdir = str(self.training_directory(run).absolute())
+        workdir = str((self.workdir / run.name).absolute())
         return {"workdir": workdir, "config": loading.to_dict(run.config), "suites": suites}
 
     @property

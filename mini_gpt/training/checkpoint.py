@@ -73,14 +73,10 @@ class Checkpoints:
     ):
         if read_only and not directory.is_dir():
             raise UserError(f"{directory}: not found; train first, this workdir has no checkpoint")
-        alone = {0} if processes.apart and not read_only else None
-        if alone:  # Orbax then makes no directory
-            directory.mkdir(parents=True, exist_ok=True)
         options = ocp.CheckpointManagerOptions(
             preservation_policy=self,
             read_only=read_only,
-            create=not (read_only or alone),
-            multiprocessing_options=ocp.options.MultiprocessingOptions(active_processes=alone),
+            create=not read_only,
             cleanup_tmp_directories=not read_only,
             save_interval_steps=0 if read_only else 1,
             async_options=ocp.AsyncOptions(timeout_secs=TIMEOUT),
@@ -112,16 +108,14 @@ class Checkpoints:
     def steps(self) -> list[int]:
         return sorted(self.manager.all_steps())
 
-    def save(self, step: int, state: TrainState, record: Record, sums: dict[str, str] | None = None) -> None:
+    def save(self, step: int, state: TrainState, record: Record) -> None:
         """Start to write a checkpoint. Orbax completes it only if its files contain all arrays.
-
-        sums: the checksums of the state; None: computed here.
 
         Raises the error of the previous write. `wait` and `close` raise the error of this write: UserError if the
         checkpoint is incomplete. Callers turn errors such as a full disk into messages by `files.clear_write_errors`.
         """
         body = {"format": FORMAT, "run": self.run, "step": step, **dataclasses.asdict(record)}
-        body |= {"checksums": sums or checksums(parts(state))}
+        body |= {"checksums": checksums(parts(state))}
         items = {name: ocp.args.PyTreeSave(part) for name, part in parts(state).items()}
         items["format"] = ocp.args.JsonSave(files.with_checksum(body))
         self.records[step] = record

@@ -22,7 +22,6 @@ from mini_gpt.training.assembly import Assembly
 from mini_gpt.training.checkpoint import Checkpoints
 from mini_gpt.training.conclusion import conclude as print_conclusion
 from mini_gpt.training.evaluators import Probe
-from mini_gpt.training.gathered import GatheredCheckpoints
 from mini_gpt.training.monitor import Clock, Reporter, SilentReporter, Spikes
 from mini_gpt.training.record import Record
 from mini_gpt.training.start import FirstState, describe, open_run
@@ -219,10 +218,9 @@ def train(
     wrong input, no file is changed.
     """
     assembly, first_state, workdir_lock = open_run(config, workdir, init_from)
-    opened = GatheredCheckpoints if processes.apart else Checkpoints
     with (
         workdir_lock,
-        contextlib.closing(opened(workdir / workdirs.CHECKPOINTS, keep=config.checkpoint.keep)) as checkpoints,
+        contextlib.closing(Checkpoints(workdir / workdirs.CHECKPOINTS, keep=config.checkpoint.keep)) as checkpoints,
     ):
         describe(assembly, new=first_state.is_new, parameters=conclude)
         last = config.train.steps

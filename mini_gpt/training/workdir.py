@@ -124,13 +124,11 @@ def held(workdir: Path, config: Config, corpus: Corpus, claim: Callable[[], None
     """
     # Barrier: a slow process must not mistake this run's new files for an existing run.
     processes.barrier("looked at the run directory")
-    writes = processes.is_main_process() or processes.apart
+    writes = processes.is_main_process()
     with locked(workdir, new=claim is not None) if writes else contextlib.nullcontext():
         if writes and claim is not None:
             claim()
         processes.barrier("made the run directory")
-        if processes.apart:  # the text of process 0 counts
-            files.write_json(workdir / CORPUS, processes.of_main_process(read_record(workdir / CORPUS, "a corpus", {})))
         check_corpus(workdir, corpus)  # each process has read the text itself
         with clear_errors_of_loss(workdir), files.clear_write_errors(workdir), clear_memory_errors():
             yield

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mini_gpt.runtime import buckets, lease
+from mini_gpt.runtime import buckets
 from tests.places import s3_server
 
 
@@ -21,12 +21,3 @@ def server(_server, monkeypatch, tmp_path):
     _server.log.clear()
     yield _server
     _server.fault = s3_server.no_fault
-
-
-@pytest.fixture
-def fast(monkeypatch):
-    """Let leases end in one second, and make each one that of another machine."""
-    numbers = iter(range(1000))
-    monkeypatch.setattr(lease, "_machine", lambda: f"machine {next(numbers)}")
-    for name, seconds in {"LIFETIME": 1.0, "RENEWED": 0.2, "LOOKED": 0.05}.items():
-        monkeypatch.setattr(lease, name, seconds)

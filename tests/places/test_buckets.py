@@ -1,22 +1,17 @@
-"""Files in places with a scheme: faults of the server, errors in one line, copies in the cache, and the lease."""
+"""Files in places with a scheme: faults of the server, errors in one line, and copies in the cache."""
 
 import collections
 import itertools
-import json
 import os
-import threading
-import time
 import types
 
 import pytest
-import tensorstore
 from pyarrow import fs
 
 from mini_gpt.commands import command_line
-from mini_gpt.runtime import buckets, copies, files, lease
+from mini_gpt.runtime import buckets, copies, files
 from mini_gpt.runtime.buckets import BucketError, Place
 from mini_gpt.runtime.errors import UserError
-from mini_gpt.runtime.lease import Lease
 from tests.places.s3_server import CLOSE, LOSE
 
 LARGE = os.urandom(2**24 + 1)  # several blocks, and several parts of an upload
@@ -150,124 +145,6 @@ def place(request, tmp_path, fast):
         request.getfixturevalue("server")
         return Place(f"s3://bucket/{tmp_path.name}")
     return Place(f"file://{tmp_path}")
-
-
-def test_a_lease_is_held_by_one_run_until_it_is_released(place):
-    first, second = Lease(place), Lease(place)
-    first.acquire()
-    with pytest.raises(UserError, match=r"another run trains in .* \(process \d+ on"):
-        second.acquire()
-    first.check(now=True)
-    first.release()
-    Lease(place).acquire()
-
-
-def without_renewal(place):
-    made = Lease(place)
-    made.thread = threading.Thread()
-    return made
-
-
-def test_a_silent_holder_loses_the_lease(place):
-    silent, later = without_renewal(place), Lease(place)
-    silent.acquire()
-    later.acquire()
-    with pytest.raises(lease.Lost, match="another run has started to train here"):
-        silent.check(now=True)
-    silent.release()
-    later.check(now=True)
-    later.release()
-
-
-def test_a_dead_process_of_this_machine_loses_the_lease_at_once(tmp_path, monkeypatch):
-    place = Place(f"file://{tmp_path}")
-    monkeypatch.setattr(lease.time, "sleep", lambda seconds: pytest.fail("waited"))
-    monkeypatch.setattr(lease.os, "getpid", lambda: 2**30)  # no process has this number
-    dead = Lease(place)
-    dead.acquire()
-    monkeypatch.undo()
-    Lease(place).acquire()
-    with pytest.raises(lease.Lost):
-        dead.check(now=True)
-
-
-@pytest.mark.slow
-def test_a_lease_whose_answer_was_lost_is_held(server, fast):
-    held = Lease(Place("s3://bucket/lost-answer"))
-    held.acquire()
-    counts = count_faults(server, LOSE, 1)
-    held.check(now=True)
-    held.release()
-    assert counts["PUT", "/bucket/lost-answer/lease"] > 1
-
-
-@pytest.mark.slow
-def test_a_request_that_hangs_is_given_up_and_tried_again(server, tmp_path, monkeypatch):
-    monkeypatch.setattr(buckets, "REQUEST_SECONDS", 1)
-    monkeypatch.setattr(lease, "ANSWERED", 2.0)
-    place, ends, hung, answers, answer = Place("s3://bucket/hangs"), threading.Event(), [], [], server.answer
-    held = Lease(place)
-    held.acquire()
-
-    def hang(method, path):
-        if (method, path) not in hung and (method == "PUT" or "lease" not in path):
-            hung.append((method, path))
-            ends.wait(60)
-
-    def recorded(method, path, *rest):
-        found = answer(method, path, *rest)
-        answers.append((method, path, found.status))
-        return found
-
-    monkeypatch.setattr(server, "answer", recorded)
-    server.fault, begin = hang, time.monotonic()
-    place.write("small", b"abc")
-    assert place.read("small") == b"abc" and [*place.files()] == ["lease", "small"]
-    place.download("small", tmp_path / "copy", 3)
-    place.delete("small")
-    with pytest.raises(BucketError, match="can't be reached"):
-        held.check(now=True)
-    held.check(now=True)
-    assert time.monotonic() - begin < 50 and {method for method, _ in hung} >= {"PUT", "GET", "HEAD", "DELETE"}
-    ends.set()
-    while ("PUT", "/bucket/hangs/lease", 412) not in answers:  # the renewal that hung comes too late
-        assert time.monotonic() - begin < 60
-    held.check(now=True)
-    held.release()
-
-
-def test_a_renewal_whose_answer_was_lost_does_not_lose_the_lease(place):
-    """All tries of it were stored, and no answer came. The next renewal has other content."""
-    held = without_renewal(place)
-    held.acquire()
-    before = held.generation
-    held.check(now=True)
-    held.generation = before
-    held.check(now=True)
-    held.generation = before
-    held.release()
-    Lease(place).acquire()
-
-
-def test_a_server_that_does_not_answer_is_an_error(tmp_path, monkeypatch):
-    held = Lease(Place(f"file://{tmp_path}"))
-    held.acquire()
-    silent = tensorstore.Promise.new()[1]
-    monkeypatch.setattr(held, "store", types.SimpleNamespace(read=lambda *_: silent, write=lambda *_, **__: silent))
-    monkeypatch.setattr(lease, "ANSWERED", 0.1)
-    with pytest.raises(BucketError, match="can't be reached"):
-        held.check(now=True)
-    assert not held.lost
-
-
-def test_a_living_process_with_the_number_of_a_dead_one_does_not_keep_the_lease(tmp_path, monkeypatch, fast):
-    place = Place(f"file://{tmp_path}")
-    body = {"state": "held", "owner": "dead", "pid": os.getppid(), "machine": "this", "host": "here"}
-    place.write("lease", json.dumps(body).encode())
-    monkeypatch.setattr(lease, "_machine", lambda: "this")
-    own = Lease(place)
-    own.acquire()
-    own.release()
 
 
 def test_names_of_objects_that_leave_the_folder_are_left_out(tmp_path, monkeypatch):

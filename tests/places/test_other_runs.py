@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from mini_gpt.commands import hugging_face, play
-from mini_gpt.commands.staging import Staged
+from mini_gpt.commands.staging import Mirror
 from mini_gpt.runtime.buckets import Place
 from mini_gpt.runtime.errors import UserError
 from mini_gpt.training import workdir as workdirs
@@ -24,7 +24,7 @@ def source(server, trained, tmp_path):
     """Return a run that is also at ADDRESS."""
     run = trained()
     Place(ADDRESS).delete("", folder=True)
-    staged = Staged(Place(ADDRESS), "train", str(tmp_path / "of the trainer"))
+    staged = Mirror(Place(ADDRESS), "train", str(tmp_path / "of the trainer"))
     shutil.copytree(run, staged.local)
     staged.copy()
     return run
