@@ -36,7 +36,6 @@ print(json.dumps({
     "seconds": dict(zip(("open", "tokenizer", "tokens"), seconds)),
     "bytes": sum(c["bytes"] for c in counts), "tokens": sum(c["tokens"] for c in counts),
     "peak_mb_above_imports": round((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - base) / 1024),
-    "peak_mb_of_a_worker": round(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024),
 }))
 """
 

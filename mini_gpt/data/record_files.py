@@ -16,7 +16,7 @@ from mini_gpt.runtime.errors import UserError, first_line, shown
 
 SURROGATE = re.compile("[\ud800-\udfff]")
 LONGEST = 2**28  # bytes of a record, or of a file that is held in memory
-ROWS = 1024  # read at a time
+ROWS = 256  # read at a time
 END = b"\xff\xff\xff\xff\0\0\0\0"  # of an Arrow stream
 
 
@@ -124,8 +124,8 @@ def _table(stream: io.BufferedReader, field: str, delimiter: str) -> Iterator[st
 def _parquet(stream: io.BufferedReader, field: str) -> Iterator[Any]:
     import pyarrow.parquet as pq  # slow to import
 
-    # Without pre_buffer, which holds all rows. As a dictionary, a text that is in many rows is not copied for each.
-    file = pq.ParquetFile(_random_access(stream), pre_buffer=False, read_dictionary=[field])
+    # By default, memory holds the compressed rows of a whole row group.
+    file = pq.ParquetFile(_random_access(stream), pre_buffer=False, buffer_size=2**20)
     _check_names(field, file.schema_arrow.names)
     yield from _values(file.iter_batches(ROWS, columns=[field]), field)
 
