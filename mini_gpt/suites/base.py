@@ -40,6 +40,7 @@ class SuiteOptions:
       SOURCE=TARGET.
     tokens: the most of heads and lens, in a pass of pruning, or targets of the sliding windows of extrapolation.
     other: the second text of patching and play.
+    pairs: a file with a text, a tab and the other text in each line, for patching.
     beside: another run directory, which play shows beside the first.
     words: True: figures and explorer show whole words instead of tokens.
     """
@@ -50,6 +51,7 @@ class SuiteOptions:
     text: str | None = None
     tokens: int | None = None
     other: str | None = None
+    pairs: str | None = None
     beside: str | None = None
     words: bool | None = None
 
@@ -170,7 +172,9 @@ def file_stem(
     parts += [f"{field}={value}" for field, value in (overrides or {}).items()]
     parts += [f"{flag}={text}" for flag in ("text", "other") if (text := getattr(options, flag)) is not None]
     parts += ["words"] if options.words else []
-    parts += [] if options.beside is None else [f"beside={Path(options.beside).resolve().name}"]
+    parts += [
+        f"{flag}={Path(place).resolve().name}" for flag in ("pairs", "beside") if (place := getattr(options, flag))
+    ]
     return files.plain_name(",".join(parts))
 
 
