@@ -24,6 +24,7 @@ def main() -> None:
         help="for heads, figures, explorer, play, lens and patching: the input text; default: text of the split",
     )
     add("--other", type=run_flags.utf8, help="for patching and play: the second text, with as many tokens as --text")
+    add("--pairs", metavar="FILE", help="for patching: a text, a tab and the other text in each line; prints means")
     add("--tokens", type=int, help="the most tokens of heads, lens, a pass of pruning, or targets of sliding windows")
     add(
         "--minutes",
@@ -38,8 +39,8 @@ def main() -> None:
     flags, rest = parser.parse_known_args()
     overrides = command_line.config_overrides(rest, flags.override)
     names = [*dict.fromkeys(flags.suite.split(","))]
-    given = flags.lengths, flags.strides, flags.text, flags.tokens, flags.other, flags.beside, flags.words
-    options = SuiteOptions(flags.split, *given)
+    given = flags.lengths, flags.strides, flags.text, flags.tokens, flags.other, flags.pairs, flags.beside
+    options = SuiteOptions(flags.split, *given, flags.words)
     suites.check(names, options)
     require(flags.minutes is None or flags.minutes > 0, "--minutes", flags.minutes, "must be above 0")
     names.sort(key=list(suites.SUITES).index)  # heads before explorer: explorer shows the labels of heads

@@ -1,6 +1,7 @@
 """Cache the tokenizer and the tokens of a corpus. Each split is one memory-mapped file of tokens."""
 
 import contextlib
+import functools
 import hashlib
 import itertools
 import logging
@@ -26,6 +27,7 @@ META, PROGRESS = "meta.json", "progress.json"
 SECONDS_BETWEEN_SAVES = 20.0  # of a build, which a killed process can continue
 DTYPES = ("uint16", "uint32")
 log = logging.getLogger(__name__)
+say_once = functools.cache(log.info)  # a study opens a store several times
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,7 @@ def open_store(corpus: Corpus, data: DataConfig, tokenizer: tokenizers.Tokenizer
     kind = splits.split_kind(corpus, data)
     if kind != data.split:
         few = f"fewer than {splits.FEWEST_DOCUMENTS} documents ({corpus.num_documents})"
-        log.info("%s has %s: data.split=contiguous is used instead of documents", corpus.name, few)
+        say_once(f"{corpus.name} has {few}: data.split=contiguous is used instead of documents")
     key = (FORMAT, corpus.fingerprint, kind, data.split_fractions, tokenizers.fingerprint(tokenizer))
     name = hashlib.sha256(repr(key).encode()).hexdigest()[:16]
     target = files.cache_directory(data.cache_dir) / "tokens" / name

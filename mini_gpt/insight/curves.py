@@ -49,10 +49,16 @@ def finish(axes: Axes, **labels: str) -> None:
 
 def label_heads(axes: Axes, layers: int, heads: int, title: str) -> None:
     """Label the axes of a grid of layers (downwards) and heads, and remove its frame."""
-    axes.set(xlabel="head", ylabel="layer", xticks=range(heads), yticks=range(layers), title=title)
+    axes.set(xlabel="head", ylabel="layer", title=title)
+    axes.set(xticks=range(0, heads, every(heads)), yticks=range(0, layers, every(layers)))
     axes.set_ylim(layers - 0.5, -0.5)
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
+
+
+def every(count: int) -> int:
+    """Return n so that a tick at each n-th of `count` heads or layers has room for its label."""
+    return 1 + count // 25
 
 
 def token_label(text: str) -> str:

@@ -11,8 +11,22 @@ from mini_gpt.data.batches import PADDING, Batch
 from mini_gpt.data.pairs import Pair
 from mini_gpt.data.tasks.base import Link, Problem
 from mini_gpt.data.tokenizers import Tokenizer
+from mini_gpt.runtime.errors import UserError
 
+ENGLISH = (
+    "Anna has a small dog and an old cat. The dog sleeps near the door, but the cat likes the garden. Every morning "
+    "Anna opens the door, and the small dog runs to the old cat."
+)  # of no corpus, for models that know English
 Alignment = Sequence[Link]  # in tokens of a text with a token per character
+
+
+def fits_english(tokenizer: Tokenizer) -> bool:
+    """Return whether the tokens of an English text hold all its letters, as those of a model of proteins do not."""
+    letters = lambda text: [*filter(str.isalpha, text.lower())]
+    try:
+        return letters(tokenizer.decode(tokenizer.encode(ENGLISH))) == letters(ENGLISH)
+    except UserError:  # a character that is not in the vocabulary
+        return False
 
 
 class Example(NamedTuple):

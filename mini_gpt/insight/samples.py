@@ -13,6 +13,7 @@ from mini_gpt.evaluation import memory, perplexity
 from mini_gpt.evaluation.loaded import LoadedModel
 from mini_gpt.insight.examples import Example, batch_of, of_pair
 
+OPENINGS = 64  # documents, of which the most typical is shown
 MAX_COUNTED_TOKENS = 10_000_000  # enough to estimate the frequency of each token
 
 
@@ -85,6 +86,24 @@ def batches(
 def loss(model: LoadedModel, examples: Sequence[Example]) -> float:
     """Return the mean loss in nats per token of the targets and their ends."""
     return perplexity.score_batches(model, batches(model, examples)).nll
+
+
+def typical_start(tokens: np.ndarray, separator: int, length: int) -> int:
+    """Return the start of the document whose first `length` tokens occur about as often as in all of the stream.
+
+    Of the first OPENINGS documents that are this long; of shorter ones if there are none. The first document of several
+    may begin inside a text, and is not taken.
+    """
+    part = np.asarray(tokens[:MAX_COUNTED_TOKENS])
+    ends = np.append(np.flatnonzero(part == separator), len(part))
+    starts = np.append(0, ends[:-1] + 1)
+    sizes = (ends - starts) * (np.arange(len(starts)) > 0)
+    starts = starts[sizes >= min(length, sizes.max())][:OPENINGS] if sizes.any() else starts[:1]
+    share_V = np.bincount(part) / max(1, len(part))
+    missing = [
+        np.abs(np.bincount(part[s : s + length], minlength=len(share_V)) / length - share_V).sum() for s in starts
+    ]
+    return int(starts[np.argmin(missing)])
 
 
 def token_counts(tokens: np.ndarray, vocab_size: int) -> np.ndarray:

@@ -1,8 +1,9 @@
-"""Standard errors by the jackknife: a statistic is computed again without each part (Tukey 1958)."""
+"""Standard errors by the jackknife, where a statistic is computed again without each part (Tukey 1958); intervals."""
 
 from collections.abc import Sequence
 
 import numpy as np
+from scipy import stats
 
 GROUPS = 16  # of neighbouring items; the losses of neighbouring tokens are correlated, so a group must be long
 
@@ -28,3 +29,18 @@ def of_ratio(sums_P: Sequence[float] | np.ndarray, weights_P: Sequence[float] | 
     if len(sums_G) < 2:
         return None
     return jackknife((sums_G.sum() - sums_G) / (weights_G.sum() - weights_G))
+
+
+def mean(values_P: Sequence[np.ndarray]) -> np.ndarray:
+    """Return the mean over the first axis of what is not NaN; NaN if all is."""
+    stacked, count = np.asarray(values_P, float), np.isfinite(values_P).sum(axis=0)
+    return np.where(count > 0, np.nansum(stacked, axis=0) / np.maximum(count, 1), np.nan)
+
+
+def half_interval(values_P: Sequence[np.ndarray]) -> np.ndarray:
+    """Return half the width of Student's 95% interval of `mean`; NaN for fewer than two values."""
+    count = np.isfinite(values_P).sum(axis=0)
+    squares = mean((np.asarray(values_P, float) - mean(values_P)) ** 2) * count
+    freedom = np.maximum(count - 1, 1)
+    half = stats.t.ppf(0.975, freedom) * np.sqrt(squares / freedom / np.maximum(count, 1))
+    return np.where(count > 1, half, np.nan)

@@ -126,8 +126,9 @@ class Report:
         parts = [f"# {_safe(self.study.question or self.plan.name)}"]
         if self.outcomes:
             metrics = dict.fromkeys(one.comparison.metric for one in self.outcomes if one.difference is not None)
-            parts += [ledger.standing(self.workdir, self.plan), "## Verdicts", self._verdicts(), self._notes()]
+            parts += [ledger.standing(self.workdir, self.plan), "## Verdicts", self._verdicts()]
             parts += [f"![Paired differences of {metric}](differences-{metric}.png)" for metric in metrics]
+            parts += [self._notes()]
         fields = self.plan.conditions.items()
         conditions = [{"condition": _safe(name), "fields": _safe(_fields(values))} for name, values in fields]
         parts += ["## Design", self._design(), result_files.markdown_table(conditions), "## Runs"]
@@ -158,13 +159,13 @@ class Report:
             rows.append(
                 {
                     "claim": _safe(str(which)),
+                    "verdict": f"**{one.verdict}**" + (f": {_safe(one.reason)}" if one.reason else ""),
                     "measured": _safe(", ".join(filter(None, where))),
                     "difference": shown,
                     "p (Holm)": f"{one.p:.3g}",
                     "improvement": f"{one.probability:.0%}" if one.probability is not None else "–",
                     "seeds": len(one.seeds),
                     "items": one.num_items,
-                    "verdict": f"**{one.verdict}**" + (f": {_safe(one.reason)}" if one.reason else ""),
                 }
             )
         return result_files.markdown_table(rows)

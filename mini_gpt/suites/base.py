@@ -16,6 +16,7 @@ from mini_gpt.data import task_batches, tasks, tokenizers
 from mini_gpt.data.batches import Batch
 from mini_gpt.data.tasks import Problem
 from mini_gpt.evaluation import extrapolation, memory, task_lengths
+from mini_gpt.hugging_face import origin
 from mini_gpt.insight import budget, examples, removed, samples
 from mini_gpt.insight.curves import Curve, token_label
 from mini_gpt.insight.examples import Example
@@ -27,6 +28,7 @@ from mini_gpt.training.run import Run
 
 Result = dict[str, Any]
 Row = dict[str, Any]
+DEFAULT_CORPUS = "python_stdlib"
 LONGEST_TITLE = 40  # characters of a text
 
 
@@ -40,6 +42,7 @@ class SuiteOptions:
       SOURCE=TARGET.
     tokens: the most of heads and lens, in a pass of pruning, or targets of the sliding windows of extrapolation.
     other: the second text of patching and play.
+    pairs: a file with a text, a tab and the other text in each line, for patching.
     beside: another run directory, which play shows beside the first.
     words: True: figures and explorer show whole words instead of tokens.
     """
@@ -50,6 +53,7 @@ class SuiteOptions:
     text: str | None = None
     tokens: int | None = None
     other: str | None = None
+    pairs: str | None = None
     beside: str | None = None
     words: bool | None = None
 
@@ -170,7 +174,9 @@ def file_stem(
     parts += [f"{field}={value}" for field, value in (overrides or {}).items()]
     parts += [f"{flag}={text}" for flag in ("text", "other") if (text := getattr(options, flag)) is not None]
     parts += ["words"] if options.words else []
-    parts += [] if options.beside is None else [f"beside={Path(options.beside).resolve().name}"]
+    parts += [
+        f"{flag}={Path(place).resolve().name}" for flag in ("pairs", "beside") if (place := getattr(options, flag))
+    ]
     return files.plain_name(",".join(parts))
 
 
@@ -275,17 +281,31 @@ def batches(run: Run, split: str, num_tokens: int, kept: memory.Kept) -> list[tu
     return list(samples.of_text(run.model, split_tokens(run, split), num_tokens, kept))
 
 
+def own_text(run: Run, options: SuiteOptions) -> str | None:
+    """Return --text, or an English text for an imported model without a corpus of its own; None: one of the split."""
+    is_own = run.step > 0 or run.config.data.corpus != DEFAULT_CORPUS or origin.imported_from(run.workdir) is None
+    if options.text is not None or is_own or run.config.data.is_task:
+        return options.text
+    return examples.ENGLISH if examples.fits_english(run.tokenizer) else None
+
+
+def opening_start(run: Run, options: SuiteOptions, most: int) -> int:
+    """Return where the `opening` of a split starts."""
+    return samples.typical_start(run.store.tokens(options.split), tokenizers.separator(run.tokenizer), most)
+
+
 def opening(run: Run, options: SuiteOptions, most: int) -> np.ndarray:
-    """Return up to `most` int32 tokens: of --text, of the start of the split, or of a problem of a task."""
-    config = run.config
-    if options.text is not None:
-        tokens = run.tokenizer.encode(options.text)[:most].astype(np.int32)
+    """Return up to `most` int32 tokens: of `own_text`, a typical document of the split, or a problem of a task."""
+    config, text = run.config, own_text(run, options)
+    if text is not None:
+        tokens = run.tokenizer.encode(text)[:most].astype(np.int32)
         require(len(tokens) > 0, "--text", options.text, "must have at least one character")
         if run.model.layout.operator_ids:  # a text without an operator ends at this position
             config.model.check_length(len(tokens) + 1)
         return tokens
     if not config.data.is_task:
-        return np.asarray(run.store.tokens(options.split)[:most], np.int32)
+        start = opening_start(run, options, most)
+        return np.asarray(run.store.tokens(options.split)[start : start + most], np.int32)
     problems = [_longest_problem(run, options.split)]
     inputs_BL = task_batches.problem_batch(problems, config, run.tokenizer, config.context_length)["inputs"]
     return inputs_BL[inputs_BL != tokenizers.separator(run.tokenizer)][:most]

@@ -51,7 +51,9 @@ class Explorer(Suite):
     def more_files(self, run: Run, options: SuiteOptions) -> Contents:
         self.check(run.config, options)  # an override may have changed it
         config = run.config.model
-        source = f"the {options.split} split" if options.text is None else "the given text"
+        source = "the given text" if options.text is not None else "an English text"
+        if base.own_text(run, options) is None:
+            source = f"the {options.split} split"
         if config.has_encoder:
             text: Any = base.example(run, options)
             page.check_fits(run.config, text)
@@ -97,9 +99,11 @@ def _templates(run: Run, options: SuiteOptions, text: np.ndarray | Example) -> d
     """Return {kind of attention: for each kind of key its mask_BLS} of the page's text, B = 1."""
     if isinstance(text, Example):
         return report.pair_templates(run.tokenizer, text, base.examples_of(run, "train", inputs.TOKENS))
-    is_start = options.text is None and not run.config.data.is_task
-    whole = base.split_tokens(run, options.split) if is_start else text  # a document that is cut can't be parsed
-    relations, _ = inputs.parsed_relations(whole, run.tokenizer, np.array([0]), len(text))
+    whole, start = text, 0
+    if base.own_text(run, options) is None and not run.config.data.is_task:  # a document that is cut can't be parsed
+        whole = base.split_tokens(run, options.split)
+        start = base.opening_start(run, options, page.most_tokens(run.config))
+    relations, _ = inputs.parsed_relations(whole, run.tokenizer, np.array([start]), len(text))
     shown = inputs.Inputs(text[None], np.ones((1, len(text)), bool), relations)
     train_tokens = base.train_tokens(run, inputs.TOKENS)
     return {"decoder": report.text_templates(run.model, run.tokenizer, shown, train_tokens)}

@@ -85,9 +85,13 @@ def test_a_head_that_the_lab_cannot_compute_is_one_line():
 
 
 def test_the_command_writes_the_page_of_a_head(trained, monkeypatch, tmp_path):
-    arguments = [f"--workdir={trained()}", "--head=0.1", "--text=def f", f"--out={tmp_path / 'lab.html'}"]
-    monkeypatch.setattr(sys, "argv", ["lab", *arguments])
-    lab.main()
-    data = data_of((tmp_path / "lab.html").read_text(encoding="utf-8"))
-    assert data["place"]["error"] < 1e-4 and "".join(data["words"]) == "def f"
+    workdir = trained()
+    monkeypatch.chdir(tmp_path)
+    for head in ("0.0", "0.1"):  # the second page does not replace the first
+        monkeypatch.setattr(sys, "argv", ["lab", f"--workdir={workdir}", f"--head={head}", "--text=def"])
+        lab.main()
+    pages = [tmp_path / f"lab,run,head={head},text=def.html" for head in ("0.0", "0.1")]
+    assert "layer 0, head 0" in pages[0].read_text(encoding="utf-8")
+    data = data_of(pages[1].read_text(encoding="utf-8"))
+    assert data["place"]["error"] < 1e-4 and "".join(data["words"]) == "def"
     assert data["title"].endswith("layer 0, head 1")

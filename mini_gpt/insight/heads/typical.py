@@ -30,6 +30,19 @@ def queries(weights_HLS: Array, seen_HLS: Array, templates_TLS: Array) -> jax.Ar
     return jnp.concatenate([of_kind_HT, mean_H1], axis=1).astype(jnp.int32)
 
 
+def telling_head(weights_NHLS: np.ndarray, *, of_itself: bool) -> tuple[int, int]:
+    """Return the (layer, head) whose queries put the most weight on one key that is not the first one.
+
+    of_itself: whether the text attends to itself; then a query's own place does not count either.
+    """
+    others_NHLS = weights_NHLS * (np.arange(weights_NHLS.shape[-1]) > 0)
+    if of_itself:
+        others_NHLS = others_NHLS * ~np.eye(weights_NHLS.shape[-1], dtype=bool)
+    scores_NH = others_NHLS.max(axis=-1).mean(axis=-1)
+    layer, head = np.unravel_index(scores_NH.argmax(), scores_NH.shape)
+    return int(layer), int(head)
+
+
 def of_labels(query_NHK: np.ndarray, kinds: Sequence[str], labels: Sequence[Sequence[str]] | None) -> list[list[int]]:
     """Return query[layer][head]: that of the head's label; of no kind, if the label is none or has no typical query.
 

@@ -9,7 +9,7 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -21,7 +21,7 @@ from matplotlib.figure import Figure
 from mini_gpt.data.batches import in_full_batches
 from mini_gpt.evaluation.loaded import LoadedModel
 from mini_gpt.insight import budget, colours, observing
-from mini_gpt.insight.curves import label_heads, new_figure
+from mini_gpt.insight.curves import every, label_heads, new_figure
 from mini_gpt.model import editing
 from mini_gpt.model.editing import Edit
 from mini_gpt.runtime import progress, sharding
@@ -31,6 +31,10 @@ BY_PLACE = ("stream", "attention", "feed_forward")  # sites that are patched by 
 MOST_PATCHES = 4096  # of single heads at single places; with more, heads are only patched at all places
 SMALLEST_DIFFERENCE = 1e-4  # between the scores of both texts, in nats
 ANY = -1  # all places, or all heads
+WIDEST, HIGHEST = 8.0, 4.4  # inches of a map
+MOST_ROWS = 24  # heads of the map of single heads at single places
+TURNED, MOST_LABELS = 24, 60  # places: more have turned labels; with more, not each has one
+HEADS_AT_ALL = "Output of a head, at all places"
 
 
 class TextPair(NamedTuple):
@@ -98,46 +102,97 @@ def patch(model: LoadedModel, pair: TextPair) -> Effects:
 
     Raises UserError if the scores of both texts are almost equal.
     """
-    layers, heads, length = model.config.model.num_layers, model.config.model.num_heads, len(pair.clean_L)
+    return patch_each(model, [pair])[0]
+
+
+def patch_each(model: LoadedModel, pairs: Sequence[TextPair]) -> list[Effects]:
+    """Return the effects of all patches for each pair, as `patch` does.
+
+    If pairs differ in length, their places do not correspond: only heads at all places are patched.
+    """
+    layers, heads = model.config.model.num_layers, model.config.model.num_heads
+    sites, single = _by_place(model, pairs)
+    prepared = [_prepared(model, pair, "--other" if len(pairs) == 1 else f"pair {n}") for n, pair in enumerate(pairs)]
+    shares = (1 / left for left in range(len(sites) + 1 + single, 0, -1))  # of the time that a budget has left
+
+    def effects(site: str, name: str, *, at_places: bool, of_heads: bool) -> list[np.ndarray]:
+        """Return for each pair the effects by layer, and by place or head if asked for."""
+        scores, batches, shapes = [], [], []
+        for number, pair in enumerate(pairs):
+            axes = (
+                range(layers),
+                range(len(pair.clean_L)) if at_places else [ANY],
+                range(heads) if of_heads else [ANY],
+            )
+            patches = [Patch(*patch) for patch in itertools.product(*axes)]
+            scores.append(dict.fromkeys(patches, math.nan))
+            shapes.append([layers, *([len(pair.clean_L)] * at_places), *([heads] * of_heads)])
+            rows = len(prepared[number].corrupted_BL)
+            batches += [(count, (number, part)) for count, part in in_full_batches(patches, rows)]
+        for count, (number, part) in budget.within(f"patches of {name}", batches, next(shares)):
+            texts = prepared[number]
+            put = sharding.put_whole(Patch(*np.array(part, np.int32).T), model.mesh)
+            values = getattr(texts.values, site)
+            found = _patched_scores(model, texts.corrupted_BL, texts.answers, put, values, site=site)
+            scores[number] |= zip(part[:count], found[:count].tolist(), strict=True)
+            progress.advance(count * len(pairs[number].clean_L))
+        return [
+            ((np.array([*of_pair.values()]) - texts.corrupted) / (texts.clean - texts.corrupted)).reshape(shape)
+            for of_pair, texts, shape in zip(scores, prepared, shapes, strict=True)
+        ]
+
+    by_place = {site: effects(site, site, at_places=True, of_heads=False) for site in sites}
+    heads_NH = effects("heads", "heads at all places", at_places=False, of_heads=True)
+    heads_NLH = effects("heads", "heads at one place", at_places=True, of_heads=True) if single else None
+    return [
+        Effects(
+            texts.clean,
+            texts.corrupted,
+            {site: found[number] for site, found in by_place.items()},
+            heads_NH[number],
+            None if heads_NLH is None else heads_NLH[number].swapaxes(1, 2),
+        )
+        for number, texts in enumerate(prepared)
+    ]
+
+
+def cost(model: LoadedModel, pairs: Sequence[TextPair]) -> int:
+    """Return the number of tokens that the model processes in `patch_each`."""
+    layers, heads = model.config.model.num_layers, model.config.model.num_heads
+    sites, single = _by_place(model, pairs)
+    lengths = [len(pair.clean_L) for pair in pairs]
+    return sum(length * layers * (heads + (len(sites) + heads * single) * length) for length in lengths)
+
+
+def _by_place(model: LoadedModel, pairs: Sequence[TextPair]) -> tuple[tuple[str, ...], bool]:
+    """Return the sites to patch by place, and whether to patch single heads at single places too."""
+    lengths = {len(pair.clean_L) for pair in pairs}
+    if len(lengths) > 1:
+        return (), False
+    return BY_PLACE, model.config.model.num_layers * model.config.model.num_heads * lengths.pop() <= MOST_PATCHES
+
+
+class _Prepared(NamedTuple):
+    """What the patches of a pair need. answers: the tokens of both."""
+
+    clean: float
+    corrupted: float
+    corrupted_BL: jax.Array
+    answers: np.ndarray
+    values: Activations
+
+
+def _prepared(model: LoadedModel, pair: TextPair, name: str) -> _Prepared:
     answers = np.array([pair.clean_answer, pair.corrupted_answer], np.int32)
-    rows = model.rows_at_a_time(length, "logits")
+    rows = model.rows_at_a_time(len(pair.clean_L), "logits")
     clean_BL, corrupted_BL = (
         sharding.put_whole(np.repeat(tokens_L[None], rows, axis=0), model.mesh) for tokens_L in pair[:2]
     )
-    clean = float(answer_scores(model, clean_BL, answers)[0])
-    corrupted = float(answer_scores(model, corrupted_BL, answers)[0])
+    clean, corrupted = (float(answer_scores(model, tokens_BL, answers)[0]) for tokens_BL in (clean_BL, corrupted_BL))
     if abs(clean - corrupted) < SMALLEST_DIFFERENCE:
         remedy = "give texts between which the model's prediction differs"
-        raise UserError(f"--other: found the scores {clean:.4g} and {corrupted:.4g} for the two texts; {remedy}")
-    values = activations(model, pair.clean_L[None])
-    is_small = layers * heads * length <= MOST_PATCHES
-    shares = (1 / sites for sites in range(len(BY_PLACE) + 1 + is_small, 0, -1))  # of the time that a budget has left
-
-    def effects(site: str, name: str, *axes: Iterable[int]) -> np.ndarray:
-        """Return the effect of each combination of a layer, a place and a head."""
-        patches = [Patch(*patch) for patch in itertools.product(range(layers), *axes)]
-        scores = dict.fromkeys(patches, math.nan)
-        for count, part in budget.within(f"patches of {name}", in_full_batches(patches, rows), next(shares)):
-            put = sharding.put_whole(Patch(*np.array(part, np.int32).T), model.mesh)
-            found = _patched_scores(model, corrupted_BL, answers, put, getattr(values, site), site=site)
-            scores |= zip(part[:count], found[:count].tolist(), strict=True)
-            progress.advance(count * length)
-        return (np.array([*scores.values()]) - corrupted) / (clean - corrupted)
-
-    by_place = {site: effects(site, site, range(length), [ANY]).reshape(layers, length) for site in BY_PLACE}
-    heads_NH = effects("heads", "heads at all places", [ANY], range(heads)).reshape(layers, heads)
-    heads_NHL = None
-    if is_small:
-        at_places = effects("heads", "heads at one place", range(length), range(heads))
-        heads_NHL = at_places.reshape(layers, length, heads).swapaxes(1, 2)
-    return Effects(clean, corrupted, by_place, heads_NH, heads_NHL)
-
-
-def cost(model: LoadedModel, length: int) -> int:
-    """Return the number of tokens that the model processes in `patch`."""
-    layers, heads = model.config.model.num_layers, model.config.model.num_heads
-    single = layers * heads * length
-    return length * (len(BY_PLACE) * layers * length + layers * heads + (single if single <= MOST_PATCHES else 0))
+        raise UserError(f"{name}: found the scores {clean:.4g} and {corrupted:.4g} for the two texts; {remedy}")
+    return _Prepared(clean, corrupted, corrupted_BL, answers, activations(model, pair.clean_L[None]))
 
 
 @jax.jit
@@ -171,47 +226,55 @@ def _is_at(chosen_B: jax.Array, size: int) -> jax.Array:
 def patching_figure(effects: Effects, direct_NX: np.ndarray | None, labels: list[str], *, title: str) -> Figure:
     """Return a figure: effects by layer and place for each site, and by layer and head. Layer 0 is at the top.
 
+    Single heads at single places: at most MOST_ROWS, those of the largest effects.
+
     direct_NX: what each head adds to the answer's logit on the clean text, and in the last column the feed-forward;
       None: not shown.
     labels: of the places.
     """
-    (layers, length), heads = effects.by_place["stream"].shape, effects.heads_NH.shape[1]
-    width, height = max(3.5, 1.2 + 0.3 * length), max(2.4, 1.3 + 0.32 * layers)
-    if effects.heads_NHL is not None:
-        height = max(height, 1.3 + 0.16 * layers * heads)
-    figure, grid = new_figure((3 * width, 2 * height), 2, 3, title=title)
+    layers, heads = effects.heads_NH.shape
     names = {"stream": "Residual stream before the layer", "attention": "Output of attention"}
     names |= {"feed_forward": "Output of the feed-forward"}
-    for axes, (site, name) in zip(grid[0], names.items(), strict=True):
-        image = _heat_map(axes, effects.by_place[site], 1)
-        axes.set(ylabel="layer", yticks=range(layers), title=name)
-        _label_places(axes, labels)
-    figure.colorbar(image, ax=grid[0], label="share that is restored", shrink=0.9)
-    _heat_map(grid[1, 0], effects.heads_NH, 1)
-    label_heads(grid[1, 0], layers, heads, "Output of a head, at all places")
-    if effects.heads_NHL is None:
-        grid[1, 1].set_visible(False)
-    else:
-        _heat_map(grid[1, 1], effects.heads_NHL.reshape(-1, length), 1)
-        rows = [f"{layer}.{head}" for layer, head in np.ndindex(layers, heads)]
-        grid[1, 1].set_yticks(range(len(rows)), rows, fontsize=8 if len(rows) <= 24 else 5)
-        grid[1, 1].set(ylabel="layer.head", title="Output of a head, at one place")
-        _label_places(grid[1, 1], labels)
-    if direct_NX is None:
-        grid[1, 2].set_visible(False)
-    else:
-        image = _heat_map(grid[1, 2], direct_NX, float(np.nanmax(np.abs(direct_NX))))
-        label_heads(grid[1, 2], layers, heads + 1, "Direct shares of the logit of the first text's answer")
-        grid[1, 2].set_xticks(range(heads + 1), [*map(str, range(heads)), "feed-forward"])
-        figure.colorbar(image, ax=grid[1, 2], label="nats")
+    maps = [(effects.by_place[site], name) for site, name in names.items() if site in effects.by_place]
+    maps += [(effects.heads_NH, HEADS_AT_ALL)]
+    chosen = []  # heads
+    if effects.heads_NHL is not None:
+        largest_X = np.abs(np.nan_to_num(effects.heads_NHL)).max(axis=-1).ravel()
+        chosen = sorted(np.argsort(-largest_X, kind="stable")[:MOST_ROWS].tolist())
+        count = f"{len(chosen)} heads of the largest effects" if len(chosen) < layers * heads else "Output of a head"
+        maps += [(effects.heads_NHL.reshape(layers * heads, -1)[chosen], f"{count}, at one place")]
+    columns, rows = min(3, len(maps) + (direct_NX is not None)), math.ceil((len(maps) + (direct_NX is not None)) / 3)
+    place = 0.3 if len(labels) <= TURNED else 0.13  # inches
+    width = max(3.5, 1.2 + 0.3 * min(heads, 24), min(1.2 + place * len(labels) * bool(effects.by_place), WIDEST))
+    height = max(2.4, 1.3 + max(0.18 * len(chosen), min(0.32 * layers, HIGHEST)))
+    figure, grid = new_figure((columns * width, rows * height), rows, columns, title=title, squeeze=False)
+    for axes in grid.flat[len(maps) :]:
+        axes.set_visible(False)
+    for axes, (values, name) in zip(grid.flat, maps, strict=False):
+        image = _heat_map(axes, values, 1)
+        if name == HEADS_AT_ALL:
+            label_heads(axes, layers, heads, name)
+            continue
+        if name in names.values():
+            axes.set(ylabel="layer", yticks=range(0, layers, every(layers)), title=name)
+        else:
+            axes.set(ylabel="layer.head", title=name)
+            axes.set_yticks(range(len(chosen)), ["{}.{}".format(*divmod(head, heads)) for head in chosen], fontsize=8)
+        ticks = range(0, len(labels), 1 + len(labels) // MOST_LABELS)
+        is_turned = len(labels) > TURNED or max(map(len, labels)) > 3
+        axes.set_xticks(ticks, [labels[tick] for tick in ticks], fontsize=8, rotation=90 * is_turned)
+    figure.colorbar(image, ax=list(grid[0, : len(maps)]), label="share that is restored", shrink=0.9)
+    if direct_NX is not None:
+        axes = grid.flat[len(maps)]
+        axes.set_visible(True)
+        image = _heat_map(axes, direct_NX, float(np.nanmax(np.abs(direct_NX))))
+        label_heads(axes, layers, heads, "Direct shares of the logit of the first text's answer")
+        ticks = range(0, heads, every(heads))
+        axes.set_xticks([*ticks, heads], [*map(str, ticks), "\nfeed-forward"])
+        figure.colorbar(image, ax=axes, label="nats")
     return figure
 
 
 def _heat_map(axes: Axes, values_NX: np.ndarray, limit: float) -> Any:
     axes.tick_params(length=0)
     return axes.imshow(values_NX, cmap=colours.SIGNED, vmin=-limit, vmax=limit, aspect="auto", interpolation="nearest")
-
-
-def _label_places(axes: Axes, labels: list[str]) -> None:
-    count = len(labels)
-    axes.set_xticks(range(count), labels, fontsize=8 if count <= 40 else 5, rotation=90 if count > 24 else 0)

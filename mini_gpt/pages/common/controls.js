@@ -5,13 +5,6 @@ const hasModifier = (event) => event.ctrlKey || event.metaKey || event.altKey;
 
 // tabs: [[id, name]]. The arrow keys, Home and End go from tab to tab.
 function Tabs({ tabs, selected, onSelect, name }) {
-  const list = useRef();
-  // On a narrow screen the selected tab comes into view.
-  useLayoutEffect(() => {
-    const { offsetLeft: from, clientWidth: width } = list.current;
-    const tab = document.getElementById(`tab-${selected}`);
-    list.current.scrollLeft = tab.offsetLeft - from - (width - tab.offsetWidth) / 2;
-  }, [selected]);
   const press = (event) => {
     const at = tabs.findIndex(([id]) => id === selected);
     const to = { ArrowRight: at + 1, ArrowLeft: at - 1, Home: 0, End: tabs.length - 1 }[event.key];
@@ -22,7 +15,7 @@ function Tabs({ tabs, selected, onSelect, name }) {
     onSelect(id);
     document.getElementById(`tab-${id}`).focus();
   };
-  return html`<div role="tablist" ref=${list} aria-label=${name} onKeyDown=${press}>
+  return html`<div role="tablist" aria-label=${name} onKeyDown=${press}>
     ${tabs.map(
       ([id, said]) =>
         html`<button

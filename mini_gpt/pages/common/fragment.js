@@ -10,11 +10,11 @@ const fragment = {
     this.known = location.hash;
     return this.parse(location.hash.slice(1));
   },
-  // Replace the fragment. Entries that are null, undefined or "" are left out. A fragment that was changed from outside
-  // and is not read yet stays.
+  // Replace the fragment. Entries that are null or undefined are left out. A fragment that was changed from outside and
+  // is not read yet stays.
   write(entries) {
     if (location.hash !== this.known) return;
-    const kept = Object.entries(entries).filter(([, value]) => value !== null && value !== undefined && value !== "");
+    const kept = Object.entries(entries).filter(([, value]) => value !== null && value !== undefined);
     const text = new URLSearchParams(kept.map(([name, value]) => [name, String(value)])).toString();
     if (text !== location.hash.slice(1)) history.replaceState(null, "", `#${text}`);
     this.known = location.hash;

@@ -25,6 +25,8 @@ function stateOf(entries, data, kinds) {
   const kind = among(entries.kind, Object.keys(kinds), Object.keys(kinds).at(-1));
   const attention = kinds[kind];
   const bases = basesOf(data);
+  const [openingLayer, openingHead] = attention.opening ?? [0, 0];
+  const layer = fragment.index(entries.layer, attention.layers, openingLayer);
   const side = among(entries.show, ["query", "key"], "query");
   const count = side === "key" ? attention.columns : attention.rows;
   const [i, j] = (entries.cell ?? "")
@@ -39,8 +41,8 @@ function stateOf(entries, data, kinds) {
       TABS.map(([id]) => id),
       "Text",
     ),
-    layer: fragment.index(entries.layer, attention.layers),
-    head: entries.head === MEAN ? MEAN : fragment.index(entries.head, attention.heads),
+    layer,
+    head: entries.head === MEAN ? MEAN : fragment.index(entries.head, attention.heads, layer === openingLayer ? openingHead : 0),
     pin: entries.pin === "none" ? null : fragment.index(entries.pin, count, TYPICAL),
     cell: i !== null && j !== null && j !== undefined ? { i, j } : null,
     values: among(entries.values, ["weights", "logits"], "weights"),

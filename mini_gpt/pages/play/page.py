@@ -4,10 +4,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from mini_gpt.data import tasks
 from mini_gpt.data.tokenizers import Tokenizer
 from mini_gpt.evaluation.loaded import LoadedModel
-from mini_gpt.insight import removed
+from mini_gpt.insight import attention, removed
+from mini_gpt.insight.heads import typical
 from mini_gpt.model import parameters as model_parameters
 from mini_gpt.pages import document
 from mini_gpt.pages.play import pack
@@ -19,6 +22,7 @@ OFFLINE = "default-src 'none'"  # the page's own policy: no connections
 MOST_TOKENS = 2048  # of a text; attention takes time and memory with their square
 SHORTEST = 512  # tokens that a page always allows
 TIMES = 8  # the run's context that a page allows, up to MOST_TOKENS
+SHOWN = 128  # tokens of the text, by which the head to start with is chosen
 COMPARED = 4  # times the run's context, in the first text of two runs
 
 
@@ -54,6 +58,7 @@ def play(
     """
     models = [_described(run, served) for run in runs]
     data: dict[str, Any] = {"title": title, "models": models, "text": text, "other": other}
+    data["opening"] = _telling_head(runs[0].model, tokenizer.encode(text).astype(np.int32))
     answers = tasks.ANSWER if runs[0].model.config.data.is_task else None  # the sign before the part that is predicted
     data |= {
         "answer": answers,
@@ -63,6 +68,15 @@ def play(
     }
     html = document.build(PAGE, data)
     return html.replace(OFFLINE, f"{OFFLINE}; connect-src 'self'", 1) if served else html
+
+
+def _telling_head(model: LoadedModel, tokens_L: np.ndarray) -> tuple[int, int]:
+    if not len(tokens_L):
+        return 0, 0
+    shown_BL = tokens_L[None, : min(SHOWN, model.config.context_length)]
+    layers = attention.attention_maps(removed.whole(model), shown_BL)
+    weights_NHLS = np.stack([layer.weights_BHLS[0] for layer in layers])
+    return typical.telling_head(weights_NHLS, of_itself=True)
 
 
 def _described(run: Shown, served: bool) -> dict[str, Any]:

@@ -5,6 +5,7 @@ import dataclasses
 import jax
 import numpy as np
 import pytest
+from scipy import stats
 
 from mini_gpt import suites
 from mini_gpt.insight.mechanisms import patching
@@ -97,12 +98,49 @@ def test_the_suite_writes_effects_and_checks_its_texts(trained):
     for options, message in {
         SuiteOptions(): "needs two texts",
         SuiteOptions(text="ab"): "needs two texts",
-        SuiteOptions(text="abc", other="ab"): "--other: found 2 tokens; must have as many as --text, 3",
-        SuiteOptions(text="abc", other="abd"): "must differ from --text before its last token",
+        SuiteOptions(text="abc", other="abd", pairs="a.tsv"): "or --pairs=FILE",
+        SuiteOptions(text="abc", other="ab"): "--other: found 2 tokens; must have as many as the first text, 3",
+        SuiteOptions(text="abc", other="abd"): "must differ from the first text before its last token",
         SuiteOptions(text="a", other="b"): "needs at least two tokens",
     }.items():
         with pytest.raises(UserError, match=message):
             suites.evaluate(run, "patching", options)
+
+
+@pytest.mark.slow
+def test_several_pairs_give_means_with_intervals_and_each_site_is_printed(trained, tmp_path, capsys):
+    run, file = Run(trained()), tmp_path / "pairs.tsv"
+    texts = [("def f(x):", "def g(x):"), ("def a(y):", "def b(y):"), ("def c(i):", "def e(i):")]
+    file.write_text("".join(f"{text}\t{other}\n" for text, other in texts))
+    result = suites.evaluate(run, "patching", SuiteOptions(pairs=str(file)))
+    printed = capsys.readouterr().out
+    alone_P = [suites.evaluate(run, "patching", SuiteOptions(text=text, other=other)) for text, other in texts]
+    for name in ("heads", "heads_by_place"):
+        each_P = np.array([alone[name] for alone in alone_P])
+        np.testing.assert_allclose(result[name], each_P.mean(axis=0), atol=1e-5)
+        half = stats.t.ppf(0.975, len(texts) - 1) * stats.sem(each_P)
+        np.testing.assert_allclose(result["half_intervals"][name], half, atol=1e-4)
+    shares = [alone["direct"]["feed_forward_N"] for alone in alone_P]
+    np.testing.assert_allclose(result["direct"]["feed_forward_N"], np.mean(shares, axis=0), atol=1e-5)
+    sites = [line.split()[0] for line in printed.splitlines() if len(line.split()) == 8]
+    assert set(sites[1:]) == {"stream", "attention", "feed_forward", "head"} and "f/…" in printed
+    file.write_text("def f(x):\tdef g(x):\ndef ff(x):\tdef gg(x):\n")
+    result = suites.evaluate(
+        run, "patching", SuiteOptions(pairs=str(file))
+    )  # places of other lengths do not correspond
+    assert result["by_place"] == {} and result["heads_by_place"] is None and np.shape(result["heads"]) == (1, 4)
+    file.write_text("def f(x):\tdef g(x):\nno tab\n")
+    with pytest.raises(UserError, match="line 2: found 'no tab'"):
+        suites.evaluate(run, "patching", SuiteOptions(pairs=str(file)))
+
+
+def test_the_figure_of_a_deep_model_is_compact():
+    random = np.random.default_rng(0)
+    by_place = {site: random.normal(size=(30, 15)) for site in patching.BY_PLACE}
+    effects = patching.Effects(0, 0, by_place, random.normal(size=(30, 9)), random.normal(size=(30, 9, 15)))
+    figure = patching.patching_figure(effects, random.normal(size=(30, 10)), ["token"] * 15, title="a title")
+    width, height = figure.get_size_inches()
+    assert width < 20 and height < 14
 
 
 @pytest.mark.slow

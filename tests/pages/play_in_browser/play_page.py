@@ -75,7 +75,9 @@ class Page:
     @property
     def state(self):
         self.browser.execute_async_script("setTimeout(arguments[0], 250)")
-        return dict(urllib.parse.parse_qsl(urllib.parse.urlparse(self.browser.current_url).fragment))
+        return dict(
+            urllib.parse.parse_qsl(urllib.parse.urlparse(self.browser.current_url).fragment, keep_blank_values=True)
+        )
 
 
 def losses_of(model, text, tokenizer=None):

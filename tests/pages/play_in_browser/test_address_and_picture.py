@@ -26,6 +26,13 @@ def test_the_address_restores_text_edits_and_view(page):
     assert json.loads(page.state["edits0"]) == edits and page.state["pin"] == "4"
 
 
+def test_an_empty_text_stays_empty(page):
+    page.open("one").write("x\b")
+    assert page.find("text").get_attribute("value") == "" and page.state.get("text") == ""
+    page.open("one", **page.state)
+    assert page.find("text").get_attribute("value") == ""
+
+
 @pytest.mark.parametrize(
     "state",
     [

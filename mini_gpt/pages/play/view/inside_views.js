@@ -15,10 +15,14 @@ function AttentionView({ facts, state, set, result, maps, texts, place, onPoint 
   const length = result.edited.length;
   const row = maps && place < length ? maps.weights.subarray(place * length, (place + 1) * length) : null;
   return html`<${HeadPickers} ...${{ facts, state, set }} />
-    <p class="soft">
-      The stronger a token's colour, the more attention “${shown(texts[place] ?? "")}” pays to it in this head. Point at
-      another token, or click on it to pin it.
-    </p>
+    ${
+      maps
+        ? html`<p class="soft">
+            The stronger a token's colour, the more attention “${shown(texts[place] ?? "")}” pays to it in this head.
+            Point at another token, or click on it to pin it.
+          </p>`
+        : html`<${Waiting} />`
+    }
     <${ColourBar} scale=${scales.weights} name="attention weight" />
     <${FlowingText}
       id="flow"

@@ -139,7 +139,7 @@ function withoutPatches({ heads = {}, ...others }) {
   const facts = data.models.map(factsOf);
   const tokenizer = Tokenizer.of(data.tokenizer);
   const asTyped = (text) => text.replace(/\r\n?/g, "\n");
-  const first = { text: asTyped(data.text), other: asTyped(data.other) };
+  const first = { text: asTyped(data.text), other: asTyped(data.other), opening: data.opening };
   engines = data.served ? served() : workers();
   const loaded = await Promise.all(data.models.map(({ packed }, model) => ask({ kind: "load", model, packed })));
   for (const model of data.models) delete model.packed.data;

@@ -121,12 +121,13 @@ function readJson(text) {
 // The head, or if the layer does not have it, its first one.
 const keptHead = ({ kept }, layer, head) => (kept[layer].includes(head) ? head : kept[layer][0]);
 
-// The state of the entries of a fragment. runs: facts of the models. text, other: those to start with.
-function readState(entries, runs, { text, other }) {
+// The state of the entries of a fragment. runs: facts of the models. text, other, opening: the texts, and the layer and
+// head, to start with.
+function readState(entries, runs, { text, other, opening = [0, 0] }) {
   const numbers = Object.keys(WRITING).map((id) => [id, allowedNumber(id, entries[id]) ?? DEFAULTS[id]]);
   const run = fragment.index(entries.run, runs.length);
   const { layers, heads } = runs[run];
-  const layer = fragment.index(entries.layer, layers);
+  const layer = fragment.index(entries.layer, layers, opening[0]);
   return {
     ...DEFAULTS,
     run,
@@ -135,7 +136,7 @@ function readState(entries, runs, { text, other }) {
     edits: runs.map((_, n) => cleanEdits(readJson(entries[`edits${n}`]))),
     view: VIEWS.some(([id]) => id === entries.view) ? entries.view : runs.length > 1 ? "loss" : DEFAULTS.view,
     layer,
-    head: keptHead(runs[run], layer, fragment.index(entries.head, heads)),
+    head: keptHead(runs[run], layer, fragment.index(entries.head, heads, layer === opening[0] ? opening[1] : 0)),
     pin: /^\d{1,5}$/.test(entries.pin) ? +entries.pin : null,
     range: readRange(entries.range),
     unit: Object.hasOwn(UNITS, entries.unit) ? entries.unit : DEFAULTS.unit,
@@ -154,14 +155,15 @@ function readRange(text) {
 // The entries of the fragment of a state.
 function entriesOf(state, first) {
   const entries = {};
-  for (const name of ["text", "other"]) if (state[name] !== first[name]) entries[name] = state[name] || " ";
+  for (const name of ["text", "other"]) if (state[name] !== first[name]) entries[name] = state[name];
   state.edits.forEach((edits, n) => {
     entries[`edits${n}`] = Object.keys(edits).length ? JSON.stringify(edits) : null;
   });
-  for (const name of ["run", "layer", "head", "pin", "colours", "unit", ...Object.keys(WRITING)])
+  for (const name of ["run", "pin", "colours", "unit", ...Object.keys(WRITING)])
     entries[name] = state[name] === DEFAULTS[name] ? null : state[name];
   if (state.range) entries.range = `${state.range.first}-${state.range.last}`;
-  return { ...entries, view: state.view, logits: state.logits ? "yes" : null };
+  const { view, layer, head } = state;
+  return { ...entries, view, layer, head, logits: state.logits ? "yes" : null };
 }
 
 // The engine's edits: heads with "patch" become a patch from the other text.
