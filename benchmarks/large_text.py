@@ -55,6 +55,10 @@ def write_corpus(path: Path, size: int) -> None:
                     return
 
 
+def _on(cores: set[int]) -> list[str]:
+    return ["taskset", "--cpu-list", ",".join(map(str, cores))]
+
+
 def library(path: Path, tokenizer: Path, cores: set[int], size: int) -> dict:
     """Return the speed of the library alone on the first `size` bytes of the texts."""
     program = (
@@ -69,19 +73,17 @@ def library(path: Path, tokenizer: Path, cores: set[int], size: int) -> dict:
         "for first in range(0, len(texts), 64): model.encode_batch_fast(texts[first:first + 64])\n"
         "print(json.dumps({'bytes': count, 'seconds': round(time.perf_counter() - begin, 2)}))\n"
     )
-    command = [sys.executable, "-c", program, str(path), str(tokenizer), str(size)]
+    command = [*_on(cores), sys.executable, "-c", program, str(path), str(tokenizer), str(size)]
     environment = os.environ | {"RAYON_NUM_THREADS": str(len(cores)), "TOKENIZERS_PARALLELISM": "true"}
-    bind = lambda: os.sched_setaffinity(0, cores)
-    return json.loads(subprocess.run(command, preexec_fn=bind, env=environment, check=True, stdout=-1).stdout)
+    return json.loads(subprocess.run(command, env=environment, check=True, stdout=-1).stdout)
 
 
 def store(path: Path, cache: Path, cores: set[int], vocab_size: int) -> dict:
     """Return the times of opening a corpus, its tokenizer and its tokens in a new process on `cores`."""
     fields = {"data.corpus": "text", "data.path": str(path), "data.cache_dir": str(cache)}
     fields |= {"data.tokenizer": "bpe", "data.vocab_size": str(vocab_size)}
-    command = [sys.executable, "-c", STORE, json.dumps(fields)]
-    bind = lambda: os.sched_setaffinity(0, cores)
-    return json.loads(subprocess.run(command, preexec_fn=bind, check=True, stdout=-1).stdout)
+    command = [*_on(cores), sys.executable, "-c", STORE, json.dumps(fields)]
+    return json.loads(subprocess.run(command, check=True, stdout=-1).stdout)
 
 
 def measurements(directory: Path, size: int, vocab_size: int) -> Iterator[dict]:

@@ -43,14 +43,14 @@ class Worker:
         self._log = Path(self._files.name) / "log"
         with self._log.open("w", encoding="utf-8") as errors:
             self.process = subprocess.Popen(
-                command,
+                # Not by preexec_fn: a fork beside the threads of JAX may hang.
+                command if limit is None else ["sh", "-c", 'ulimit -St "$0"; exec "$@"', str(limit), *command],
                 cwd=directory,
                 env=os.environ | changed,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 text=True,
-                preexec_fn=None if limit is None else lambda: _limit_seconds(limit),
             )
         self.about: dict[str, Any] = self._answer()
 
@@ -94,11 +94,6 @@ def why(status: int, log: Path) -> str:
         return f"ended by {signal.Signals(-status).name}"
     lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
     return lines[-1].removeprefix("error: ")[:LONGEST_REASON] if lines else f"exit status {status}"
-
-
-def _limit_seconds(limit: int) -> None:
-    _, most = resource.getrlimit(resource.RLIMIT_CPU)
-    resource.setrlimit(resource.RLIMIT_CPU, (limit, most))
 
 
 def serve(about: Mapping[str, Any], measure: Callable[[], float], finish: Callable[[], Mapping[str, Any]]) -> None:

@@ -140,6 +140,19 @@ def test_odd_overrides_give_distinct_file_names():
     assert all(files.plain_name(stem) == stem for stem in stems)
 
 
+def test_the_name_of_a_result_has_sorted_overrides_and_no_whole_path():
+    both = {"model.rope.scaling": "ntk", "model.rope.factor": "4"}
+    stems = [
+        suites.file_stem("heads", SuiteOptions(), overrides=dict(order))
+        for order in (both.items(), [*both.items()][::-1])
+    ]
+    assert stems[0] == stems[1] == "heads,model.rope.factor=4,model.rope.scaling=ntk"
+    path = {"data.path": f"/home/{'me/' * 50}books.txt"}
+    assert re.fullmatch(r"heads,data\.path=books\.txt-\w{8}", suites.file_stem("heads", SuiteOptions(), overrides=path))
+    beside = [suites.file_stem("play", SuiteOptions(beside=f"/{folder}/tiny")) for folder in "ab"]
+    assert beside[0] != beside[1] and all(stem.startswith("play,beside=tiny-") for stem in beside)
+
+
 def test_an_unmerged_checkpoint_is_rejected(tmp_path, monkeypatch):
     """Orbax took some paths as patterns. Then it skipped the merge and only logged a warning."""
     state = small_state()

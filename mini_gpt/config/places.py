@@ -5,6 +5,7 @@ Python config, or in an earlier command. Each place that was used is recorded in
 """
 
 import contextlib
+import dataclasses
 import hashlib
 import json
 import os
@@ -29,6 +30,12 @@ def remember(data: DataConfig) -> None:
         for key in filter(None, (_corpus_key(data), _cache_key(data))):
             directory().mkdir(parents=True, exist_ok=True)
             _marker_file(key).write_text(key + "\n", encoding="utf-8")
+
+
+def absolute(data: DataConfig) -> DataConfig:
+    """Return the config with absolute paths of the corpus: its run can then be opened from any directory."""
+    of_corpus = {name: getattr(data, name) for name in ("path", "target_path")}
+    return dataclasses.replace(data, **{name: path and _absolute(path) for name, path in of_corpus.items()})
 
 
 def is_known_cache(data: DataConfig, typed: Collection[str]) -> bool:

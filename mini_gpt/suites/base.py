@@ -1,7 +1,9 @@
 """The base class and the options of all suites, and the tokens that suites measure."""
 
 import copy
+import hashlib
 import math
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -166,18 +168,23 @@ def file_stem(
 ) -> str:
     """Return the file name of a result, without ending: suite, split and checkpoint unless default, overrides, texts.
 
+    Overrides are sorted by their fields. Of a path, the name has the last part and a digest.
     Lengths and strides are only in the result: a new result replaces one with other lengths.
     """
     parts = [name]
     parts += [] if options.split == "validation" else [f"split={options.split}"]
     parts += [] if checkpoint == "last" else [f"checkpoint={checkpoint}"]
-    parts += [f"{field}={value}" for field, value in (overrides or {}).items()]
+    parts += [f"{field}={_short(value)}" for field, value in sorted((overrides or {}).items())]
     parts += [f"{flag}={text}" for flag in ("text", "other") if (text := getattr(options, flag)) is not None]
     parts += ["words"] if options.words else []
-    parts += [
-        f"{flag}={Path(place).resolve().name}" for flag in ("pairs", "beside") if (place := getattr(options, flag))
-    ]
+    for flag in ("pairs", "beside"):
+        parts += [f"{flag}={_short(str(Path(place).resolve()))}"] if (place := getattr(options, flag)) else []
     return files.plain_name(",".join(parts))
+
+
+def _short(value: str) -> str:
+    name = value.rstrip("/").rpartition("/")[2]
+    return value if name == value else f"{name}-{hashlib.sha256(os.fsencode(value)).hexdigest()[:8]}"
 
 
 def split_tokens(run: Run, split: str) -> np.ndarray:

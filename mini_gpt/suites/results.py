@@ -28,7 +28,7 @@ def write(directory: Path, stem: str, contents: Contents) -> list[Path]:
     paths = []
     for ending, content in contents.items():
         path = directory / f"{stem}{ending}"
-        path.parent.mkdir(parents=True, exist_ok=True)
+        files.make_directory(path.parent)
         if isinstance(content, Figure):
             curves.save(content, path)
         else:

@@ -4,7 +4,9 @@ import contextlib
 import functools
 import logging
 import os
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import jax
 from jax.sharding import Mesh
@@ -152,21 +154,32 @@ def _origin(workdir: Path) -> str:
 def find_initial_weights(workdir: Path, init_from: Path | None, config: Config) -> InitialWeights | None:
     """Return the initial weights of the run in `workdir`, or None if they are random.
 
+    init_from: None: those of the run's own record.
+
     Raises UserError if the run was started with other initial weights.
     """
     exists = (workdir / workdirs.CONFIG).exists()
     recorded = workdirs.initial_run(workdir) if exists else None
-    given = init_from and _origin(init_from)
-    if recorded and init_from:  # the relative path is right if both were moved together
-        is_same = recorded["workdir"] == given or recorded.get("relative") == _relative(init_from, workdir)
-    else:
-        is_same = recorded is None and init_from is None
-    if exists and not is_same:
+    if init_from is None:
+        return None if recorded is None else InitialWeights(_recorded(workdir, recorded), config, _step(recorded))
+    given = _origin(init_from)
+    # The relative path is right if both were moved together.
+    if exists and (
+        recorded is None or (recorded["workdir"] != given and recorded.get("relative") != _relative(init_from, workdir))
+    ):
         remedy = "give the same" if recorded else "leave it out"
         raise UserError(
             f"--init_from: found {given}; the run in {workdir} was started from "
             f"{recorded['workdir'] if recorded else 'random weights'}; {remedy}, or name a new directory"
         )
-    if init_from is None:
-        return None
-    return InitialWeights(init_from, config, str(recorded["checkpoint_step"]) if recorded else "last")
+    return InitialWeights(init_from, config, _step(recorded) if recorded else "last")
+
+
+def _step(recorded: Mapping[str, Any]) -> str:
+    return str(recorded["checkpoint_step"])
+
+
+def _recorded(workdir: Path, recorded: Mapping[str, Any]) -> Path:
+    """Return the run directory that init_from.json names; by its relative path, if both runs were moved together."""
+    moved = workdir / str(recorded.get("relative"))
+    return moved if moved.is_dir() else Path(recorded["workdir"])

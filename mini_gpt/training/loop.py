@@ -209,7 +209,7 @@ def train(
 ) -> TrainState:
     """Train the run in `workdir` up to `train.steps`: start it, or resume it from its last checkpoint.
 
-    init_from: another run; a new run takes the last weights and the tokenizer of that run.
+    init_from: another run; a new run takes the last weights and the tokenizer of that run. A resumed run knows it.
     conclude: print a new run's parameters, and at the end score the whole validation split and print a summary.
     probe: adds metrics and images to each evaluation; `insight.training_curves.attention_metrics` is one.
 
@@ -242,7 +242,7 @@ def train(
         stop, is_main = StopRequest(), processes.is_main_process()  # no signal, if nothing is left to train
         reporter = Reporter(workdir, config, start=step) if is_main and step < last else SilentReporter()
         if is_main:  # after the reporter: it checks the rows that were written with the old config
-            workdirs.record_changes(workdir, config, first_state.origin(workdir))
+            workdirs.record_changes(workdir, assembly.config, first_state.origin(workdir) if init_from else None)
         if step < last:
             with contextlib.closing(reporter), stopping.listening() as stop:
                 loop = Loop(assembly, train_step, first_state, reporter, checkpoints, stop, record, probe)

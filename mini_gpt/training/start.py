@@ -1,6 +1,7 @@
 """The start of a training run: its parts, its first state, and its place in the run directory."""
 
 import contextlib
+import dataclasses
 import logging
 from pathlib import Path
 
@@ -39,6 +40,7 @@ def open_run(
         weights.check(mesh)
     places.remember(config.data)  # allows later commands to use these paths of the run's config.json
     corpus = corpora.open_corpus(config.data)  # after the checks above: it may prepare a large corpus
+    config = dataclasses.replace(config, data=places.absolute(config.data))
     if not is_new:
         workdirs.check_corpus(workdir, corpus)
         tokenizer = tokenizers.load(workdir / workdirs.TOKENIZER)

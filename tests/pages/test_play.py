@@ -102,7 +102,8 @@ def test_a_run_beside_another_needs_its_tokenizer(trained, tmp_path):
     alike = trained(model__position="alibi").rename(tmp_path / "alike")
     other = trained(data__tokenizer="characters").rename(tmp_path / "other")
     suites.evaluate(Run(first), "play", SuiteOptions(beside=str(alike)))
-    data = data_of((first / "eval" / "play,beside=alike.html").read_text(encoding="utf-8"))
+    (page,) = (first / "eval").glob("play,beside=alike-*.html")
+    data = data_of(page.read_text(encoding="utf-8"))
     assert [model["name"] for model in data["models"]] == ["first", "alike"]
     assert 32 < len(data["text"].encode()) <= playground.COMPARED * 32
     with pytest.raises(UserError, match=r"--beside=.*other: found another tokenizer"):

@@ -54,12 +54,10 @@ def test_a_run_starts_with_the_weights_of_a_run_in_a_bucket(source, corpus_files
 
 @pytest.mark.slow
 def test_runs_in_a_bucket_are_shown_and_compared_beside_others(source, monkeypatch, tmp_path, capsys, caplog):
-    page = source / "eval" / "play,beside=source.html"
-    pages = []
     for beside in (shutil.copytree(source, tmp_path / "other" / "source"), ADDRESS):
         assert type_in(monkeypatch, "eval.py", f"--workdir={source}", "--suite=play", f"--beside={beside}") is None
-        pages.append(page.read_text())
-    assert pages[0] == pages[1]
+    pages = [path.read_text() for path in (source / "eval").glob("play,beside=source-*.html")]
+    assert len(pages) == 2 and pages[0] == pages[1]
     compare = ("mini_gpt.commands.hugging_face", "compare", "--prompt=the cat sat")
     assert type_in(monkeypatch, *compare, f"--left={ADDRESS}", f"--right={source}") is None
     assert type_in(monkeypatch, *compare, f"--left={ADDRESS}", f"--right={ADDRESS}") is None

@@ -109,6 +109,17 @@ def test_a_resumed_run_may_change_some_fields_but_not_its_text(small, tmp_path, 
         loop.train(small(train__steps=4, **free), tmp_path / "run")
 
 
+def test_a_run_of_a_relative_path_opens_from_any_directory(small, tmp_path, monkeypatch, corpus_files):
+    config, workdir = small(data__path="*.txt", train__steps=1), tmp_path / "run"
+    monkeypatch.chdir(Path(corpus_files).parent)
+    loop.train(config, workdir, conclude=False)
+    monkeypatch.chdir(tmp_path)
+    assert loading.read(workdir / "config.json").data.path == corpus_files
+    assert Run(workdir).corpus.num_documents
+    monkeypatch.chdir(Path(corpus_files).parent)
+    assert int(loop.train(config, workdir, conclude=False).step) == 1
+
+
 def test_a_run_that_cannot_start_writes_nothing(small, tmp_path):
     no_validation = {"data__split_fractions": (0.99, 0.0, 0.01)}
     short_validation = {"context_length": 9_000, "train__objective": "masked", "model__causal": False}
