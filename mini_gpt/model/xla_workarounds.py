@@ -103,14 +103,17 @@ cpu_norm.defvjp(_cpu_norm_forward, _cpu_norm_backward)
 
 @functools.cache
 def recompute_in_backward(function: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
-    """Return the function with a backward pass that recomputes everything from the saved inputs."""
+    """Return the function with a backward pass that recomputes everything from the saved inputs.
+
+    Without the barrier, XLA would see that the forward pass has computed the same, and keep those results instead.
+    """
     wrapped = jax.custom_vjp(lambda *arrays: function(*arrays))
 
     def forward(*arrays):
         return function(*arrays), tuple(map(_as_bits, arrays))
 
     def backward(saved, d_result):
-        return jax.vjp(function, *map(_from_bits, saved))[1](d_result)
+        return jax.vjp(function, *map(_from_bits, jax.lax.optimization_barrier(saved)))[1](d_result)
 
     wrapped.defvjp(forward, backward)
     return wrapped

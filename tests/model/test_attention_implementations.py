@@ -190,6 +190,21 @@ def test_splash_is_sharded_over_rows_and_heads():
     np.testing.assert_allclose(out, reference.attend(made, *arrays, row), atol=1e-5)
 
 
+@pytest.mark.parametrize("groups", [2, 4])
+def test_elsewhere_than_on_cpus_the_reference_is_divided_over_rows_and_heads(groups, monkeypatch):
+    mesh = sharding.make_mesh(*loading.load("configs/tiny.py", {"mesh.fsdp": 2, "mesh.tensor": 2}).mesh.sizes)
+    heads = NamedSharding(mesh, PartitionSpec(("data", "fsdp"), None, "tensor"))
+    arrays = [draw(8, 8, count, 16, seed=seed) for seed, count in enumerate((4, groups, groups))]
+    definition, weights = random_core(position="alibi", num_kv_heads=groups)
+    attend = by(reference.attend, definition, Mask(True), 8)
+    wanted = gradients_and_outputs(attend, *arrays, weights)
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    total = lambda *arrays: jnp.sum(attend(*arrays, weights) ** 2)
+    divided = jax.jit(jax.grad(total, (0, 1, 2))).lower(*(jax.device_put(x, heads) for x in arrays)).compile()
+    assert "all-gather" not in divided.as_text() and "all-reduce" not in divided.as_text()
+    assert_close(gradients_and_outputs(attend, *arrays, weights), wanted, 1e-6)
+
+
 @pytest.mark.parametrize(
     "attend, platform, call",
     [(kernels.cudnn, "cuda", "__cudnn$fmhaSoftmaxBackward"), (kernels.splash, "tpu", "tpu_custom_call")],

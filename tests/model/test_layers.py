@@ -1,5 +1,6 @@
 """Linear layers and norms: rounding to bfloat16, and sums in float32."""
 
+import functools
 import math
 import re
 
@@ -12,7 +13,7 @@ from flax import nnx
 from mini_gpt.config import loading
 from mini_gpt.model.layers import Linear, make_norm
 from mini_gpt.model.positions.rotary import Rope
-from mini_gpt.model.xla_workarounds import unfused
+from mini_gpt.model.xla_workarounds import recompute_in_backward, unfused
 
 
 @pytest.mark.parametrize("tokens, d_in, d_out", [(1, 1, 1), (1, 65, 3), (3, 2, 16), (130, 65, 64), (64, 256, 128)])
@@ -103,3 +104,14 @@ def test_rope_computes_each_cosine_once():
     results = [re.search(r"ROOT .*? = f32\[([\d,]+)\]", part) for part in waves]
     assert len(waves) == 2
     assert all(math.prod(map(int, result[1].split(","))) == length * width // 2 for result in results)
+
+
+def test_the_backward_pass_recomputes_the_activation():
+    def loss_and_gradient(activate):
+        return jax.jit(jax.value_and_grad(lambda x: jnp.sum(activate(x) ** 2)))
+
+    x = jax.random.normal(jax.random.key(0), (64, 128))
+    saved, recomputed = map(loss_and_gradient, (jax.nn.gelu, recompute_in_backward(jax.nn.gelu)))
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6), recomputed(x), saved(x))
+    computed = [program.lower(x).compile().as_text().count(" tanh(") for program in (saved, recomputed)]
+    assert computed == [1, 2]

@@ -1,5 +1,6 @@
 """Attention with all logits in memory: the reference for the other implementations."""
 
+import math
 from typing import Any
 
 import jax
@@ -24,12 +25,13 @@ def attend(
     k_BSGK, v_BSGK: keys and values; or k_XSK and v_XSK of a KV cache, in the form that `grouped` returns.
     dropout_key: of the weights; None: no dropout. The output is zero for a query without a visible key.
     """
-    k_XSK, v_XSK = (grouped(x) if x.ndim == 4 else x for x in (k_BSGK, v_BSGK))
     B, L, H, K = q_BLHK.shape
-    X, S, G = len(k_XSK), k_XSK.shape[1], len(k_XSK) // B
+    k_XSK, v_XSK = _batched(k_BSGK, B), _batched(v_BSGK, B)
+    *X, S, _ = k_XSK.shape
+    G = math.prod(X) // B
     # The heads of a group share keys, so that their queries are the R = H/G · L rows of one matrix.
-    q_XRK = scaled(core.scale, q_BLHK).reshape(B, L, G, H // G, K).transpose(0, 2, 3, 1, 4).reshape(X, -1, K)
-    logits_XRS = jnp.einsum("xrk,xsk->xrs", q_XRK, k_XSK, preferred_element_type=jnp.float32)
+    q_XRK = scaled(core.scale, q_BLHK).reshape(B, L, G, H // G, K).transpose(0, 2, 3, 1, 4).reshape(*X, -1, K)
+    logits_XRS = jnp.einsum("...rk,...sk->...rs", q_XRK, k_XSK, preferred_element_type=jnp.float32)
     logits_BHLS = logits_XRS.reshape(B, H, L, S)
     context = context._replace(q_BLHK=q_BLHK)
     for mod in core.score_mods:
@@ -46,10 +48,17 @@ def attend(
     observe(core, "logits", logits_BHLS)
     observe(core, "visible", visible_BLS)
     observe(core, "weights", jnp.where(visible_BLS[:, None], weights_BHLS, 0))
-    weights_XRS = dropout(weights_BHLS, core.dropout_rate, dropout_key).astype(v_XSK.dtype).reshape(X, -1, S)
-    out_BLHK = jnp.einsum("xrs,xsk->xrk", weights_XRS, v_XSK).reshape(B, H, L, -1).swapaxes(1, 2)
+    weights_XRS = dropout(weights_BHLS, core.dropout_rate, dropout_key).astype(v_XSK.dtype).reshape(*X, -1, S)
+    out_BLHK = jnp.einsum("...rs,...sk->...rk", weights_XRS, v_XSK).reshape(B, H, L, -1).swapaxes(1, 2)
     # Without a visible key, the softmax would give weight to hidden keys.
     return jnp.where(visible_BLS.any(axis=-1)[:, :, None, None], out_BLHK, 0).astype(q_BLHK.dtype)
+
+
+def _batched(k_BSGK: jax.Array, B: int) -> jax.Array:
+    """Return k_XSK; axis X is that of `grouped` on CPUs, and elsewhere two axes, which XLA can divide over devices."""
+    if jax.default_backend() == "cpu":
+        return grouped(k_BSGK) if k_BSGK.ndim == 4 else k_BSGK
+    return k_BSGK.swapaxes(1, 2) if k_BSGK.ndim == 4 else k_BSGK.reshape(B, -1, *k_BSGK.shape[1:])
 
 
 def grouped(k_BSGK: jax.Array) -> jax.Array:
