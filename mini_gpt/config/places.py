@@ -34,8 +34,8 @@ def remember(data: DataConfig) -> None:
 
 def absolute(data: DataConfig) -> DataConfig:
     """Return the config with absolute paths of the corpus: its run can then be opened from any directory."""
-    of_corpus = {name: getattr(data, name) for name in ("path", "target_path")}
-    return dataclasses.replace(data, **{name: path and _absolute(path) for name, path in of_corpus.items()})
+    path, target = (given and _absolute(given) for given in (data.path, data.target_path))
+    return dataclasses.replace(data, path=path, target_path=target)
 
 
 def is_known_cache(data: DataConfig, typed: Collection[str]) -> bool:
