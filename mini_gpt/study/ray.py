@@ -4,7 +4,6 @@ A task trains its run like mini_gpt/study/local.py: in a process with cores of i
 which all nodes share, or in a bucket. Ray only says when a task has ended; its log says when and where it was started.
 """
 
-import contextlib
 import importlib
 import logging
 import os
@@ -43,10 +42,10 @@ class Ray:
 
     def start(self, job: Job, running: Sequence[Job]) -> bool:
         """Submit a job. It waits until Ray starts it."""
-        job.began, job.log_start = time.monotonic(), job.log.stat().st_size if job.log.exists() else 0
-        content = self.results.worker_job(job.run)
         job.log.parent.mkdir(parents=True, exist_ok=True)
         job.log.touch()
+        job.began, job.log_start = time.monotonic(), job.log.stat().st_size
+        content = self.results.worker_job(job.run)
         job.handle = self.task.remote(processes.WORKER, content, job.log.absolute(), self.place)
         return True
 
@@ -63,7 +62,7 @@ class Ray:
 
     def _look_for_start(self, job: Job) -> None:
         """Read in the log whether a job was started, or was started again."""
-        with contextlib.suppress(FileNotFoundError), job.log.open("rb") as file:
+        with job.log.open("rb") as file:
             read = file.seek(job.log_start)
             for found in re.finditer(rf"^{STARTED}(.+)\n".encode(), file.read(), re.MULTILINE):
                 if job.state == "running":
@@ -96,11 +95,11 @@ def _connect() -> Any:
     address = os.environ.get("RAY_ADDRESS", "")
     host, _, port = address.rpartition("/")[2].rpartition(":")
     try:
+        os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".")  # read at import: no long messages about dead nodes
         ray = importlib.import_module("ray")
         if port.isdecimal():  # else Ray tries for minutes, with many messages
             socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
-        # Below CRITICAL are long messages about dead nodes.
-        ray.init(ignore_reinit_error=True, log_to_driver=False, logging_level=logging.CRITICAL)
+        ray.init(ignore_reinit_error=True, log_to_driver=False, logging_level=logging.ERROR)
     except ImportError:
         raise UserError("--engine=ray: the package ray is missing; pip install -r requirements-ray.txt") from None
     except (OSError, RuntimeError, ValueError) as error:

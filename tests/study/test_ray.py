@@ -50,7 +50,7 @@ def cluster(monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_dead_node_changes_no_bit_of_a_study(cluster, corpus_files, tmp_path):
+def test_a_dead_node_changes_no_bit_of_a_study(cluster, corpus_files, tmp_path, capfd):
     """The processes of a node are killed while it trains. Its run is resumed on the other one."""
     fields = SMALL | LONG | {"data.path": corpus_files, "data.cache_dir": tmp_path / "cache"}
     alone = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
@@ -80,6 +80,7 @@ def test_a_dead_node_changes_no_bit_of_a_study(cluster, corpus_files, tmp_path):
             process.kill()
     said = on_ray.communicate(timeout=600)[1]
     assert on_ray.returncode == 0, said
+    assert "(raylet)" not in capfd.readouterr().out + said
     assert re.findall(r"(\S+): its node or its process died; resumed on node", said) == lost
     text = (tmp_path / "ray" / "logs" / f"{lost[0]}.log").read_text()
     (step,) = map(int, re.findall(r"is at step (\d+): resuming", text))
