@@ -1,10 +1,9 @@
 """Runs on a Ray cluster (https://docs.ray.io): each is a task, and is resumed on another node if its node dies.
 
 A task trains its run like mini_gpt/study/local.py: in a process with cores of its own, in the directory of the study,
-which all nodes share, or in a bucket. Ray only says when a task has ended; its log says when and where it was started.
+which all nodes share. Ray only says when a task has ended; its log says when and where it was started.
 """
 
-import contextlib
 import importlib
 import logging
 import os
@@ -23,7 +22,7 @@ from mini_gpt.study.results import Results
 
 RETRIES = 3  # of a run whose node or Ray process dies
 LOCK_SECONDS = 100.0  # a file server keeps the locks of a dead node for a while (NFS 4: 90 seconds)
-ANSWER_SECONDS, POLL_SECONDS = 60.0, 0.25
+CONNECT_SECONDS, POLL_SECONDS = 60.0, 0.25
 STARTED = "started on node "
 log = logging.getLogger("mini_gpt.study")
 
@@ -36,33 +35,16 @@ class Ray:
 
     def __init__(self, results: Results, jobs: int | None):
         self.results, self.ray = results, _connect()
-        nodes = [node for node in self.ray.nodes() if node["Alive"]]
-        self._check(nodes)
-        cores, gpus, self.count = share([node["Resources"] for node in nodes], jobs)
+        cores, gpus, self.count = share([node["Resources"] for node in self.ray.nodes() if node["Alive"]], jobs)
         self.task = self.ray.remote(num_cpus=cores, num_gpus=gpus, max_calls=1, max_retries=RETRIES)(train)
         environment = {name: value for name, value in os.environ.items() if name.startswith(("JAX_", "XLA_"))}
         self.place = {"cwd": os.getcwd(), "cores": cores, "environment": environment}
 
-    def _check(self, nodes: Sequence[Mapping[str, Any]]) -> None:
-        """Raise UserError if a node can't import mini_gpt, or does not see the directory of the study."""
-        only = importlib.import_module("ray.util.scheduling_strategies").NodeAffinitySchedulingStrategy
-        folder = self.results.workdir.absolute()
-        probe = next(path for path in (folder, *folder.parents) if path.exists()) / f".probe-{os.getpid()}"
-        probe.touch()
-        try:
-            for node in nodes:
-                ask = self.ray.remote(num_cpus=0, scheduling_strategy=only(node["NodeID"], soft=False))(sees)
-                remedy = f"node {node['NodeName']} does not see it; name a directory that all nodes share"
-                is_seen = self.ray.get(ask.remote(probe), timeout=ANSWER_SECONDS)
-                require(is_seen, "--workdir", str(folder), remedy)
-        except self.ray.exceptions.RayError as error:
-            raise UserError(f"--engine=ray: node {node['NodeName']} can't run mini_gpt: {_said(error)}") from None
-        finally:
-            probe.unlink()
-
     def start(self, job: Job, running: Sequence[Job]) -> bool:
         """Submit a job. It waits until Ray starts it."""
-        job.began, job.log_start = time.monotonic(), job.log.stat().st_size if job.log.exists() else 0
+        job.log.parent.mkdir(parents=True, exist_ok=True)
+        job.log.touch()
+        job.began, job.log_start = time.monotonic(), job.log.stat().st_size
         content = self.results.worker_job(job.run)
         job.handle = self.task.remote(processes.WORKER, content, job.log.absolute(), self.place)
         return True
@@ -80,7 +62,7 @@ class Ray:
 
     def _look_for_start(self, job: Job) -> None:
         """Read in the log whether a job was started, or was started again."""
-        with contextlib.suppress(FileNotFoundError), job.log.open("rb") as file:
+        with job.log.open("rb") as file:
             read = file.seek(job.log_start)
             for found in re.finditer(rf"^{STARTED}(.+)\n".encode(), file.read(), re.MULTILINE):
                 if job.state == "running":
@@ -110,40 +92,28 @@ def share(nodes: Sequence[Mapping[str, float]], jobs: int | None) -> tuple[int, 
 
 def _connect() -> Any:
     """Return the module ray, connected to the cluster of RAY_ADDRESS, or of this machine, or to a new one."""
+    address = os.environ.get("RAY_ADDRESS", "")
+    host, _, port = address.rpartition("/")[2].rpartition(":")
     try:
+        os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".")  # read at import: no long messages about dead nodes
         ray = importlib.import_module("ray")
-        ray._private.worker._worker_logs_enabled = False  # long messages about dead nodes
-        _check_listens()
+        if port.isdecimal():  # else Ray tries for minutes, with many messages
+            socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
         ray.init(ignore_reinit_error=True, log_to_driver=False, logging_level=logging.ERROR)
     except ImportError:
         raise UserError("--engine=ray: the package ray is missing; pip install -r requirements-ray.txt") from None
     except (OSError, RuntimeError, ValueError) as error:
-        remedy = "set RAY_ADDRESS to a running cluster, or to local"
-        raise UserError(f"--engine=ray: can't connect ({_said(error)}); {remedy}") from None
+        said, remedy = (
+            getattr(error, "strerror", None) or _said(error),
+            "set RAY_ADDRESS to a running cluster, or to local",
+        )
+        raise UserError(f"--engine=ray: can't connect ({address}: {said}); {remedy}") from None
     return ray
-
-
-def _check_listens() -> None:
-    """Raise OSError if nobody listens at the cluster's address: Ray would try for minutes, with many messages."""
-    address = os.environ.get("RAY_ADDRESS", "")
-    if "://" not in address:
-        address = importlib.import_module("ray._private.services").canonicalize_bootstrap_address(None) or ""
-    host, _, port = address.rpartition("/")[2].rpartition(":")
-    if port:
-        try:
-            socket.create_connection((host.strip("[]"), int(port)), ANSWER_SECONDS).close()
-        except OSError as error:
-            raise OSError(f"{address}: {error.strerror or error}") from None
 
 
 def _said(error: Exception) -> str:
     """Return the first sentence of the last line of an error: before that line, Ray quotes tracebacks."""
     return (str(error).strip().splitlines() or [type(error).__name__])[-1].partition(". ")[0][:LONGEST_REASON]
-
-
-def sees(path: Path) -> bool:
-    """Return whether a file exists on this node."""
-    return path.exists()
 
 
 def train(worker: str, content: Mapping[str, Any], log: Path, place: Mapping[str, Any]) -> tuple[int | None, str]:
@@ -152,6 +122,8 @@ def train(worker: str, content: Mapping[str, Any], log: Path, place: Mapping[str
     The status is None if another process has the run. If the task is cancelled, the run is saved.
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)  # Ray's cancel; a cluster may have been started with nohup
+    if not log.exists():
+        return 1, f"--workdir: node {socket.gethostname()} does not see {log}; name a directory that all nodes share"
     deadline = time.monotonic() + LOCK_SECONDS
     try:
         while (file := processes.locked_log(log)) is None:

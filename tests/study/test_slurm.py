@@ -16,11 +16,15 @@ from tests.study import slurm_cluster
 from tests.study.slurm_cluster import wait
 
 STUDY = """
-from mini_gpt.study.definition import Study
-
 def get_study():
-    conditions = {{name: {{"model.position": name}} for name in ("rope", "alibi")}}
-    return Study("", "configs/default.py", conditions, range(2), {{"perplexity": {}}}, overrides={fields})
+    return {{
+        "question": "",
+        "config": "configs/default.py",
+        "conditions": ["model.position=rope,alibi"],
+        "seeds": range(2),
+        "suites": {{"perplexity": {{}}}},
+        "overrides": {fields},
+    }}
 """
 LONG = {"train.steps": 1000, "train.log_every": 10, "eval.every": 500, "checkpoint.every": 20, "model.num_layers": 2}
 SUBMITTED = {"SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "1"}
