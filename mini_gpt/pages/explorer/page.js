@@ -25,8 +25,9 @@ function stateOf(entries, data, kinds) {
   const kind = among(entries.kind, Object.keys(kinds), Object.keys(kinds).at(-1));
   const attention = kinds[kind];
   const bases = basesOf(data);
-  const [openingLayer, openingHead] = attention.opening ?? [0, 0];
-  const layer = fragment.index(entries.layer, attention.layers, openingLayer);
+  const [tellingLayer, tellingHead] = attention.telling ?? [0, 0]; // the page opens on this head
+  const layer = fragment.index(entries.layer, attention.layers, tellingLayer);
+  const firstHead = layer === tellingLayer ? tellingHead : 0;
   const side = among(entries.show, ["query", "key"], "query");
   const count = side === "key" ? attention.columns : attention.rows;
   const [i, j] = (entries.cell ?? "")
@@ -42,7 +43,7 @@ function stateOf(entries, data, kinds) {
       "Text",
     ),
     layer,
-    head: entries.head === MEAN ? MEAN : fragment.index(entries.head, attention.heads, layer === openingLayer ? openingHead : 0),
+    head: entries.head === MEAN ? MEAN : fragment.index(entries.head, attention.heads, firstHead),
     pin: entries.pin === "none" ? null : fragment.index(entries.pin, count, TYPICAL),
     cell: i !== null && j !== null && j !== undefined ? { i, j } : null,
     values: among(entries.values, ["weights", "logits"], "weights"),

@@ -128,6 +128,7 @@ function readState(entries, runs, { text, other, opening = [0, 0] }) {
   const run = fragment.index(entries.run, runs.length);
   const { layers, heads } = runs[run];
   const layer = fragment.index(entries.layer, layers, opening[0]);
+  const firstHead = layer === opening[0] ? opening[1] : 0;
   return {
     ...DEFAULTS,
     run,
@@ -136,7 +137,7 @@ function readState(entries, runs, { text, other, opening = [0, 0] }) {
     edits: runs.map((_, n) => cleanEdits(readJson(entries[`edits${n}`]))),
     view: VIEWS.some(([id]) => id === entries.view) ? entries.view : runs.length > 1 ? "loss" : DEFAULTS.view,
     layer,
-    head: keptHead(runs[run], layer, fragment.index(entries.head, heads, layer === opening[0] ? opening[1] : 0)),
+    head: keptHead(runs[run], layer, fragment.index(entries.head, heads, firstHead)),
     pin: /^\d{1,5}$/.test(entries.pin) ? +entries.pin : null,
     range: readRange(entries.range),
     unit: Object.hasOwn(UNITS, entries.unit) ? entries.unit : DEFAULTS.unit,
