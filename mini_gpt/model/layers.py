@@ -57,7 +57,7 @@ class Mlp(nnx.Module):
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
         self.activate = ACTIVATIONS[config.activation]
-        if config.scan_layers or jax.default_backend() != "cpu":  # saves one array for gelu, where a scan saves five
+        if config.scan_layers or jax.default_backend() == "gpu":  # saves one array for gelu, where a scan saves five
             self.activate = recompute_in_backward(self.activate)
         self.up = Linear(config, config.d_model, config.d_ff, rngs=rngs)
         self.gate = Linear(config, config.d_model, config.d_ff, rngs=rngs) if config.gated else None
