@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 SLOW ?= tests
 
-.PHONY: train test types test-slow test-part test-cache test-newest test-oldest test-hugging-face faults docs tutorials exercises structure gpu lint pages-style clean
+.PHONY: train test types test-slow test-part test-cache test-newest test-oldest test-hugging-face faults docs tutorials exercises structure gpu compile-devices lint pages-style clean
 
 train: $(VENV)/installed
 	$(VENV)/bin/python train.py --config=configs/tiny.py
@@ -72,6 +72,10 @@ structure: $(VENV)/installed-dev
 gpu:
 	$(PYTHON) -m benchmarks.gpu
 
+# Compile training steps for TPUs, which need not be there, with the compiler of PyPI's libtpu.
+compile-devices: .venv-devices/installed
+	.venv-devices/bin/python -m pytest -q tests/devices
+
 lint: $(VENV)/installed-dev
 	$(VENV)/bin/ruff format .
 	$(VENV)/bin/ruff check --fix .
@@ -83,7 +87,7 @@ pages-style:
 	$(PRETTIER) --check
 
 clean:
-	rm -rf .venv .venv-newest .venv-oldest .venv-hugging-face .venv-docs site
+	rm -rf .venv .venv-newest .venv-oldest .venv-hugging-face .venv-devices .venv-docs site
 
 .venv-docs/installed: requirements-docs.txt
 	@$(MAKE) --no-print-directory .venv-docs/bin/python VENV=.venv-docs
@@ -93,6 +97,11 @@ clean:
 .venv-hugging-face/installed: requirements-hugging-face.txt requirements-dev.txt requirements.txt
 	@$(MAKE) --no-print-directory .venv-hugging-face/bin/python VENV=.venv-hugging-face
 	.venv-hugging-face/bin/pip install --quiet --disable-pip-version-check -r requirements-hugging-face.txt
+	@touch $@
+
+.venv-devices/installed: requirements-dev.txt requirements.txt
+	@$(MAKE) --no-print-directory .venv-devices/bin/python VENV=.venv-devices
+	.venv-devices/bin/pip install --quiet --disable-pip-version-check -r requirements-dev.txt 'jax[tpu]'
 	@touch $@
 
 $(VENV)/bin/python:

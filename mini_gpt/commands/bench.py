@@ -1,12 +1,14 @@
 """Measure the speed of training or decoding, and print one JSON line.
 
 python -m mini_gpt.bench --config=configs/tiny.py [--steps=200] [--config.model.dtype=float32 ...]
+python -m mini_gpt.bench --config=configs/tiny.py --compile-for=v5e:2x4
 python -m mini_gpt.bench --compare configs/tiny.py configs/tiny.py,model.position=alibi [--steps=200]
 python -m mini_gpt.bench --decode configs/tiny.py[,model.position=alibi] [--prompt_tokens=16] [--tokens=240]
 
---config measures the training step on the config's own batches. --compare measures two configs in turns in one process;
-its ratios are the second's times over the first's. --decode decodes one text with random weights; with an encoder, it
-also measures the time to encode a source. Run nothing else.
+--config measures the training step on the config's own batches. With --compile-for, it compiles the step for TPUs that
+this machine does not have: memory, operations and collectives of one device, and no times. --compare measures two
+configs in turns in one process; its ratios are the second's times over the first's. --decode decodes one text with
+random weights; with an encoder, it also measures the time to encode a source. Run nothing else.
 """
 
 import itertools
@@ -24,7 +26,7 @@ import jax
 import numpy as np
 import psutil
 
-from mini_gpt.commands import command_line, decoding_speed, measuring
+from mini_gpt.commands import command_line, compiled_for, count_parameters, decoding_speed, measuring
 from mini_gpt.commands.measuring import flops_per_token, spread
 from mini_gpt.config import loading
 from mini_gpt.config.schema import Config
@@ -201,6 +203,9 @@ def main() -> None:
     mode.add_argument("--config", metavar="FILE", help="measure a training step")
     mode.add_argument("--compare", nargs=2, metavar="FILE[,FIELD=VALUE ...]", help="compare two training steps")
     mode.add_argument("--decode", metavar="FILE[,FIELD=VALUE ...]", help="measure the speed of decoding")
+    parser.add_argument(
+        "--compile-for", metavar="SLICE", help="for --config: a TPU slice such as v5e:2x4; needs libtpu"
+    )
     parser.add_argument("--steps", type=int, default=100, help="training steps to measure after the warm-up")
     parser.add_argument("--prompt_tokens", type=int, default=16, help="for --decode: length of the prompt or source")
     parser.add_argument("--tokens", type=int, default=240, help="for --decode: new tokens")
@@ -212,7 +217,13 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as empty_cache:
         jax.config.update("jax_compilation_cache_dir", empty_cache)
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-        if flags.config:
+        if flags.compile_for:
+            require(flags.config is not None, "--compile-for", flags.compile_for, "needs --config")
+            found = compiled_for.describe(flags.compile_for)
+            config = count_parameters.read(flags.config, overrides)
+            size = count_parameters.vocab_size(config.data) + config.extra_tokens
+            result = {"config": flags.config, "overrides": overrides} | compiled_for.report(config, size, found)
+        elif flags.config:
             result = measure(flags.config, overrides, flags.steps)
         elif flags.decode:
             path, own = parse_variant(flags.decode)

@@ -6,7 +6,10 @@ With --workdir, the vocabulary size is that of the run's tokenizer. With --confi
 it is data.vocab_size. The masked objective adds a token, and span corruption adds 100.
 """
 
+import types
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from mini_gpt.commands import command_line
 from mini_gpt.config import loading
@@ -36,24 +39,24 @@ def main() -> None:
         config = run.trained
         size = tokens + config.extra_tokens if tokens else layouts.vocab_size(config, run.tokenizer)
     else:
-        config = _read(flags.config)
-        size = (tokens or _vocab_size(config.data)) + config.extra_tokens
+        config = read(flags.config)
+        size = (tokens or vocab_size(config.data)) + config.extra_tokens
     print(parameters.report(build.abstract(config.model, size)[1]))
 
 
-def _read(path: str) -> Config:
-    """Return the config of a file. This command does not read the corpus, so its path may be missing."""
-    if path.endswith(".json"):
+def read(path: str, overrides: Mapping[str, Any] = types.MappingProxyType({})) -> Config:
+    """Return the config of a file. The corpus is not read, so its path may be missing."""
+    if path.endswith(".json") and not overrides:
         return loading.read(Path(path))  # does not check the corpus
     try:
-        return loading.load(path)
+        return loading.load(path, overrides)
     except UserError as error:
         if not str(error).startswith("data.path: found None"):
             raise
-        return loading.load(path, {"data.path": "unread"})
+        return loading.load(path, {"data.path": "unread"} | dict(overrides))
 
 
-def _vocab_size(data: DataConfig) -> int:
+def vocab_size(data: DataConfig) -> int:
     """Return the tokenizer's size. Raise UserError if it depends on the corpus, which is not opened."""
     if data.is_task:
         return len(tasks.find(data.corpus).alphabet) + 1

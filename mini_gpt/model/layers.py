@@ -12,7 +12,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import NamedSharding, PartitionSpec
 
 from mini_gpt.config.model import ModelConfig
-from mini_gpt.model.xla_workarounds import CpuLayerNorm, CpuRMSNorm, cpu_matmul, recompute_in_backward
+from mini_gpt.model.xla_workarounds import CpuLayerNorm, CpuRMSNorm, matmul, recompute_in_backward
 from mini_gpt.runtime import devices
 
 INIT_STD = 0.02  # Radford et al. 2019
@@ -45,8 +45,7 @@ class Linear(nnx.Linear):
 
     def __call__(self, x: jax.Array) -> jax.Array:  # type: ignore[override]  # no out_sharding
         x_TD = x.reshape(-1, x.shape[-1]).astype(self.dtype)
-        on_cpu = jax.default_backend() == "cpu"
-        y_TF = cpu_matmul(x_TD, self.kernel[...]) if on_cpu else x_TD @ self.kernel[...].astype(self.dtype)
+        y_TF = matmul(x_TD, self.kernel[...])
         if self.bias is not None:
             y_TF = y_TF + self.bias[...]  # added in float32, so that the bias's gradient is summed in float32
         y_TF = checkpoint_name(y_TF.astype(self.dtype), PRODUCT)
@@ -58,7 +57,7 @@ class Mlp(nnx.Module):
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
         self.activate = ACTIVATIONS[config.activation]
-        if config.scan_layers or jax.default_backend() != "cpu":  # saves one array for gelu, where a scan saves five
+        if config.scan_layers or jax.default_backend() == "gpu":  # saves one array for gelu, where a scan saves five
             self.activate = recompute_in_backward(self.activate)
         self.up = Linear(config, config.d_model, config.d_ff, rngs=rngs)
         self.gate = Linear(config, config.d_model, config.d_ff, rngs=rngs) if config.gated else None

@@ -1,7 +1,8 @@
-"""Layers that are faster on CPUs, with the same results up to rounding; docs/performance.md has the measurements."""
+"""Layers that XLA alone would compute less exactly or more slowly; docs/performance.md has the measurements."""
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -9,33 +10,37 @@ from flax import nnx
 
 
 @jax.custom_vjp
-def cpu_matmul(x_TD: jax.Array, kernel_DF: jax.Array) -> jax.Array:
-    """Return x W as y_TF in float32; operands have x's dtype.
+def matmul(x_TD: jax.Array, kernel_DF: jax.Array) -> jax.Array:
+    """Return x W as y_TF; operands have x's dtype.
 
-    All products, also those of the gradient, contract the last axis of the left operand and return float32. This form
-    is fast on CPUs.
+    The gradient of the kernel is float32 before devices add up theirs; autodiff would round it to x's dtype first. On
+    CPUs, y is float32 too, and all products contract the last axis of the left operand: this form is fast there.
     """
-    return _product(x_TD, kernel_DF.astype(x_TD.dtype), 0)
+    return _product(x_TD, kernel_DF.astype(x_TD.dtype), 0, _dtype_of_products(x_TD))
 
 
-def _cpu_matmul_forward(x_TD, kernel_DF):
-    return _product(x_TD, kernel_DF.astype(x_TD.dtype), 0), (_as_bits(x_TD), kernel_DF)
+def _matmul_forward(x_TD, kernel_DF):
+    return matmul(x_TD, kernel_DF), (_as_bits(x_TD), kernel_DF)
 
 
-def _cpu_matmul_backward(saved, dy_TF):
+def _matmul_backward(saved, dy_TF):
     x_TD, kernel_DF = _from_bits(saved[0]), saved[1]
     dy_TF = dy_TF.astype(x_TD.dtype)
-    x_DT = unfused(jnp.transpose, x_TD)  # XLA would fold the transpose into a slow dot
-    dx_TD = _product(dy_TF, kernel_DF.astype(dy_TF.dtype), 1).astype(x_TD.dtype)
-    return dx_TD, _product(x_DT, dy_TF, 0)
+    x_DT = unfused(jnp.transpose, x_TD)  # XLA on CPUs would fold the transpose into a slow dot
+    dx_TD = _product(dy_TF, kernel_DF.astype(dy_TF.dtype), 1, _dtype_of_products(x_TD)).astype(x_TD.dtype)
+    return dx_TD, _product(x_DT, dy_TF, 0, jnp.float32)
 
 
-cpu_matmul.defvjp(_cpu_matmul_forward, _cpu_matmul_backward)
+matmul.defvjp(_matmul_forward, _matmul_backward)
 
 
-def _product(a: jax.Array, b: jax.Array, axis_of_b: int) -> jax.Array:
-    """Return the product over the last axis of a and this axis of b, in float32."""
-    return jax.lax.dot_general(a, b, (((1,), (axis_of_b,)), ((), ())), preferred_element_type=jnp.float32)
+def _dtype_of_products(x: jax.Array) -> jnp.dtype:
+    return jnp.dtype(jnp.float32) if jax.default_backend() == "cpu" else x.dtype
+
+
+def _product(a: jax.Array, b: jax.Array, axis_of_b: int, dtype: Any) -> jax.Array:
+    """Return the product over the last axis of a and this axis of b; sums are float32."""
+    return jax.lax.dot_general(a, b, (((1,), (axis_of_b,)), ((), ())), preferred_element_type=dtype)
 
 
 def unfused(function: Callable[[jax.Array], jax.Array], x: jax.Array) -> jax.Array:
@@ -121,7 +126,8 @@ def recompute_in_backward(function: Callable[..., jax.Array]) -> Callable[..., j
 
 def _as_bits(x: jax.Array) -> jax.Array:
     """Return bfloat16 as uint16, because XLA on CPUs converts bfloat16 saved by a scan to float32 and back."""
-    return jax.lax.bitcast_convert_type(x, jnp.uint16) if x.dtype == jnp.bfloat16 else x
+    hidden = x.dtype == jnp.bfloat16 and jax.default_backend() == "cpu"
+    return jax.lax.bitcast_convert_type(x, jnp.uint16) if hidden else x
 
 
 def _from_bits(x: jax.Array) -> jax.Array:
