@@ -7,6 +7,7 @@ import os
 import re
 import time
 from collections.abc import Sequence
+from typing import Any
 from unittest import mock
 
 import jax
@@ -58,7 +59,7 @@ def report(config: Config, vocab_size: int, found: Sequence[jax.Device]) -> dict
         batch = {name: jax.ShapeDtypeStruct(*of_array, sharding=by_rows) for name, of_array in shapes.items()}
         lowered = assembly.make_step(definition, config, abstract_state).lower(abstract_state, batch)
         begin = time.perf_counter()
-        compiled = lowered.compile()
+        compiled: Any = lowered.compile()
     seconds = time.perf_counter() - begin
     cost, memory, text = compiled.cost_analysis(), compiled.memory_analysis(), compiled.as_text()
     # XLA writes a collective once for each product that runs meanwhile; all have the same channel.
