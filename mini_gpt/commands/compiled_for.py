@@ -61,9 +61,11 @@ def report(config: Config, vocab_size: int, found: Sequence[jax.Device]) -> dict
         begin = time.perf_counter()
         compiled: Any = lowered.compile()
     seconds = time.perf_counter() - begin
-    cost, memory, text = compiled.cost_analysis(), compiled.memory_analysis(), compiled.as_text()
+    cost: Any = compiled.cost_analysis()
+    memory: Any = compiled.memory_analysis()
+    text = compiled.as_text()
     # XLA writes a collective once for each product that runs meanwhile; all have the same channel.
-    by_channel = {}
+    by_channel: dict[str, tuple[str, str]] = {}
     for shape, kind, starts, channel in COLLECTIVE.findall(text):
         arrays = [match[0] for match in ARRAY.finditer(shape)]
         by_channel[channel] = kind, " ".join(arrays[1:2] if starts else arrays)  # a start has operand, result, others
