@@ -13,7 +13,7 @@ import zipfile
 import numpy as np
 import pytest
 
-from mini_gpt.data import corpora
+from mini_gpt.data import corpora, text_files
 from mini_gpt.runtime.errors import UserError
 from tests.conftest import make_text
 
@@ -86,7 +86,7 @@ def test_binary_files_and_other_encodings_are_refused_in_one_line(documents, pai
 
 @pytest.mark.parametrize("chunk", [1, 2, 5, 100])
 def test_the_place_of_a_wrong_byte_does_not_depend_on_chunks(documents, monkeypatch, chunk):
-    monkeypatch.setattr(corpora.text_files, "CHUNK", chunk)
+    monkeypatch.setattr(text_files, "CHUNK", chunk)
     for raw, place in (("größe".encode() + b"\xff", 7), ("größe 🐈".encode()[:-1], 8), (b"\xef\xbb\xbfa\xffb", 4)):
         with pytest.raises(UserError, match=rf"/0: found byte 0x\w\w at offset {place}, which is not UTF-8"):
             documents(raw)

@@ -42,8 +42,8 @@ WRITERS = {
 def test_two_writers_of_a_file_leave_one_whole_content(tmp_path, monkeypatch, kind):
     write, whole = WRITERS[kind], set()
     for number in (1, 2):
-        write(tmp_path / "alone", number)
-        whole.add((tmp_path / "alone").read_bytes())
+        write(tmp_path / "alone.png", number)
+        whole.add((tmp_path / "alone.png").read_bytes())
     sync, half = os.fsync, threading.Barrier(2)
 
     def wait_for_the_other(handle):
@@ -52,14 +52,14 @@ def test_two_writers_of_a_file_leave_one_whole_content(tmp_path, monkeypatch, ki
 
     monkeypatch.setattr(os, "fsync", wait_for_the_other)
     with ThreadPoolExecutor() as pool:
-        assert list(pool.map(functools.partial(write, tmp_path / "file"), (1, 2))) == [None, None]
-    assert (tmp_path / "file").read_bytes() in whole
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["alone", "file"]
+        assert list(pool.map(functools.partial(write, tmp_path / "file.png"), (1, 2))) == [None, None]
+    assert (tmp_path / "file.png").read_bytes() in whole
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["alone.png", "file.png"]
 
 
 @pytest.mark.parametrize("kind", WRITERS)
 def test_a_failed_write_leaves_the_old_content_and_no_draft(tmp_path, monkeypatch, kind):
-    path = tmp_path / "file"
+    path = tmp_path / "file.png"
     path.write_text("old")
 
     def full(handle):

@@ -261,7 +261,7 @@ def test_contrasts_take_short_and_full_names(monkeypatch):
 
 def test_the_default_directory_is_named_after_the_flags(monkeypatch):
     seen = []
-    monkeypatch.setitem(study.ACTIONS, "run", lambda plan, directory, flags: seen.append(str(directory.local)))
+    monkeypatch.setitem(study.ACTIONS, "run", lambda plan, directory, flags: seen.append(str(directory)))
     plain = ["--config=configs/positions.py", "--vary=model.position=none,rope", "--vary=model.num_layers=1,2"]
     type_in(monkeypatch, *plain)
     type_in(monkeypatch, *plain, "--config.train.steps=5")

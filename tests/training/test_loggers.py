@@ -86,9 +86,7 @@ def test_a_missing_package_is_refused_before_anything_is_written(small, tmp_path
     monkeypatch.setattr(loggers.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"train.logger: found wandb, which is not installed; pip install wandb"):
         loop.train(small(train__logger="wandb"), tmp_path / "run")
-    study = Study(
-        "?", "configs/default.py", {"a": {}}, [0], {"perplexity": SuiteOptions()}, [], {"train.logger": "wandb"}
-    )
+    study = Study("?", "configs/default.py", {"a": {}}, [0], {"perplexity": {}}, [], {"train.logger": "wandb"})
     with pytest.raises(UserError, match=r"train.logger: found wandb, which is not installed"):
         new_runs.check(Plan("s", study), tmp_path / "study")
     assert not [*tmp_path.iterdir()]
