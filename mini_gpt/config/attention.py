@@ -136,8 +136,11 @@ def _ssmax_start(values: Mapping[str, Any]) -> float:
     length = values["context_length"]
     windows = [min(window or length, length) for window in pattern(values["model.attention_window"])]
     window = max(windows, default=length)
-    ahead = 1 if values["model.causal"] else window  # a query sees itself, and as a causal one no later key
-    logs = sum(math.log(min(i + 1, window) + min(length - i, ahead) - 1) for i in range(length))
+    logs = math.lgamma(window + 1) + (length - window) * math.log(window)  # n = 1..window, then window for the others
+    if not values["model.causal"]:
+        short = min(window - 1, length - window)  # queries at each end whose window leaves the text: n = window, …
+        logs = 2 * (math.lgamma(window + short) - math.lgamma(window))
+        logs += (length - 2 * short) * math.log(min(2 * window - 1, length))
     return length / logs if logs else 1.0
 
 
