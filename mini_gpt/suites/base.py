@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 
 from mini_gpt.config.schema import Config
 from mini_gpt.data import task_batches, tasks, tokenizers
-from mini_gpt.data.batches import Batch
+from mini_gpt.data.batches import Batch, windows
 from mini_gpt.data.tasks import Problem
 from mini_gpt.evaluation import extrapolation, memory, task_lengths
 from mini_gpt.hugging_face import origin
@@ -297,8 +297,9 @@ def own_text(run: Run, options: SuiteOptions) -> str | None:
 
 
 def opening_start(run: Run, options: SuiteOptions, most: int) -> int:
-    """Return where the `opening` of a split starts."""
-    return samples.typical_start(run.store.tokens(options.split), tokenizers.separator(run.tokenizer), most)
+    """Return where the `opening` of a split starts: at a document, or one before it, for the first token of a row."""
+    start = samples.typical_start(run.store.tokens(options.split), tokenizers.separator(run.tokenizer), most)
+    return start if run.tokenizer.first is None else max(0, start - 1)
 
 
 def opening(run: Run, options: SuiteOptions, most: int) -> np.ndarray:
@@ -311,8 +312,8 @@ def opening(run: Run, options: SuiteOptions, most: int) -> np.ndarray:
             config.model.check_length(len(tokens) + 1)
         return tokens
     if not config.data.is_task:
-        start = opening_start(run, options, most)
-        return np.asarray(run.store.tokens(options.split)[start : start + most], np.int32)
+        tokens, start = run.store.tokens(options.split), opening_start(run, options, most)
+        return windows(tokens, [start], min(most, len(tokens) - start), run.tokenizer.first)[0]
     problems = [_longest_problem(run, options.split)]
     inputs_BL = task_batches.problem_batch(problems, config, run.tokenizer, config.context_length)["inputs"]
     return inputs_BL[inputs_BL != tokenizers.separator(run.tokenizer)][:most]

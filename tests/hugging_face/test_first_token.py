@@ -1,6 +1,7 @@
 """Rows of a model whose tokenizer adds a first token begin with it, and it is never a target."""
 
 import dataclasses
+import types
 
 import jax
 import numpy as np
@@ -12,6 +13,8 @@ from mini_gpt.data.tokenizers import BpeTokenizer, ImportedTokenizer
 from mini_gpt.evaluation import extrapolation, needles, perplexity
 from mini_gpt.insight import samples
 from mini_gpt.insight.heads import inputs
+from mini_gpt.suites import base
+from mini_gpt.suites.base import SuiteOptions
 from mini_gpt.training.layouts import layout_of
 from tests.evaluation.models import random_model
 from tests.hugging_face.bpe_tokenizers import foreign
@@ -121,3 +124,12 @@ def test_needles_in_isolated_documents_are_in_one_document(small, monkeypatch):
     monkeypatch.setattr(needles.task_accuracy, "score", lambda model, batch_of, *_: batch_of([0]) or SCORE)
     needles.measure(loaded(config), TOKENIZER, streams(config)[0], (1200,))
     assert len(seen) > 100 and not any((prompt == END).any() for prompt, _ in seen)
+
+
+def test_the_text_that_pages_open_with_begins_with_the_first_token(small):
+    config = small(context_length=16)
+    tokens, documents = streams(config)
+    run = types.SimpleNamespace(config=config, tokenizer=TOKENIZER, step=1, workdir=None)
+    run.store = types.SimpleNamespace(tokens=lambda split: tokens)
+    opening = base.opening(run, SuiteOptions(), 12).tolist()
+    assert opening[0] == FIRST and opening[1:] in [document[:11].tolist() for document in documents]

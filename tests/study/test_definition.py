@@ -107,7 +107,10 @@ def test_a_contrast_without_lengths_compares_all(study):
 @pytest.mark.parametrize(
     "text, expected",
     [
-        ("wide<narrow@extrapolation/bits_per_byte,2x", ("wide", "lower", "narrow", "extrapolation", "bits_per_byte", "blocks", 64)),
+        (
+            "wide<narrow@extrapolation/bits_per_byte,2x",
+            ("wide", "lower", "narrow", "extrapolation", "bits_per_byte", "blocks", 64),
+        ),
         ("narrow > wide", ("narrow", "higher", "wide", "extrapolation", "nll", "blocks", 64)),
         ("0.2<wide@perplexity/nll", ("two words", "lower", "wide", "perplexity", "nll", "", 32)),
         (

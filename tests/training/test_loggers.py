@@ -11,7 +11,6 @@ from mini_gpt.config.schema import Config
 from mini_gpt.runtime.errors import UserError
 from mini_gpt.study import new_runs
 from mini_gpt.study.definition import Plan, Study
-from mini_gpt.suites.base import SuiteOptions
 from mini_gpt.training import loggers, loop, monitor, workdir
 from tests.training.interruption import rows
 
