@@ -32,8 +32,10 @@ class Page:
         self.browser, self.root = browser, root
 
     def open(self, name, **state):
+        """Open a page at head 0.0, unless the state has another."""
         self.browser.get("about:blank")
-        self.browser.get(f"{(self.root / name).as_uri()}.html#{urllib.parse.urlencode(state)}")
+        fragment = urllib.parse.urlencode({"layer": 0, "head": 0} | state)
+        self.browser.get(f"{(self.root / name).as_uri()}.html#{fragment}")
         self.wait(lambda: self.js("return document.documentElement.dataset.ready"))
         return self.settle()
 
