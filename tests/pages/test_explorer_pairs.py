@@ -113,8 +113,9 @@ def test_the_selector_shows_each_kind(run, browser):
     pattern = r"query 2 edc\nkey 4 ∅abcd\nweight (\S+) ± (\S+) +logit (\S+) ± (\S+)"
     weight, error, logit, logit_error = map(float, re.fullmatch(pattern, said).groups())
     maps = attention.maps_by_kind(run.model, pair.inputs[None], pair.source[None])["cross"][1]
-    assert weight == pytest.approx(maps.weights_BHLS[0, 0, 2, 4], abs=error)
-    assert logit == pytest.approx(maps.logits_BHLS[0, 0, 2, 4], abs=logit_error)
+    head = int(browser.execute_script("return new URLSearchParams(location.hash.slice(1)).get('head') ?? 0"))
+    assert weight == pytest.approx(maps.weights_BHLS[0, head, 2, 4], abs=error)
+    assert logit == pytest.approx(maps.logits_BHLS[0, head, 2, 4], abs=logit_error)
     before = pixels(browser, "map")
     find("kind-encoder").click()  # it has one layer
     until(lambda: pixels(browser, "map") != before and not browser.find_elements("id", "layer-1"))
