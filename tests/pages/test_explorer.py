@@ -12,7 +12,7 @@ from flax import nnx
 
 from mini_gpt import suites
 from mini_gpt.commands import eval as eval_command
-from mini_gpt.data import tokenizers
+from mini_gpt.data import spans, tokenizers
 from mini_gpt.insight.attention import attention_maps
 from mini_gpt.insight.heads import english_stories, python_source, templates
 from mini_gpt.insight.heads import inputs as head_inputs
@@ -82,7 +82,7 @@ def test_the_page_holds_the_models_attention(small, tmp_path, fields):
     run = Run(tmp_path / "run")
     data = page_of(run)
     packed, tokens = data["attention"], run.store.tokens("validation")[:32]
-    assert packed["tokens"] == [run.tokenizer.decode([token]) for token in tokens]
+    assert packed["tokens"] == spans.decode_each(tokens, run.tokenizer)
     tokens_BL = np.asarray(tokens, np.int32)[None].repeat(8, axis=0)
     maps = attention_maps(run.model, tokens_BL)
     logits, weights = unpacked(packed, 8, 32)
