@@ -92,7 +92,7 @@ def _build(directory: Path, corpus: Corpus, data: DataConfig, tokenizer: tokeniz
     """Write the files of a store. What a killed process has written is continued."""
     dtype = np.dtype(np.uint16 if tokenizers.vocab_size(tokenizer) <= 2**16 else np.uint32)
     separator = np.array([tokenizers.separator(tokenizer)], dtype)
-    first = np.array([] if tokenizer.first is None else [tokenizer.first], dtype)
+    first = np.array([] if tokenizer.first is None or data.has_pairs else [tokenizer.first], dtype)
     tokenizers.save(tokenizer, directory)
     done = _progress(directory)
     counts = done["splits"]

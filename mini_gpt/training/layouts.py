@@ -20,9 +20,10 @@ def layout_of(config: Config, tokenizer: Tokenizer) -> Layout:
         remedy = "must be next_token: the imported model has no tokens for the places of spans"
         require(config.train.objective != "span_corruption", "train.objective", config.train.objective, remedy)
     mask_id = tokenizer.mask_id if config.train.objective == "masked" else None
-    start_id = tokenizer.start if has_pairs else tokenizer.first  # an isolated document begins as a row does
+    first_id = None if has_pairs else tokenizer.first  # pairs begin with the separator, or with start_id
+    start_id = tokenizer.start if has_pairs else first_id  # an isolated document begins as a row does
     start_id = start_id if separator_id is not None else None
-    layout = Layout(separator_id, start_id=start_id, first_id=tokenizer.first, mask_id=mask_id)
+    layout = Layout(separator_id, start_id=start_id, first_id=first_id, mask_id=mask_id)
     if data.position_ids == "sequence":
         return layout
     characters = [text.decode() for text in tokenizer.texts]
