@@ -127,14 +127,6 @@ def test_a_node_that_does_not_see_the_directory_says_so(tmp_path):
     assert status == 1 and re.match(rf"--workdir: node \S+ does not see {tmp_path}/elsewhere/a\.log; name a", said)
 
 
-@pytest.mark.slow
-def test_a_study_in_a_bucket_needs_no_directory_that_nodes_share(monkeypatch, real, cluster, flags, tmp_path):
-    assert sweep(monkeypatch, [*flags, f"--workdir=file://{tmp_path}/there"], "48,64", "--engine=ray") is None
-    assert sweep(monkeypatch, flags, "48,64") is None
-    for name in ("d_ff=64,seed=3/eval/perplexity.json", "perplexity.csv", "perplexity.md", "runs.csv"):
-        assert (tmp_path / "there" / name).read_bytes() == (tmp_path / "sweep" / name).read_bytes(), name
-
-
 def test_without_ray_one_line_says_what_to_install(monkeypatch, flags, fake, tmp_path):
     monkeypatch.setitem(sys.modules, "ray", None)
     said = "error: --engine=ray: the package ray is missing; pip install -r requirements-ray.txt"
