@@ -107,6 +107,9 @@ class Mirror:
         if other is not None and self.place.entry(BEGUN) is None:
             remedy = "copy it to a local directory and train there, or name a new folder"
             raise UserError(f"{self.place}: another program has put this run there; {remedy}")
+        begun = {Path(name).parts[1] for name in self.place.files(workdirs.CHECKPOINTS)}
+        for cut_off in begun - {*map(str, self.markers)}:  # by a command that was killed
+            self.place.delete(f"{workdirs.CHECKPOINTS}/{cut_off}", folder=True)
         if own is not None and max(self.local_steps(), default=0) >= max(self.markers, default=0):
             return
         shutil.rmtree(self.local, ignore_errors=True)
@@ -187,7 +190,7 @@ class Mirror:
 
     def _send_step(self, step: int, record: str) -> None:
         """Copy a checkpoint, and last its marker. Do nothing if training deletes it meanwhile."""
-        self._delete_step(step)  # from before training went back, or what a killed command has left
+        self._delete_step(step)  # from before training went back
         there = f"{workdirs.CHECKPOINTS}/{step}"
         folder = self.local / there
         with contextlib.suppress(FileNotFoundError):
@@ -197,6 +200,8 @@ class Mirror:
             if self.local_steps().get(step) == record and all((folder / name).exists() for name in names):
                 self.markers[step] = {"record": record, "files": sizes}
                 self.place.write(f"{COMPLETE}/{step}.json", json.dumps(self.markers[step]).encode())
+        if step not in self.markers:
+            self.place.delete(there, folder=True)
 
     def _delete_step(self, step: int) -> None:
         self.place.delete(f"{COMPLETE}/{step}.json")
