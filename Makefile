@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 SLOW ?= tests
+TESTS ?= tests
 
 .PHONY: train test types test-slow test-part test-cache test-newest test-oldest test-hugging-face faults docs tutorials exercises structure gpu compile-devices lint pages-style clean
 
@@ -11,7 +12,7 @@ train: $(VENV)/installed
 test: $(VENV)/installed-dev
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
-	$(VENV)/bin/python -m pytest -q -n 2 --dist=worksteal -m "not slow" tests
+	$(VENV)/bin/python -m pytest -q -n 2 --dist=worksteal -m "not slow" $(TESTS)
 
 types: $(VENV)/installed-dev
 	$(VENV)/bin/mypy
