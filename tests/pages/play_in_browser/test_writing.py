@@ -9,6 +9,19 @@ from tests.pages.play_in_browser.play_page import TEXT
 
 pytestmark = pytest.mark.slow
 
+# Write on, and stop in the frame in which the text has so many characters; return what was sent to the engines.
+STOP = """
+const [characters, done] = arguments;
+const sent = [], { send } = engines;
+engines.send = (...all) => { sent.push(all[0]); send(...all); };
+document.getElementById("write").click();
+(function frame() {
+  if (document.getElementById("text").value.length < characters) return requestAnimationFrame(frame);
+  document.getElementById("stop").click();
+  done(sent);
+})();
+"""
+
 
 def test_writing_on_is_greedy_at_temperature_zero(page, runs):
     page.open("one", temperature=0, count=6)
@@ -28,15 +41,9 @@ def test_writing_on_repeats_with_a_seed_and_stops(page):
         page.wait(lambda: page.js("return !document.getElementById('stop')"))
         texts.append(page.settle().find("text").get_attribute("value"))
     assert texts[0] == texts[1] != texts[2] and texts[0].startswith(TEXT)
-    page.open("one", count=480).js("document.getElementById('write').click()")
-    page.wait(
-        lambda: page.js("return document.getElementById('stop')") and len(page.find("text").get_attribute("value")) > 30
-    )
-    page.js(
-        "const { send } = engines; window.sent = []; engines.send = (...all) => { sent.push(all[0]); send(...all); };"
-    )
-    page.click("stop")
-    assert {"kind": "cancel", "model": 0, "slot": "generated"} in page.js("return sent")
+    page.open("one", count=480)
+    sent = page.browser.execute_async_script(STOP, len(TEXT) + 8)
+    assert {"kind": "cancel", "model": 0, "slot": "generated"} in sent
     page.wait(lambda: page.js("return !document.getElementById('stop')"))
     size = len(page.settle().find("text").get_attribute("value"))
     assert size <= len(TEXT) + 480
