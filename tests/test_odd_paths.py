@@ -21,10 +21,8 @@ from mini_gpt.commands import command_line
 from mini_gpt.runtime import files
 from mini_gpt.runtime.errors import UserError
 from mini_gpt.suites.base import SuiteOptions
-from mini_gpt.training import loop, orbax_files
-from mini_gpt.training.checkpoint import Checkpoints
-from mini_gpt.training.orbax_files import missing_arrays
-from mini_gpt.training.record import Record
+from mini_gpt.training import loop
+from mini_gpt.training.checkpoint import Checkpoints, Record
 from mini_gpt.training.run import Run
 from mini_gpt.training.step import TrainState
 from tests.commands.test_command_line import type_in
@@ -98,15 +96,6 @@ def test_temporary_links_to_odd_paths_are_deleted(tmp_path, monkeypatch):
     assert list((tmp_path / "temporary").iterdir()) == []
 
 
-def test_an_odd_temporary_directory_is_refused(tmp_path, monkeypatch):
-    (tmp_path / "t*").mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "t*"))
-    with pytest.raises(UserError, match=r"TMPDIR: found '\S+/t\*'; checkpoints in \S+ need a temporary directory"):
-        Checkpoints(tmp_path / "[odd]" / "checkpoints")
-    assert not (tmp_path / "[odd]").exists()
-    save_and_restore(tmp_path / "plain" / "checkpoints")
-
-
 @pytest.mark.parametrize("text", ["new\nline", "\x1b[31mred", "tab\t", "\u2028", os.fsdecode(b"\xff")])
 def test_a_directory_with_unprintable_text_is_refused(monkeypatch, text):
     monkeypatch.setattr(loop, "train", lambda *_, **__: None)
@@ -151,38 +140,6 @@ def test_the_name_of_a_result_has_sorted_overrides_and_no_whole_path():
     assert re.fullmatch(r"heads,data\.path=books\.txt-\w{8}", suites.file_stem("heads", SuiteOptions(), overrides=path))
     beside = [suites.file_stem("play", SuiteOptions(beside=f"/{folder}/tiny")) for folder in "ab"]
     assert beside[0] != beside[1] and all(stem.startswith("play,beside=tiny-") for stem in beside)
-
-
-def test_an_unmerged_checkpoint_is_rejected(tmp_path, monkeypatch):
-    """Orbax took some paths as patterns. Then it skipped the merge and only logged a warning."""
-    state = small_state()
-
-    async def skipped(*_, **__): ...
-
-    checkpoints = Checkpoints(tmp_path / "checkpoints")
-    checkpoints.save(1, state, Record())
-    checkpoints.wait()
-    with monkeypatch.context() as patch:
-        patch.setattr("orbax.checkpoint._src.serialization.ocdbt_utils.merge_ocdbt_per_process_files", skipped)
-        checkpoints.save(2, state, Record())
-        message = r"checkpoints: the new checkpoint is incomplete \(2 of 2 arrays missing, such as blocks\.0\.bias\)"
-        with pytest.raises(UserError, match=message):
-            checkpoints.wait()
-    assert [path.name for path in (tmp_path / "checkpoints").iterdir() if path.name.isdecimal()] == ["1"]
-    with contextlib.closing(Checkpoints(tmp_path / "checkpoints")) as again:
-        assert again.restore_last(shapes_of(state))[0] == 1
-
-
-def test_missing_arrays_and_chunks_are_found(tmp_path):
-    save_and_restore(tmp_path / "checkpoints")
-    written = tmp_path / "checkpoints" / "2" / "parameters"
-    shapes = {"kernel": (3, 4), "blocks.0.bias": (5,)}
-    assert missing_arrays(written, shapes) == []
-    assert missing_arrays(written, {**shapes, "other": (3,)}) == ["other"]
-    assert missing_arrays(written, {**shapes, "kernel": (3, 5)}) == ["kernel"]
-    store = orbax_files.ts.KvStore.open({"driver": "ocdbt", "base": {"driver": "file", "path": f"{written}/"}}).result()
-    store.delete_range(orbax_files.ts.KvStore.KeyRange("kernel/0", "kernel/1")).result()
-    assert missing_arrays(written, shapes) == ["kernel"]
 
 
 def test_errors_of_other_threads_are_shown(tmp_path):

@@ -36,7 +36,7 @@ from mini_gpt.model import parameters as model_parameters
 from mini_gpt.runtime import devices, sharding
 from mini_gpt.runtime.errors import require
 from mini_gpt.training import assembly
-from mini_gpt.training.monitor import EventFile
+from mini_gpt.training.writers import EventFile
 
 WARMUP_STEPS = 20
 ATTENTION_METRICS_RUNS = 11  # the first run compiles

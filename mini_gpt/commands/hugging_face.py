@@ -24,11 +24,11 @@ from mini_gpt.commands.generate import request
 from mini_gpt.hugging_face import comparing, exporting, gguf_models, hub, importing
 from mini_gpt.hugging_face.architectures import ARCHITECTURES
 from mini_gpt.hugging_face.settings import CONFIG
-from mini_gpt.hugging_face.unread import UnreadRun
 from mini_gpt.runtime import copies, files
 from mini_gpt.runtime.buckets import Place
 from mini_gpt.runtime.errors import UserError, require
 from mini_gpt.training import workdir as workdirs
+from mini_gpt.training.run import Run
 
 log = logging.getLogger("mini_gpt.hugging_face")
 
@@ -47,7 +47,7 @@ def main() -> None:
         return
     options = exporting.Options(flags.architecture, flags.dtype, flags.length)
     with staging.reading(flags.workdir, flags.checkpoint) as workdir:
-        run = UnreadRun(workdir, checkpoint=flags.checkpoint)
+        run = Run(workdir, checkpoint=flags.checkpoint)
         with writing(flags.output) as output:
             title = exporting.export(run, output, options)
     local = f"load it with from_pretrained({str(flags.output)!r})"

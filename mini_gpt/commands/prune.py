@@ -36,8 +36,7 @@ from mini_gpt.suites import base, results
 from mini_gpt.suites.pruning import scorer
 from mini_gpt.training import assembly, loop
 from mini_gpt.training import workdir as workdirs
-from mini_gpt.training.checkpoint import Checkpoints
-from mini_gpt.training.record import Record
+from mini_gpt.training.checkpoint import Checkpoints, Record
 from mini_gpt.training.run import Run
 from mini_gpt.training.step import TrainState
 

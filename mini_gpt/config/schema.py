@@ -73,10 +73,8 @@ class TrainConfig(Section, prefix="train."):
     label_smoothing: Rate = field(0.0, "in the training objective only, not in reported losses")
     log_every: Count = field(10, "steps between two rows of metrics.jsonl")
     logger: Literal["none", "wandb"] = field("none", "a service that gets the rows too, beside TensorBoard's files")
-    nonfinite: Literal["stop", "skip", "rewind"] = field(
-        "stop", "on a non-finite loss or gradient; rewind: go to the last checkpoint, skip that batch"
-    )
-    nonfinite_limit: Count = field(10, "skip, rewind: maximum number of non-finite steps in a run")
+    nonfinite: Literal["stop", "skip"] = field("stop", "on a step with a non-finite loss or gradient")
+    nonfinite_limit: Count = field(10, "skip: maximum number of non-finite steps in a run")
 
     def check(self) -> None:
         if self.batch_size % self.accumulation_steps:

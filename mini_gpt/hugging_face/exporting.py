@@ -19,7 +19,6 @@ from mini_gpt.hugging_face import architectures, model_card, origin, source_file
 from mini_gpt.hugging_face.architecture import Architecture, Arrays, Ids
 from mini_gpt.hugging_face.settings import CONFIG, WEIGHTS
 from mini_gpt.hugging_face.tensors import Tensor
-from mini_gpt.hugging_face.unread import UnreadArray
 from mini_gpt.model import build, positions
 from mini_gpt.model import parameters as model_parameters
 from mini_gpt.runtime import files
@@ -148,13 +147,12 @@ def _positions(config: ModelConfig, length: int) -> np.ndarray:
 
 
 def _equivalent(model: LoadedModel, architecture: Architecture, length: int) -> tuple[ModelConfig, Arrays]:
-    """Return an equivalent model in the form of the architecture, and its parameters by path: UnreadArrays stay unread.
+    """Return an equivalent model in the form of the architecture, and its parameters by path.
 
     length: rows of a table of positions, if the model has none.
     """
     config = model.config.model
-    fetch = lambda leaf: leaf if isinstance(leaf, UnreadArray) else jax.device_get(leaf)
-    fetched = jax.tree.map(fetch, model.parameters)
+    fetched = jax.device_get(model.parameters)
     arrays = model_parameters.by_name(model_parameters.with_layers(fetched, stacked=False))
     # The output layer can't share a scaled embedding table.
     if config.scale_embeddings and not architecture.scales_embeddings:

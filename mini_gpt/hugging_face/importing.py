@@ -13,7 +13,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from tqdm import tqdm
 
 from mini_gpt.config import loading, places
 from mini_gpt.config.attention import pattern
@@ -28,7 +27,6 @@ from mini_gpt.hugging_face.origin import record_import
 from mini_gpt.hugging_face.settings import CONFIG, Settings
 from mini_gpt.hugging_face.stored import FLOATS, Stored
 from mini_gpt.hugging_face.tensors import Shape, Tensor
-from mini_gpt.hugging_face.unread import UnreadArray, UnreadHandler
 from mini_gpt.model import build
 from mini_gpt.model import parameters as model_parameters
 from mini_gpt.model.parameters import Parameters
@@ -36,8 +34,7 @@ from mini_gpt.runtime import files
 from mini_gpt.runtime.errors import UserError, printable, require, shown
 from mini_gpt.training import state as states
 from mini_gpt.training import workdir as workdirs
-from mini_gpt.training.checkpoint import Checkpoints
-from mini_gpt.training.record import Record
+from mini_gpt.training.checkpoint import Checkpoints, Record
 from mini_gpt.training.step import TrainState
 
 MOST_CONTEXT = 2048  # tokens; with BATCH_TOKENS for a laptop, unless an override says otherwise
@@ -55,8 +52,8 @@ def import_run(
 ) -> Config:
     """Import a model as a run at step 0, and return the config. A failed import leaves no files.
 
-    Model and tokenizer come from `source`. Other fields come from the config file and the overrides. The weights are
-    read and written one array at a time. The checkpoint has no optimizer state.
+    Model and tokenizer come from `source`. Other fields come from the config file and the overrides. The checkpoint has
+    no optimizer state.
 
     origin: for the record: the model's name and commit on the Hub, or the path of a GGUF file.
 
@@ -75,15 +72,10 @@ def import_run(
     places.remember(config.data)  # later commands may read these paths from the run's config.json
     corpus = corpora.open_corpus(config.data)
     shapes = states.parameter_shapes(config, vocab_size)[1]
-    twice = 2 * sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(shapes))  # for checksums, to be saved
-    with (
-        tqdm(total=twice, unit="B", unit_scale=True, disable=None, leave=False, desc="reading weights") as bar,
-        files.directory_written_whole(workdir) as draft,
-    ):
+    with files.directory_written_whole(workdir) as draft:
         workdirs.claim(draft, config, corpus, tokenizer)
-        handlers: dict[type, Any] = {UnreadArray: UnreadHandler()}
-        with contextlib.closing(Checkpoints(draft / workdirs.CHECKPOINTS, handlers=handlers)) as checkpoints:
-            parameters = _tree(arrays, shapes, bar, stacked=config.model.scan_layers)
+        with contextlib.closing(Checkpoints(draft / workdirs.CHECKPOINTS)) as checkpoints:
+            parameters = _tree(arrays, shapes, stacked=config.model.scan_layers)
             checkpoints.save(0, TrainState(jnp.int32(0), parameters, None, jnp.bool(False)), Record())
         record_import(draft, source, {"architecture": architecture.title, "context_length": length, **origin})
     return config
@@ -150,10 +142,10 @@ def _config(fields: dict[str, Any], tokenizer: Tokenizer, config_path: str, over
 
 
 def read_weights(source: Path, architecture: Architecture, model: ModelConfig, vocab_size: int) -> dict[str, Any]:
-    """Return all parameters of a model by path, float32, layers not stacked: UnreadArrays, or NumPy arrays if folded.
+    """Return all parameters of a model by path, float32, layers not stacked.
 
     Names, shapes and dtypes are compared with the headers of the files before any value is read. Raises UserError if
-    one is wrong, or, when an array is read, if a value is not finite.
+    one is wrong, or if a value is not finite.
     """
     wanted, found = _match(source, architecture, model, stored.find(source))  # its cost grows with the files only
     one_by_one = dataclasses.replace(model, scan_layers=False)
@@ -171,15 +163,9 @@ def read_weights(source: Path, architecture: Architecture, model: ModelConfig, v
             raise UserError(f"{source}: {name}: it differs from {original}, {reason}")
     arrays: dict[str, Any] = {}
     for name, tensor in wanted.items():
-        for index, path in enumerate(tensor.paths):
-            read = functools.partial(_part, tensor, found[name], [shapes[each] for each in tensor.paths], index)
-            arrays[path] = UnreadArray(shapes[path], np.dtype(np.float32), read)
+        parts = tensor.unpack(found[name].read(), [shapes[path] for path in tensor.paths])
+        arrays |= dict(zip(tensor.paths, parts, strict=True))
     return architecture.fold(arrays, model)
-
-
-def _part(tensor: Tensor, values: Stored, shapes: list[Shape], index: int) -> np.ndarray:
-    """Return one of the parameters that a tensor joins."""
-    return tensor.unpack(values.read(), shapes)[index]
 
 
 def _copies(architecture: Architecture) -> set[str]:
@@ -231,24 +217,14 @@ def _check(found: Stored, wanted: Shape) -> None:
         raise UserError(f"{found.label}: found {found.dtype}; must be one of {', '.join(FLOATS)}")
 
 
-def _tree(arrays: Mapping[str, Any], shapes: Parameters, bar: tqdm, *, stacked: bool) -> Parameters:
-    """Return the parameters as a pytree of UnreadArrays, in the layout and the dtype of `shapes`."""
+def _tree(arrays: Mapping[str, np.ndarray], shapes: Parameters, *, stacked: bool) -> Parameters:
+    """Return the parameters as a pytree, in the layout and the dtype of `shapes`."""
 
-    def leaf(path: tuple, wanted: jax.ShapeDtypeStruct) -> UnreadArray:
+    def leaf(path: tuple, wanted: jax.ShapeDtypeStruct) -> np.ndarray:
         name = model_parameters.path_name(path)
-        block = re.fullmatch(r"(.*\bblocks)/(.*)", name) if stacked else None
-        layers = [arrays[f"{block[1]}/{layer}/{block[2]}"] for layer in range(wanted.shape[0])] if block else None
-
-        def read() -> np.ndarray:
-            if layers is None:
-                values = np.asarray(arrays[name]).astype(wanted.dtype, copy=False)
-            else:
-                values = np.empty(wanted.shape, wanted.dtype)
-                for number, layer in enumerate(layers):
-                    values[number] = np.asarray(layer)
-            bar.update(values.nbytes)
-            return values
-
-        return UnreadArray(wanted.shape, np.dtype(wanted.dtype), read)
+        if stacked and (block := re.fullmatch(r"(.*\bblocks)/(.*)", name)):
+            layers = [arrays[f"{block[1]}/{layer}/{block[2]}"] for layer in range(wanted.shape[0])]
+            return np.stack(layers).astype(wanted.dtype, copy=False)
+        return np.asarray(arrays[name], wanted.dtype)
 
     return jax.tree_util.tree_map_with_path(leaf, shapes)

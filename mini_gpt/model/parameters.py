@@ -7,8 +7,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from mini_gpt.config.model import ModelConfig
-
 Parameters = dict[str, Any]
 
 
@@ -20,14 +18,6 @@ def path_name(path: tuple) -> str:
 def by_name(tree: Any) -> dict[str, Any]:
     """Return {path_name: leaf} of parameters, or of any pytree."""
     return {path_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
-
-
-def least_count(config: ModelConfig) -> int:
-    """Return the number of entries in the kernels of attention and feed-forwards, without making a model."""
-    heads = sum(each.num_heads + each.num_kv_heads for each in map(config.of_layer, config.layer_kinds))
-    attention = 2 * config.d_model * config.head_width * heads
-    layers = attention + 2 * config.num_layers * config.d_model * config.d_ff
-    return layers + attention + least_count(config.encoder) if config.has_encoder else layers
 
 
 def non_finite(parameters: Parameters) -> str | None:

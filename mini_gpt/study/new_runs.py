@@ -12,7 +12,7 @@ from mini_gpt.data.corpus import Corpus
 from mini_gpt.study.definition import Plan
 from mini_gpt.suites import SUITES
 from mini_gpt.suites.base import SuiteOptions
-from mini_gpt.training import assembly, loggers, settings
+from mini_gpt.training import assembly, settings, writers
 
 log = logging.getLogger("mini_gpt.study")
 
@@ -62,7 +62,7 @@ def of_other_conditions(plan: Plan) -> set[tuple[str, str]]:
 
 def _check_one(config: Config, suites: Mapping[str, SuiteOptions], open_corpus: Callable[..., Corpus]) -> list[str]:
     """Raise the errors of `check`, and return the warnings of a condition."""
-    loggers.check(config)
+    writers.check(config)
     mesh, corpus = assembly.make_mesh(config), open_corpus(config.data)
     tokenizer = token_store.fit_tokenizer(corpus, config.data)
     train_batches = assembly.assemble(config, mesh, corpus, tokenizer).train_batches

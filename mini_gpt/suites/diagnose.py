@@ -10,8 +10,8 @@ from mini_gpt.insight.diagnosis.result import CheckResult
 from mini_gpt.runtime.errors import UserError
 from mini_gpt.suites import base
 from mini_gpt.suites.base import Result, Row, Suite, SuiteOptions
-from mini_gpt.training import monitor
 from mini_gpt.training import workdir as workdirs
+from mini_gpt.training import writers
 from mini_gpt.training.run import Run
 
 # Overrides after which no recorded loss is comparable.
@@ -31,7 +31,7 @@ class Diagnose(Suite):
 
     def measure(self, run: Run, options: SuiteOptions) -> Result:
         path = run.workdir / workdirs.METRICS
-        history = monitor.read(path) if path.exists() else []
+        history = writers.read(path)
         if any(name.startswith(OTHER_LOSS) for name in run.overrides):
             history = []
         elif options.split != "validation" or "eval.tokens" in run.overrides:

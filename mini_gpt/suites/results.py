@@ -14,7 +14,7 @@ from tensorboardX.utils import figure_to_image
 
 from mini_gpt.insight import curves
 from mini_gpt.runtime import files
-from mini_gpt.training.monitor import EventFile
+from mini_gpt.training.writers import EventFile
 
 Row = Mapping[str, Any]
 Contents = dict[str, str | Figure]  # a text or figure for each ending of a file name

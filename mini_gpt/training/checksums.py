@@ -8,8 +8,6 @@ import numpy as np
 
 from mini_gpt.model.parameters import by_name
 
-BLOCK = 2**18  # entries
-
 
 def checksums(tree: Any) -> dict[str, str]:
     """Return {path: 16 hexadecimal digits} of a pytree of arrays, the same for any sharding.
@@ -18,20 +16,8 @@ def checksums(tree: Any) -> dict[str, str]:
     One changed entry changes both sums. Several changes can cancel, such as two flipped signs.
     """
     # One array at a time: on several CPU devices, many concurrent programs wait for each other's threads.
-    sums = {name: _of_array(leaf) for name, leaf in by_name(tree).items()}
+    sums = {name: np.asarray(_sums(leaf)) for name, leaf in by_name(tree).items()}
     return {name: "".join(f"{int(part):08x}" for part in both) for name, both in sums.items()}
-
-
-def _of_array(leaf: Any) -> np.ndarray:
-    """Return both sums of an array, uint32. NumPy sums those that JAX does not have, block by block."""
-    if isinstance(leaf, jax.Array):
-        return np.asarray(_sums(leaf))
-    bits, totals = np.asarray(leaf).reshape(-1), np.zeros(2, np.uint32)
-    for first in range(0, bits.size, BLOCK):
-        block = bits[first : first + BLOCK].view(f"uint{8 * bits.itemsize}").astype(np.uint32)
-        index = np.arange(first, first + len(block), dtype=np.uint64).astype(np.uint32)
-        totals += np.array([np.sum(block * factor, dtype=np.uint32) for factor in _factors(index)])
-    return totals
 
 
 @jax.jit

@@ -9,8 +9,8 @@ from pathlib import Path
 from mini_gpt.evaluation.loaded import LoadedModel
 from mini_gpt.evaluation.perplexity import MOST_RISE
 from mini_gpt.runtime import files, processes
-from mini_gpt.training import monitor
 from mini_gpt.training import workdir as workdirs
+from mini_gpt.training import writers
 from mini_gpt.training.evaluators import Evaluator
 
 SUMMARY_TOKENS = 200  # of the sample
@@ -26,8 +26,7 @@ def program_prefix() -> str:
 
 def risen_loss(workdir: Path) -> str | None:
     """Return a sentence if the loss of the validation sample has risen from its lowest value, else None."""
-    path = workdir / workdirs.METRICS
-    rows = [row for row in monitor.read(path) if "validation/loss" in row] if path.exists() else []
+    rows = [row for row in writers.read(workdir / workdirs.METRICS) if "validation/loss" in row]
     if not rows:
         return None
     best, last = min(rows, key=lambda row: row["validation/loss"]), rows[-1]
@@ -66,4 +65,4 @@ def conclude(workdir: Path, evaluator: Evaluator, model: LoadedModel, step: int)
         path.parent.mkdir(exist_ok=True)
         about = {"checkpoint_step": step, "split": "validation", "overrides": {}, "dtype": model.dtype}
         files.write_json(path, about | result)
-        monitor.write_whole_split(workdir, result["nll"], step)
+        writers.write_whole_split(workdir, result["nll"], step)

@@ -35,9 +35,6 @@ class SavedRun:
         files.check_contents(workdir)
         self.trained: Config = loading.read(workdir / workdirs.CONFIG)
         self.tokenizer: Tokenizer = tokenizers.load(workdir / workdirs.TOKENIZER)
-        if (workdir / workdirs.CHECKPOINTS).is_dir():  # before a model of a stranger's sizes is made
-            with self.open_checkpoints() as checkpoints:
-                checkpoints.check_size(model_parameters.least_count(self.trained.model))
 
     def open_checkpoints(self) -> contextlib.closing[Checkpoints]:
         return contextlib.closing(Checkpoints(self.workdir / workdirs.CHECKPOINTS, read_only=True))
@@ -84,7 +81,7 @@ class InitialWeights:
     """A checkpoint of another run. A new run starts with its weights and its tokenizer.
 
     Everything else comes from the new config. The steps start at 0, with a new optimizer state. The other run is opened
-    when it is first used: a resumed run needs it only for a rewind to step 0.
+    when it is first used: a resumed run needs it only if it has no checkpoint yet.
     """
 
     def __init__(self, workdir: Path, config: Config, checkpoint: str):

@@ -50,7 +50,7 @@ READ_WITH: dict[str, Mapping[str, str]] = {
     "train.mean_span": {"train.objective": "span_corruption"},
     "train.random_offsets": POSITIONS,
     "train.lora_*": {"train.lora_rank": "not 0"},
-    "train.nonfinite_limit": {"train.nonfinite": "skip or rewind"},
+    "train.nonfinite_limit": {"train.nonfinite": "skip"},
     "optimizer.decay_fraction": {"optimizer.schedule": "wsd"},
     "optimizer.final_fraction": {"optimizer.schedule": "cosine or wsd"},
     "optimizer.muon.*": {"optimizer.name": "muon"},

@@ -10,10 +10,13 @@ from jax.sharding import Mesh
 from mini_gpt.config import places
 from mini_gpt.config.schema import Config
 from mini_gpt.data import corpora, pairs, token_store, tokenizers
+from mini_gpt.data.corpus import Corpus
+from mini_gpt.data.tokenizers import Tokenizer
 from mini_gpt.model import parameters as model_parameters
+from mini_gpt.model.parameters import Parameters
 from mini_gpt.runtime import processes
 from mini_gpt.runtime.errors import UserError, require
-from mini_gpt.training import assembly, loggers, settings, trainable
+from mini_gpt.training import assembly, settings, trainable, writers
 from mini_gpt.training import workdir as workdirs
 from mini_gpt.training.assembly import Assembly
 from mini_gpt.training.initial_weights import InitialWeights, find_initial_weights
@@ -22,16 +25,39 @@ from mini_gpt.training.step import TrainState
 log = logging.getLogger(__name__)
 
 
-def open_run(
-    config: Config, workdir: Path, init_from: Path | None
-) -> tuple[Assembly, "FirstState", contextlib.AbstractContextManager]:
-    """Return the parts of a run, the maker of its first state, and a context manager that locks the run directory.
+@dataclasses.dataclass
+class Start:
+    """A run before its first step.
+
+    weights: of another run, with which it starts; None: random ones.
+    parameters: these weights, if the run is new. They are read before any file is written: an error leaves none.
+    """
+
+    assembly: Assembly
+    corpus: Corpus
+    tokenizer: Tokenizer
+    weights: InitialWeights | None
+    parameters: Parameters | None
+    is_new: bool
+
+    def first_state(self) -> TrainState:
+        """Return the state at step 0."""
+        parameters, self.parameters = self.parameters, None  # donated to the state
+        if parameters is None and self.weights is not None:
+            parameters = self.weights.parameters(self.assembly.mesh)
+        return self.assembly.first_state(parameters)
+
+    def origin(self, workdir: Path) -> dict[str, str | int] | None:
+        """Return the run and the step of the initial weights, for init_from.json; None if they are random."""
+        return self.weights.record(workdir) if self.weights else None
+
+
+def open_run(config: Config, workdir: Path, init_from: Path | None) -> Start:
+    """Return the parts of a run, with nothing written yet. Raises UserError for errors that the user can fix.
 
     init_from: another run, from which a new run takes the weights and the tokenizer.
-
-    Raises UserError for errors that the user can fix. Nothing is written before the context is entered.
     """
-    loggers.check(config)
+    writers.check(config)
     mesh = assembly.make_mesh(config)
     is_new = not _holds_run(workdir, config, mesh, init_from)
     weights, rank = find_initial_weights(workdir, init_from, config), config.train.lora_rank
@@ -47,11 +73,16 @@ def open_run(
     else:
         tokenizer = weights.run.tokenizer if weights else token_store.fit_tokenizer(corpus, config.data)
     run = assembly.assemble(config, mesh, corpus, tokenizer)
-    first_state = FirstState(run, weights, is_new=is_new)
+    parameters = weights.parameters(mesh) if is_new and weights else None
+    return Start(run, corpus, tokenizer, weights, parameters, is_new)
+
+
+def held(run: Start, workdir: Path) -> contextlib.AbstractContextManager[None]:
+    """Hold the run directory while the run trains in it; write the files of a new run."""
     claim = None
-    if is_new:
-        claim = lambda: workdirs.claim(workdir, config, corpus, tokenizer, first_state.origin(workdir))
-    return run, first_state, workdirs.held(workdir, config, corpus, claim)
+    if run.is_new:
+        claim = lambda: workdirs.claim(workdir, run.assembly.config, run.corpus, run.tokenizer, run.origin(workdir))
+    return workdirs.held(workdir, run.assembly.config, run.corpus, claim)
 
 
 def _holds_run(workdir: Path, config: Config, mesh: Mesh, init_from: Path | None) -> bool:
@@ -66,37 +97,17 @@ def _holds_run(workdir: Path, config: Config, mesh: Mesh, init_from: Path | None
         raise error from None
 
 
-def describe(run: Assembly, *, new: bool, parameters: bool) -> None:
+def describe(run: Start, *, parameters: bool) -> None:
     """Log what a run trains, and settings without effect. parameters: log the table of a new run's parameters."""
-    config = run.config
-    if new and parameters:
-        log.info("%s\n", model_parameters.report(run.abstract_state.parameters))
+    config, abstract = run.assembly.config, run.assembly.abstract_state.parameters
+    if run.is_new and parameters:
+        log.info("%s\n", model_parameters.report(abstract))
         if config.train.trained_pattern:
-            count = model_parameters.count(trainable.checked(config, run.abstract_state.parameters))
+            count = model_parameters.count(trainable.checked(config, abstract))
             named = f"those whose names match train.trainable={config.train.trainable!r}"
             log.info(f"training changes {count:,} of these: {'the adapters' if config.train.lora_rank else named}\n")
         if config.model.has_encoder:
             said = "padding in the first batch: {:.0%} of the tokens of the sources, {:.0%} of those of the targets\n"
-            log.info(said.format(*pairs.padding_shares(run.train_batches[0])))
+            log.info(said.format(*pairs.padding_shares(run.assembly.train_batches[0])))
     if processes.is_main_process():
-        settings.report(config, run.train_batches.rows_per_epoch, new=new)
-
-
-class FirstState:
-    """Makes the state at step 0, for a new run and for a run that is rewound to it."""
-
-    def __init__(self, run: Assembly, weights: InitialWeights | None, *, is_new: bool):
-        self.run, self.weights, self.is_new = run, weights, is_new
-        self.parameters = self._read() if is_new else None  # before any file is written: an error leaves no files
-
-    def make(self) -> TrainState:
-        # The parameters are donated to the state, so a second call must read them again.
-        parameters, self.parameters = self.parameters or self._read(), None
-        return self.run.first_state(parameters)
-
-    def origin(self, workdir: Path) -> dict[str, str | int] | None:
-        """Return the run and the step of the initial weights, for init_from.json; None if they are random."""
-        return self.weights.record(workdir) if self.weights else None
-
-    def _read(self) -> model_parameters.Parameters | None:
-        return self.weights.parameters(self.run.mesh) if self.weights else None
+        settings.report(config, run.assembly.train_batches.rows_per_epoch, new=run.is_new)

@@ -55,7 +55,7 @@ def make_train_step(
     seed: of dropout and random positions.
 
     A non-finite step changes no parameter. The host checks a step only after it has started the next one. So with
-    train.nonfinite=stop or rewind the step itself sets `halted`, and later steps change nothing.
+    train.nonfinite=stop the step itself sets `halted`, and later steps change nothing.
     """
     mesh, pattern = sharding.mesh_of(abstract_state), config.trained_pattern
 

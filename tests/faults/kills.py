@@ -229,7 +229,7 @@ def compare(reference: Path, other: Path) -> None:
     for workdir in (reference, other):
         last, best = Run(workdir), Run(workdir, checkpoint="best")
         kept = Checkpoints(workdir / workdirs.CHECKPOINTS, read_only=True)
-        sums = {step: kept._body(step)["checksums"] for step in (last.step, best.step)}
+        sums = {step: kept.record(step).checksums for step in (last.step, best.step)}
         states.append((last.step, best.step, last.model.parameters, best.model.parameters, sums))
         kept.manager.close()
     assert states[0][:2] == states[1][:2], (states[0][:2], states[1][:2])

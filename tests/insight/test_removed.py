@@ -76,9 +76,6 @@ def test_all_parameters_of_removed_heads_and_groups_are_gone():
     of_heads = 7 * width * (2 * d_model + 1)  # 7 heads: queries with biases, and rows of the output projection
     of_groups = 2 * width * 2 * (d_model + 1)  # 2 groups: keys and values with biases
     assert at(whole) - at(smaller) == of_heads + of_groups
-    by_name = model_parameters.by_name(smaller.parameters)
-    kernels = sum(leaf.size for name, leaf in by_name.items() if name.endswith("kernel"))
-    assert model_parameters.least_count(smaller.config.model) == kernels
     kernel = smaller.parameters["blocks"][0]["attention"]["key"]["kernel"]
     np.testing.assert_array_equal(kernel, whole.parameters["blocks"][0]["attention"]["key"]["kernel"])
 

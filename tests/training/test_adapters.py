@@ -7,7 +7,6 @@ from flax import nnx
 
 from mini_gpt.evaluation import perplexity
 from mini_gpt.hugging_face import exporting, importing
-from mini_gpt.hugging_face.unread import UnreadRun
 from mini_gpt.model import build
 from mini_gpt.model.layers import Linear
 from mini_gpt.model.parameters import by_name
@@ -116,7 +115,7 @@ def test_training_changes_adapters_alone_and_resumes_with_the_same_bits(small, t
     assert score.nll == rows(tmp_path / "whole")[-1]["validation/loss"]
     further = InitialWeights(tmp_path / "cut", config, "last").parameters(cut.mesh)
     assert_same_bits(further, plain)
-    exporting.export(UnreadRun(tmp_path / "cut"), tmp_path / "exported")
+    exporting.export(Run(tmp_path / "cut"), tmp_path / "exported")
     data = {"data.corpus": "text", "data.path": config.data.path, "data.cache_dir": config.data.cache_dir}
     imported = lambda name, **fields: importing.import_run(
         tmp_path / "exported", tmp_path / name, "configs/default.py", data | fields

@@ -1,11 +1,8 @@
-"""Non-finite losses and gradients never change the state: the run stops, skips the step or rewinds."""
+"""Non-finite losses and gradients never change the state: the run stops, or skips the step."""
 
-import functools
 import json
 import math
 import re
-import shutil
-import signal
 import statistics
 
 import jax
@@ -15,12 +12,11 @@ import pytest
 from mini_gpt.data.text_batches import TextBatches
 from mini_gpt.runtime import sharding
 from mini_gpt.runtime.errors import UserError
-from mini_gpt.training import assembly, loop, monitor
+from mini_gpt.training import assembly, loop, writers
 from mini_gpt.training.checkpoint import Checkpoints
-from mini_gpt.training.monitor import Spikes
+from mini_gpt.training.readings import Spikes
 from tests.conftest import slow
-from tests.training.interruption import assembled, assert_same_bits, kill_after, rows
-from tests.training.test_stopping import signal_in_step
+from tests.training.interruption import assembled, assert_same_bits, rows
 
 FIELDS = {"train__steps": 8, "checkpoint__every": 4, "eval__every": 8, "model__dropout": 0.2}
 
@@ -58,12 +54,12 @@ def trained_on(config, places, parameters=None):
 
 
 def test_a_validation_loss_that_is_not_finite_is_null_in_json(small, tmp_path, monkeypatch):
-    monkeypatch.setattr(loop.Loop, "_evaluate", lambda *_: ({"validation/loss": math.nan}, {}, {}))
+    monkeypatch.setattr(assembly.TextEvaluator, "scalars", lambda *_: {"validation/loss": math.nan})
     loop.train(small(**FIELDS), tmp_path, conclude=False)
     strictly = lambda text: json.loads(text, parse_constant=pytest.fail)
     last = [strictly(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()][-1]
     assert last["step"] == 8 and last["validation/loss"] is None
-    assert "validation/loss" not in monitor.read(tmp_path / "metrics.jsonl")[-1]
+    assert "validation/loss" not in writers.read(tmp_path / "metrics.jsonl")[-1]
     assert strictly((tmp_path / "checkpoints" / "8" / "format" / "metadata").read_text())["validation_loss"] is None
 
 
@@ -116,7 +112,7 @@ def test_a_stop_saves_the_step_before_and_can_resume(small, tmp_path, poison, me
         loop.train(config, tmp_path, conclude=False)
     found = re.fullmatch(
         r"step 6: found loss (nan|inf), gradient norm nan at learning rate (\S+); step 5 is saved; resume with "
-        r"train\.nonfinite=skip or rewind, or start a new run with a lower learning rate",
+        r"train\.nonfinite=skip, or start a new run with a lower learning rate",
         str(raised.value),
     )
     rate = config.optimizer.learning_rate * math.sqrt(config.optimizer.warmup_steps / 6)
@@ -134,12 +130,10 @@ def test_a_stop_saves_the_step_before_and_can_resume(small, tmp_path, poison, me
 
 
 @pytest.mark.slow
-def test_a_non_finite_first_step_stops_or_rewinds(small, tmp_path, poison):
+def test_a_non_finite_first_step_stops(small, tmp_path, poison):
     poison(0)
     with pytest.raises(UserError, match=r"step 1: found loss .*; no step is saved yet; resume with"):
         loop.train(small(**FIELDS), tmp_path, conclude=False)
-    config = small(train__nonfinite="rewind", **FIELDS)
-    assert_same_bits(loop.train(config, tmp_path, conclude=False), trained_on(config, range(1, 9)))
 
 
 @pytest.mark.slow
@@ -162,22 +156,6 @@ def test_skipped_steps_change_only_the_step_and_are_limited(small, tmp_path, poi
 
 
 @pytest.mark.slow
-def test_a_rewind_skips_data_and_resumes_exactly(small, tmp_path, poison, metrics_delay):
-    config = small(train__nonfinite="rewind", **FIELDS | {"train__steps": 14})
-    # At batch 5 (step 6), the run rewinds to step 4 and continues with batch 6. At batch 9 (step 8), with batch 10.
-    expected = trained_on(config, [0, 1, 2, 3, *range(10, 20)])
-    poison(5, 9)
-    assert_same_bits(loop.train(config, tmp_path / "uninterrupted", conclude=False), expected)
-    for steps in (7, 9):
-        kill_after(steps, config, tmp_path / "cut")
-    assert_same_bits(loop.train(config, tmp_path / "cut", conclude=False), expected)
-    for name in ("uninterrupted", "cut"):
-        assert logged_steps(tmp_path / name) == list(range(1, 15))
-        record = Checkpoints(tmp_path / name / "checkpoints", read_only=True).record(14)
-        assert (record.data_offset, record.bad_steps) == (6, 2)
-
-
-@pytest.mark.slow
 def test_stopping_after_a_resume_keeps_the_best_checkpoint(small, tmp_path, poison):
     fields = FIELDS | {"eval__every": 4, "checkpoint__keep": 1}
     loop.train(small(**fields | {"train__steps": 4}), tmp_path, conclude=False)
@@ -187,63 +165,6 @@ def test_stopping_after_a_resume_keeps_the_best_checkpoint(small, tmp_path, pois
     checkpoints = Checkpoints(tmp_path / "checkpoints", read_only=True)
     assert checkpoints.steps() == [4, 6] and checkpoints.resolve("best") == 4
     assert checkpoints.record(6).validation_loss is None
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("before", ["nothing", "a stop", "SIGTERM", "a kill"])
-def test_a_rewind_to_step_0_restores_the_initial_weights(small, tmp_path, poison, monkeypatch, before):
-    """Step 3 is not finite, and the only checkpoint, if any, is unscheduled."""
-    origin = loop.train(small(**FIELDS), tmp_path / "origin", conclude=False)
-    run = functools.partial(loop.train, workdir=tmp_path / "run", init_from=tmp_path / "origin", conclude=False)
-    config = small(train__nonfinite="rewind", seed=1, **FIELDS)
-    expected = trained_on(config, range(3, 11), origin.parameters)
-    poison(2)
-    if before == "a stop":
-        with pytest.raises(UserError, match="step 2 is saved"):
-            run(small(seed=1, **FIELDS))
-    elif before == "SIGTERM":
-        with monkeypatch.context() as patch, pytest.raises(SystemExit):
-            signal_in_step(patch, signal.SIGTERM, 2)
-            run(config)
-    elif before == "a kill":
-        kill_after(1, config, tmp_path / "run", init_from=tmp_path / "origin")
-    assert_same_bits(run(config), expected)
-    assert logged_steps(tmp_path / "run") == list(range(1, 9))
-
-
-@pytest.mark.slow
-def test_a_resumed_run_reads_its_initial_weights_for_a_rewind(small, tmp_path, poison):
-    loop.train(small(**FIELDS), tmp_path / "origin", conclude=False)
-    poison(2, 7)
-    run = functools.partial(loop.train, workdir=tmp_path / "run", init_from=tmp_path / "origin", conclude=False)
-    with pytest.raises(UserError, match="step 2 is saved"):
-        run(small(**FIELDS))
-    shutil.rmtree(tmp_path / "origin")
-    with pytest.raises(UserError, match=r"origin/config\.json: not found"):
-        run(small(train__nonfinite="rewind", **FIELDS))
-    assert logged_steps(tmp_path / "run") == [1, 2]
-    assert int(run(small(train__nonfinite="skip", **FIELDS)).step) == 8
-
-
-@pytest.mark.slow
-def test_a_stop_does_not_change_the_checkpoint_of_a_rewind(small, tmp_path, poison, monkeypatch):
-    config = small(train__nonfinite="rewind", **FIELDS | {"checkpoint__keep": 1})
-    poison(6)
-    uninterrupted = loop.train(config, tmp_path / "uninterrupted", conclude=False)
-    with monkeypatch.context() as patch, pytest.raises(SystemExit):
-        signal_in_step(patch, signal.SIGTERM, 5)
-        loop.train(config, tmp_path / "stopped", conclude=False)
-    assert Checkpoints(tmp_path / "stopped" / "checkpoints", read_only=True).steps() == [4, 5]
-    assert_same_bits(loop.train(config, tmp_path / "stopped", conclude=False), uninterrupted)
-    assert logged_steps(tmp_path / "stopped") == logged_steps(tmp_path / "uninterrupted") == list(range(1, 9))
-
-
-@pytest.mark.slow
-def test_rewinds_end_at_their_limit(small, tmp_path, poison):
-    poison(*range(5, 100))
-    config = small(train__nonfinite="rewind", train__nonfinite_limit=3, **FIELDS)
-    with pytest.raises(UserError, match=r"step 5: .*; step 4 is saved; train\.nonfinite_limit allows 3 such steps"):
-        loop.train(config, tmp_path, conclude=False)
 
 
 def test_spikes_are_found_and_noise_is_not():

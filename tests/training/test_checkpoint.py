@@ -16,8 +16,7 @@ import pytest
 from mini_gpt.runtime import files
 from mini_gpt.runtime.errors import UserError
 from mini_gpt.training import loop
-from mini_gpt.training.checkpoint import Checkpoints, Damaged
-from mini_gpt.training.record import Record
+from mini_gpt.training.checkpoint import Checkpoints, Damaged, Record
 from mini_gpt.training.run import Run
 from mini_gpt.training.step import TrainState
 from tests.training.interruption import assembled, assert_same_bits
@@ -68,7 +67,7 @@ def test_a_damaged_file_never_changes_the_restored_state(written, tmp_path, dama
         shutil.copytree(directory, copy)
         damage(copy / path, rng)
         caplog.clear()
-        step, state, _ = restore_last(copy, abstract)
+        step, state = restore_last(copy, abstract)
         assert_same_bits(state, states[step])
         moved = copy.parent / "damaged" / "checkpoints-8"
         assert (step == 4) == moved.exists() == (not (copy / "8").exists())
@@ -99,42 +98,16 @@ def small_state():
     return state, jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state)
 
 
-def test_a_renamed_or_foreign_checkpoint_is_not_restored(tmp_path):
-    state, abstract = small_state()
-    for name, steps in {"mine": (3, 4), "other": (6,)}.items():
-        workdir = tmp_path / name
-        workdir.mkdir()
-        files.write_json(workdir / "run.json", {"identity": name})
-        with contextlib.closing(Checkpoints(workdir / "checkpoints", keep=2)) as checkpoints:
-            for step in steps:
-                checkpoints.save(step, state, Record(validation_loss=2.0))
-    directory = tmp_path / "mine" / "checkpoints"
-    shutil.copytree(directory / "4", directory / "50")
-    shutil.copytree(tmp_path / "other" / "checkpoints" / "6", directory / "6")
-    with contextlib.closing(Checkpoints(directory, read_only=True)) as checkpoints:
-        for step, message in ((50, "50: damaged .it was saved at step 4, and was renamed"), (6, "6: .*another run")):
-            with pytest.raises(UserError, match=message):
-                checkpoints.restore_parameters(str(step), abstract.parameters)
-        assert checkpoints.resolve("best") == 4
-    assert restore_last(directory, abstract)[0] == 4
-    assert {path.name for path in directory.iterdir()} == {"3", "4"}
-    assert {path.name for path in (tmp_path / "mine" / "damaged").iterdir()} == {"checkpoints-50", "checkpoints-6"}
-
-
-@pytest.mark.parametrize(
-    "arrays", [{"a": 7}, {"a": 5}, {"b": 6}, {"a": 6, "b": 6}], ids=["longer", "shorter", "renamed", "more"]
-)
-def test_other_shapes_than_the_configs_are_named(tmp_path, arrays):
+@pytest.mark.parametrize("arrays", [{"a": 7}, {"a": 5}, {"b": 6}, {"a": 6, "b": 6}], ids=str)
+def test_other_shapes_than_the_configs_are_damage(tmp_path, arrays):
     """As after a change of config.json by hand."""
     state, abstract = small_state()
     with contextlib.closing(Checkpoints(tmp_path / "checkpoints")) as checkpoints:
         checkpoints.save(4, state, Record())
     of = abstract.parameters["a"].sharding
     wanted = {name: jax.ShapeDtypeStruct((size,), jnp.float32, sharding=of) for name, size in arrays.items()}
-    named = "b" if "b" in arrays else "a"
-    message = rf"4: damaged \({named} is missing, or does not have the shape that config\.json implies\); there is no"
     checkpoints = Checkpoints(tmp_path / "checkpoints", read_only=True)
-    with contextlib.closing(checkpoints), pytest.raises(UserError, match=message):
+    with contextlib.closing(checkpoints), pytest.raises(UserError, match=r"4: damaged \(.*\); there is no other"):
         checkpoints.restore_parameters("last", wanted)
 
 
@@ -178,7 +151,7 @@ def test_a_checkpoint_deleted_while_it_is_read_is_chosen_again(tmp_path, monkeyp
         with contextlib.closing(Checkpoints(tmp_path / str(step))) as checkpoints:
             checkpoints.save(step, state._replace(parameters={"a": jnp.full(6, float(step))}), Record())
     shutil.copytree(tmp_path / "1", directory)
-    body, restore = Checkpoints._body, ocp.StandardCheckpointHandler.restore
+    record, restore = Checkpoints.record, ocp.StandardCheckpointHandler.restore
 
     def replaced(original):
         def read(*args, **kwargs):
@@ -190,46 +163,12 @@ def test_a_checkpoint_deleted_while_it_is_read_is_chosen_again(tmp_path, monkeyp
 
         return read
 
-    monkeypatch.setattr(Checkpoints, "_body", replaced(body))
+    monkeypatch.setattr(Checkpoints, "record", replaced(record))
     monkeypatch.setattr(ocp.StandardCheckpointHandler, "restore", replaced(restore))
     with contextlib.closing(Checkpoints(directory, read_only=True)) as checkpoints:
         step, parameters = checkpoints.restore_parameters("last", abstract.parameters)
         expected = 2 if delay < 2 else 1
         assert step == expected and parameters["a"].tolist() == [expected] * 6
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("rewind", [False, True])
-def test_an_undamaged_checkpoint_is_always_found(tmp_path, rewind):
-    """All combinations of two checkpoints, scheduled or not, with a damaged record, a damaged array or no damage."""
-    state, abstract = small_state()
-    for scheduled in (True, False):
-        with contextlib.closing(Checkpoints(tmp_path / str(scheduled), keep=9)) as checkpoints:
-            for step in (4, 5):
-                checkpoints.save(step, state._replace(step=jnp.int32(step)), Record(scheduled=scheduled))
-    kinds = list(itertools.product((True, False), ("none", "record", "array")))
-    for number, pair in enumerate(itertools.product(kinds, kinds)):
-        directory = tmp_path / str(number) / "checkpoints"
-        for step, (scheduled, damage) in zip((4, 5), pair, strict=True):
-            shutil.copytree(tmp_path / str(scheduled) / str(step), directory / str(step))
-            if damage == "record":
-                (directory / str(step) / "format" / "metadata").write_text("{")
-            elif damage == "array":
-                flip(next((directory / str(step) / "parameters" / "d").iterdir()), random.Random(0))
-        undamaged = [step for step, (_, damage) in zip((4, 5), pair, strict=True) if damage == "none"]
-        scheduled = [step for step, (is_scheduled, _) in zip((4, 5), pair, strict=True) if is_scheduled]
-        wanted = undamaged if not rewind else [step for step in undamaged if step in scheduled]
-        if not wanted and scheduled:  # the scheduled checkpoints are damaged
-            wanted = undamaged
-        with contextlib.closing(Checkpoints(directory)) as checkpoints:
-            if wanted:
-                step, found, _ = checkpoints.restore_last(abstract, scheduled=rewind)
-                assert step == wanted[-1] == int(found.step), pair
-            elif scheduled or not rewind:
-                with pytest.raises(UserError, match=r"damaged .*copy one from a backup, or train in a new directory"):
-                    checkpoints.restore_last(abstract, scheduled=rewind)
-                assert {path.name for path in directory.iterdir()} == {"4", "5"}
-            assert set(undamaged) <= set(checkpoints.steps()), pair
 
 
 @pytest.mark.slow
@@ -243,15 +182,6 @@ def test_a_run_resumes_exactly_after_a_damaged_checkpoint(small, tmp_path):
     assert (tmp_path / "run" / "damaged" / "checkpoints-8").exists()
     rows = [(tmp_path / name / "metrics.jsonl").read_text().count("\n") for name in ("uninterrupted", "run")]
     assert rows == [12, 12]
-
-
-@pytest.mark.slow
-def test_an_earlier_damaged_checkpoint_is_moved_away(written):
-    directory, abstract, states = written
-    (directory / "4" / "format" / "metadata").write_text("{")
-    step, state, _ = restore_last(directory, abstract)
-    assert step == 8 and (directory.parent / "damaged" / "checkpoints-4").exists()
-    assert_same_bits(state, states[8])
 
 
 @pytest.mark.slow
@@ -274,17 +204,6 @@ def test_the_checksum_finds_swapped_rows_of_an_array(written, monkeypatch):
         checkpoints.restore(8, abstract)
 
 
-def test_an_unfinished_deletion_is_finished_without_a_word(tmp_path, caplog):
-    state, abstract = small_state()
-    with contextlib.closing(Checkpoints(tmp_path / "checkpoints", keep=9)) as checkpoints:
-        for step in (4, 8):
-            checkpoints.save(step, state._replace(step=jnp.int32(step)), Record())
-    shutil.rmtree(tmp_path / "checkpoints" / "4" / "format")
-    assert restore_last(tmp_path / "checkpoints", abstract)[0] == 8
-    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["8"]
-    assert not (tmp_path / "damaged").exists() and "damaged" not in caplog.text
-
-
 def test_a_clock_that_jumps_during_a_save_does_not_end_it(tmp_path, monkeypatch):
     state, _ = small_state()
     hours = itertools.count()
@@ -296,18 +215,34 @@ def test_a_clock_that_jumps_during_a_save_does_not_end_it(tmp_path, monkeypatch)
         assert checkpoints.steps() == [4]
 
 
-def test_the_best_checkpoint_on_each_sample_is_kept(tmp_path):
-    state, _ = small_state()
-    losses = {1: (1.5, 64), 2: (1.6, 64), 3: (1.9, 128), 4: (1.8, 128), 5: (1.85, 128)}
-    with contextlib.closing(Checkpoints(tmp_path / "checkpoints", keep=1)) as checkpoints:
-        for step, (loss, eval_tokens) in losses.items():
-            checkpoints.save(step, state, Record(validation_loss=loss, eval_tokens=eval_tokens))
-    with contextlib.closing(Checkpoints(tmp_path / "checkpoints", read_only=True)) as checkpoints:
-        assert checkpoints.steps() == [1, 4, 5] and checkpoints.resolve("best") == 4
-        assert (checkpoints.best_loss(64), checkpoints.best_loss(128)) == (1.5, 1.8)
-
-
 def test_reading_a_run_logs_no_warning_of_a_read_only_directory(written, caplog):
     with contextlib.closing(Checkpoints(written[0], read_only=True)) as checkpoints:
         checkpoints.restore(8, written[1])
     assert "read only" not in caplog.text
+
+
+def test_only_checkpoints_after_the_restored_one_are_moved_away(tmp_path):
+    """Checkpoint 2 was being deleted when the process was killed; 8 is damaged."""
+    state, abstract = small_state()
+    with contextlib.closing(Checkpoints(tmp_path / "checkpoints", keep=9)) as checkpoints:
+        for step in (2, 4, 8):
+            checkpoints.save(step, state, Record())
+    shutil.rmtree(tmp_path / "checkpoints" / "2" / "format")
+    (tmp_path / "checkpoints" / "8" / "format" / "metadata").write_text("{")
+    assert restore_last(tmp_path / "checkpoints", abstract)[0] == 4
+    assert {path.name for path in (tmp_path / "damaged").iterdir()} == {"checkpoints-8"}
+    with contextlib.closing(Checkpoints(tmp_path / "checkpoints", keep=2)) as checkpoints:
+        checkpoints.save(6, state, Record())
+        checkpoints.wait()
+        assert checkpoints.steps() == [4, 6]
+
+
+def test_the_last_checkpoints_and_the_best_on_the_last_sample_are_kept(tmp_path):
+    state, _ = small_state()
+    losses = {1: (1.5, 64), 2: (1.6, 64), 3: (1.9, 128), 4: (1.8, 128), 5: (1.85, 128)}
+    with contextlib.closing(Checkpoints(tmp_path / "checkpoints", keep=1)) as checkpoints:
+        for step, (loss, eval_tokens) in losses.items():
+            checkpoints.save(step, state, Record(loss, eval_tokens))
+    with contextlib.closing(Checkpoints(tmp_path / "checkpoints", read_only=True)) as checkpoints:
+        assert checkpoints.steps() == [4, 5] and checkpoints.resolve("best") == 4
+        assert (checkpoints.best_loss(64), checkpoints.best_loss(128)) == (float("inf"), 1.8)

@@ -11,15 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mini_gpt.hugging_face.unread import UnreadArray, UnreadHandler
 from mini_gpt.model import build, parameters
 from mini_gpt.runtime import sharding
 from mini_gpt.runtime.errors import UserError
 from mini_gpt.training import assembly, loop
 from mini_gpt.training import state as states
-from mini_gpt.training.checkpoint import Checkpoints
+from mini_gpt.training.checkpoint import Checkpoints, Record
 from mini_gpt.training.initial_weights import InitialWeights, find_initial_weights
-from mini_gpt.training.record import Record
 from mini_gpt.training.run import Run
 from mini_gpt.training.step import TrainState
 from tests.training.interruption import assert_same_bits, kill_after
@@ -55,9 +53,8 @@ def test_parameters_without_optimizer_state_are_trained_in_place_or_anew(small, 
         path = alone / name
         shutil.rmtree(path) if path.is_dir() else path.unlink()
     kept = jax.tree.map(np.asarray, source.parameters)
-    unread = jax.tree.map(lambda leaf: UnreadArray(leaf.shape, leaf.dtype, lambda: leaf), kept)
-    with contextlib.closing(Checkpoints(alone / "checkpoints", handlers={UnreadArray: UnreadHandler()})) as checkpoints:
-        checkpoints.save(0, TrainState(jnp.int32(0), unread, None, jnp.bool(False)), Record())
+    with contextlib.closing(Checkpoints(alone / "checkpoints")) as checkpoints:
+        checkpoints.save(0, TrainState(jnp.int32(0), kept, None, jnp.bool(False)), Record())
     assert not (alone / "checkpoints" / "0" / "training").exists()
     read = Run(alone)
     assert read.step == 0

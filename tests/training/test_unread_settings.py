@@ -67,7 +67,7 @@ CASES = [
     ("train.mean_span", 2.0, MASKED, SPANS),
     ("train.lora_alpha", 4.0, {}, {"train.lora_rank": 2}),
     ("train.lora_layers", "query", {}, {"train.lora_rank": 2}),
-    ("train.nonfinite_limit", 3, {}, {"train.nonfinite": "rewind"}),
+    ("train.nonfinite_limit", 3, {}, {"train.nonfinite": "skip"}),
     ("optimizer.decay_fraction", 0.5, {"optimizer.schedule": "cosine"}, {"optimizer.schedule": "wsd"}),
     ("optimizer.final_fraction", 0.5, {"optimizer.schedule": "constant"}, {"optimizer.schedule": "cosine"}),
     *((f"optimizer.muon.{name}", value, {}, {"optimizer.name": "muon"}) for name, value in [

@@ -2,7 +2,6 @@
 
 import contextlib
 import itertools
-import json
 from types import SimpleNamespace
 
 import jax
@@ -20,8 +19,9 @@ from mini_gpt.evaluation import items
 from mini_gpt.insight import training_curves
 from mini_gpt.runtime import files
 from mini_gpt.suites.base import SuiteOptions
-from mini_gpt.training import assembly, loop, monitor
+from mini_gpt.training import assembly, loop, readings, writers
 from mini_gpt.training.run import Run
+from mini_gpt.training.writers import Row
 from tests.training.interruption import rows
 
 
@@ -137,8 +137,9 @@ def test_logged_speed_excludes_compilation_and_evaluation(small, tmp_path, monke
     monkeypatch.setattr(assembly.Assembly, "compiled_step", compiled_step)
     monkeypatch.setattr(assembly.TextEvaluator, "scalars", scalars)
     clock = dict.fromkeys(("perf_counter", "monotonic", "time"), lambda: now)
-    monkeypatch.setattr(monitor, "time", SimpleNamespace(**clock))
-    monkeypatch.setattr(monitor, "jax", SimpleNamespace(device_get=wait))
+    monkeypatch.setattr(readings, "time", SimpleNamespace(**clock))
+    monkeypatch.setattr(writers, "time", SimpleNamespace(**clock))
+    monkeypatch.setattr(readings, "jax", SimpleNamespace(device_get=wait))
     monkeypatch.setattr(loop, "jax", SimpleNamespace(block_until_ready=wait))
     config = small(train__steps=40, train__log_every=8, eval__every=20, checkpoint__every=28)
     loop.train(config, tmp_path, conclude=False)
@@ -154,26 +155,22 @@ def test_time_left_is_estimated_from_warm_steps(small, tmp_path, monkeypatch, ca
     """Fake clock: an hour for compilation and the first step, then a second a step, and a minute for an evaluation."""
     now = 0.0
     monkeypatch.setattr("tqdm.std.time", lambda: now)
-    monkeypatch.setattr(monitor, "time", SimpleNamespace(time=lambda: now, monotonic=lambda: now))
+    monkeypatch.setattr(writers, "time", SimpleNamespace(monotonic=lambda: now))
     caplog.set_level("INFO", "mini_gpt")
-    with contextlib.closing(monitor.Reporter(tmp_path, small(train__steps=900), start=start)) as reporter:
-        reporter.visible = visible
-        for rewound in (False, True):
-            if rewound:
-                reporter.drop_after(start)
-            now += 3600
-            reporter.start(start + 1)
-            reporter.write(start + 1, {"train/loss": 5.0}, {}, {})
-            assert f"{start + 1}/900 [00:00<?" in str(reporter.bar) or not visible
-            for step, seconds in ((start + 11, 10), (start + 21, 70)):
-                now += seconds
-                reporter.write(step, {"train/loss": 4.0}, {}, {})
-                spent = {11: 10, 21: 80}[step - start]
-                left = tqdm.format_interval(spent / (step - start - 1) * (900 - step))
-                if visible:
-                    assert f"{step}/900 [{tqdm.format_interval(spent)}<{left}" in str(reporter.bar)
-                else:
-                    assert caplog.messages[-1] == f"step {step} of 900: loss 4.000, {left} left"
+    with contextlib.closing(writers.Terminal(tmp_path, small(train__steps=900), start)) as terminal:
+        terminal.visible = visible
+        now += 3600
+        terminal.write(Row(start + 1, {"train/loss": 5.0}))
+        assert f"{start + 1}/900 [00:00<?" in str(terminal.bar) or not visible
+        for step, seconds in ((start + 11, 10), (start + 21, 70)):
+            now += seconds
+            terminal.write(Row(step, {"train/loss": 4.0}))
+            spent = {11: 10, 21: 80}[step - start]
+            left = tqdm.format_interval(spent / (step - start - 1) * (900 - step))
+            if visible:
+                assert f"{step}/900 [{tqdm.format_interval(spent)}<{left}" in str(terminal.bar)
+            else:
+                assert caplog.messages[-1] == f"step {step} of 900: loss 4.000, {left} left"
 
 
 @pytest.mark.parametrize("step", [0.0, -1000.0, 1000.0])
@@ -183,7 +180,7 @@ def test_tensorboard_shows_each_step_once_with_any_clock(tmp_path, monkeypatch, 
     clock = SimpleNamespace(time=lambda: next(times))  # the name of an event file has the time in seconds
     monkeypatch.setattr(event_file_writer, "time", clock)
     for first, last in ((1, 20), (11, 40), (31, 60)):
-        with monitor.EventFile(tmp_path, first_step=first) as events:
+        with writers.EventFile(tmp_path, first_step=first) as events:
             for number in range(first, last + 1):
                 events.scalar("loss", first + number, number)
     board = EventAccumulator(str(tmp_path))
@@ -196,9 +193,9 @@ def test_tensorboard_shows_each_step_once_with_any_clock(tmp_path, monkeypatch, 
 def test_a_new_event_file_is_the_last_by_name(tmp_path):
     for deleted in (None, "*part000000*", "*part000001*"):
         before = {path.name for path in tmp_path.iterdir()}
-        monitor.EventFile(tmp_path).close()
+        writers.EventFile(tmp_path).close()
         assert {path.name for path in tmp_path.iterdir()} - before == {max(path.name for path in tmp_path.iterdir())}
-        monitor.EventFile(tmp_path).close()
+        writers.EventFile(tmp_path).close()
         if deleted:
             next(tmp_path.glob(deleted)).unlink()
 
@@ -235,19 +232,6 @@ def test_the_summary_has_the_split_loss_and_next_commands(small, tmp_path, capsy
         assert f"{command}{tmp_path}" in output
 
 
-@pytest.mark.parametrize(
-    "kept, start, missing", [(9, 40, None), (9, 46, None), (3, 40, "31 to 40"), (0, 40, "1 to 40"), (3, 0, None)]
-)
-def test_a_resume_names_the_steps_whose_rows_were_cut(small, tmp_path, caplog, kept, start, missing):
-    config = small(train__log_every=10, checkpoint__every=40)
-    rows = [f'{{"step": {step}, "train/loss": 1.0}}\n' for step in (10, 20, 30, 36, 40, 50, 60)]
-    (tmp_path / "metrics.jsonl").write_text("".join(rows[:kept]))
-    (tmp_path / "config.json").write_text(json.dumps(files.with_checksum(loading.to_dict(config))))
-    monitor.Reporter(tmp_path, config, start=start).close()
-    expected = f"{tmp_path}/metrics.jsonl: the rows of the steps {missing} are missing; curves have a gap there"
-    assert caplog.messages == ([] if missing is None else [expected])
-
-
 def test_only_invalid_rows_of_metrics_are_dropped(small, tmp_path):
     bad = ["9" * 400, "9" * 5000, "-" + "9" * 400, "1e999", "NaN", '"3"', "null", "[]", "{}"]
     lines = [f'{{"step": {step}, "train/loss": 1.0}}' for step in ("1", *bad, "2", "3")]
@@ -255,6 +239,6 @@ def test_only_invalid_rows_of_metrics_are_dropped(small, tmp_path):
     lines += ["\0" * 5000, "[" * 10**5, lines[0][:9]]  # the last row was cut when the process was killed
     (tmp_path / "metrics.jsonl").write_bytes("\n".join(lines).encode(errors="surrogateescape"))
     right = [{"step": step, "train/loss": 1.0} for step in (1, 2, 3)]
-    assert monitor.read(tmp_path / "metrics.jsonl") == [*right, {"step": 4}], "without invalid values"
-    monitor.Reporter(tmp_path, small(), start=2).close()
+    assert writers.read(tmp_path / "metrics.jsonl") == [*right, {"step": 4}], "without invalid values"
+    writers.MetricsFile(tmp_path, small(), 2).close()
     assert [row["step"] for row in rows(tmp_path)] == [1, 2]

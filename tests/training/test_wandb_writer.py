@@ -11,7 +11,8 @@ from mini_gpt.config.schema import Config
 from mini_gpt.runtime.errors import UserError
 from mini_gpt.study import new_runs
 from mini_gpt.study.definition import Plan, Study
-from mini_gpt.training import loggers, loop, monitor, workdir
+from mini_gpt.training import loop, workdir, writers
+from mini_gpt.training.writers import Row
 from tests.training.interruption import rows
 
 
@@ -51,8 +52,10 @@ class FakeWandb:
 def fake(monkeypatch):
     fake = FakeWandb()
     monkeypatch.setitem(sys.modules, "wandb", fake)
-    monkeypatch.setattr(loggers.importlib.util, "find_spec", lambda name: object())
-    return fake
+    monkeypatch.setattr(writers.importlib.util, "find_spec", lambda name: object())
+    sys.modules.pop("mini_gpt.training.wandb_writer", None)
+    yield fake
+    sys.modules.pop("mini_gpt.training.wandb_writer", None)  # it holds the fake
 
 
 @pytest.mark.slow
@@ -73,16 +76,15 @@ def test_rows_are_those_of_the_file_and_a_resumed_run_keeps_its_id(small, tmp_pa
 
 
 def test_images_and_texts_are_sent_as_such(small, tmp_path, fake):
-    (tmp_path / "run.json").write_text("{}")
-    reporter = loggers.Wandb.__new__(loggers.Wandb)
-    reporter.wandb, reporter.run = fake, fake.run
-    reporter.write(3, {"train/loss": 1.5}, {"maps": np.zeros((2, 3, 3), np.uint8)}, {"sample": "a < b"})
+    (tmp_path / "run.json").write_text('{"identity": "a"}')
+    writer = writers._service(small(train__logger="wandb"))(tmp_path, small(), 0)
+    writer.write(Row(3, {"train/loss": 1.5}, {"maps": np.zeros((2, 3, 3), np.uint8)}, {"sample": "a < b"}))
     expected = {"step": 3, "train/loss": 1.5, "maps": ("image", (2, 3, 3)), "sample": ("page", "<pre>a &lt; b</pre>")}
     assert fake.run.logged == [expected]
 
 
 def test_a_missing_package_is_refused_before_anything_is_written(small, tmp_path, monkeypatch):
-    monkeypatch.setattr(loggers.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(writers.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"train.logger: found wandb, which is not installed; pip install wandb"):
         loop.train(small(train__logger="wandb"), tmp_path / "run")
     study = Study("?", "configs/default.py", {"a": {}}, [0], {"perplexity": {}}, [], {"train.logger": "wandb"})
@@ -95,14 +97,14 @@ def test_a_refusal_of_the_service_is_one_line(small, tmp_path, fake):
     fake.fails = True
     config = small(train__logger="wandb")
     with pytest.raises(UserError) as raised:
-        monitor.Reporter(tmp_path, config, start=0)
+        writers._service(config)(tmp_path, config, 0)
     said = str(raised.value)
     remedy = "`wandb login` gives access, and WANDB_MODE=offline needs none"
     assert said == f"train.logger: wandb: No API key configured; {remedy}"
 
 
-def test_each_value_of_the_field_has_a_logger():
-    assert [*loggers.LOGGERS] == fields.choices(fields.specs(Config)["train.logger"].hint)
+def test_each_value_of_the_field_has_a_writer():
+    assert ["none", *writers.SERVICES] == fields.choices(fields.specs(Config)["train.logger"].hint)
 
 
 @pytest.mark.slow

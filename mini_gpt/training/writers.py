@@ -1,0 +1,266 @@
+"""The logs of a run, as a list of writers: metrics.jsonl, TensorBoard's files, the terminal, and another service."""
+
+import contextlib
+import importlib
+import importlib.util
+import json
+import logging
+import math
+import os
+import re
+import shutil
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from tensorboardX import summary
+from tensorboardX.event_file_writer import EventsWriter
+from tensorboardX.proto.api_pb2 import MetricName
+from tensorboardX.proto.event_pb2 import Event, SessionLog
+from tensorboardX.proto.plugin_hparams_pb2 import HParamsPluginData
+from tqdm import tqdm
+
+from mini_gpt.config import loading
+from mini_gpt.config.schema import Config
+from mini_gpt.runtime import files
+from mini_gpt.runtime.errors import UserError
+from mini_gpt.training import workdir as workdirs
+
+SERVICES = {"wandb": "mini_gpt.training.wandb_writer:WandbWriter"}  # by the value of `train.logger`
+WHOLE_SPLIT = "whole_split"  # subdirectory that TensorBoard shows as a run: the loss of the whole validation split
+LONGEST_LINE = 2**20  # bytes; every row is shorter
+SECONDS_BETWEEN_LINES = 5.0
+log = logging.getLogger(__name__)
+
+
+class Row(NamedTuple):
+    """What is logged after a step.
+
+    values: metrics by name, such as train/loss.
+    images: RGB pixels by name, uint8, rows first.
+    texts: by name.
+    """
+
+    step: int
+    values: dict[str, float]
+    images: Mapping[str, np.ndarray] = MappingProxyType({})
+    texts: Mapping[str, str] = MappingProxyType({})
+
+
+class Writer(Protocol):
+    """Writes rows. A resumed run may write a step again."""
+
+    def write(self, row: Row) -> None: ...
+
+    def flush(self) -> None:
+        """Bring all rows to disk. Called before the checkpoint of their step is saved."""
+
+    def close(self) -> None: ...
+
+
+def check(config: Config) -> None:
+    """Raise UserError if the package of `train.logger` is not installed."""
+    name = config.train.logger
+    if name != "none" and importlib.util.find_spec(name) is None:
+        raise UserError(f"train.logger: found {name}, which is not installed; pip install {name}, or give none")
+
+
+@contextlib.contextmanager
+def opened(workdir: Path, config: Config, *, start: int) -> Iterator[list[Writer]]:
+    """Yield the writers of a run that starts or resumes at step `start`; rows after this step are deleted."""
+    with contextlib.ExitStack() as stack:
+        writers: list[Writer] = []
+        for make in (_service(config), MetricsFile, TensorBoard, Terminal):
+            if make is not None:
+                writers.append(make(workdir, config, start))
+                stack.callback(writers[-1].close)
+        yield writers
+
+
+def _service(config: Config) -> Any:
+    if config.train.logger == "none":
+        return None
+    module, _, name = SERVICES[config.train.logger].partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
+class MetricsFile:
+    """Writes metrics.jsonl, one JSON object a row. NaN and infinity become null."""
+
+    def __init__(self, workdir: Path, config: Config, start: int):
+        del config
+        path = workdir / workdirs.METRICS
+        if path.exists():
+            kept = [line for line, row in _lines(path) if row["step"] <= start]
+            files.write_text(path, "".join(f"{line}\n" for line in kept))
+        self.file = path.open("a", encoding="utf-8")
+
+    def write(self, row: Row) -> None:
+        values = {name: value if math.isfinite(value) else None for name, value in row.values.items()}
+        self.file.write(json.dumps({"step": row.step} | values, allow_nan=False) + "\n")
+
+    def flush(self) -> None:
+        self.file.flush()
+        os.fsync(self.file.fileno())
+
+    def close(self) -> None:
+        self.file.close()
+
+
+class EventFile(contextlib.AbstractContextManager):
+    """A new TensorBoard event file. TensorBoard ignores steps from `first_step` on in the directory's older files.
+
+    It replaces tensorboardX's SummaryWriter, whose flush does not wait for its writing thread. A full disk ends that
+    thread, and then the program hangs. Here all events are on disk when `flush` returns.
+    """
+
+    def __init__(self, directory: Path, *, first_step: int | None = None):
+        directory.mkdir(parents=True, exist_ok=True)
+        # TensorBoard reads files in the order of their names. The time in a name does not suffice: clocks are set back.
+        parts = (re.match(r"events\.part(\d+)", path.name) for path in directory.iterdir())
+        number = max((int(part[1]) for part in parts if part), default=-1) + 1
+        self.writer = EventsWriter(str(directory / f"events.part{number:06}"))
+        if first_step is not None:
+            self._write(first_step, file_version="brain.Event:2")
+            self._write(first_step, session_log=SessionLog(status=SessionLog.START))
+
+    def scalar(self, name: str, value: float, step: int) -> None:
+        self._write(step, summary=summary.scalar(name, value))
+
+    def text(self, name: str, text: str, step: int) -> None:
+        """Add text; TensorBoard shows it verbatim."""
+        self._write(step, summary=summary.text(name, "    " + text.replace("\n", "\n    ")))
+
+    def image(self, name: str, pixels: np.ndarray, step: int) -> None:
+        """Add RGB pixels, uint8, rows first."""
+        self._write(step, summary=summary.image(name, pixels, dataformats="HWC"))
+
+    def hyperparameters(self, config: Config) -> None:
+        """Add the config fields and the names of the results for TensorBoard's page HParams."""
+        plain = loading.flatten(loading.to_dict(config))
+        for name, value in plain.items():
+            if isinstance(value, str | tuple):
+                plain[name] = str(value).encode(errors="replace").decode()  # a path may have bytes that are not UTF-8
+        experiment, start, _ = summary.hparams(plain, {_tag("validation/loss"): None, _tag("train/loss"): None})
+        content = experiment.value[0].metadata.plugin_data
+        data = HParamsPluginData.FromString(content.content)
+        data.experiment.metric_infos.add().name.MergeFrom(MetricName(group=WHOLE_SPLIT, tag=_tag("validation/loss")))
+        content.content = data.SerializeToString()
+        for part in (experiment, start):
+            self._write(0, summary=part)
+
+    def flush(self) -> None:
+        self.writer.flush()
+
+    def close(self) -> None:
+        self.writer.close()
+
+    def __exit__(self, *_) -> None:
+        self.close()
+
+    def _write(self, step: int, **content: Any) -> None:
+        self.writer.write_event(Event(step=step, wall_time=time.time(), **content))
+
+
+class TensorBoard(EventFile):
+    """Writes TensorBoard's files."""
+
+    def __init__(self, workdir: Path, config: Config, start: int):
+        super().__init__(workdir / workdirs.TENSORBOARD, first_step=start + 1)
+        self.hyperparameters(config)
+
+    def write(self, row: Row) -> None:
+        for name, value in row.values.items():
+            self.scalar(_tag(name), value, row.step)
+        for name, pixels in row.images.items():
+            self.image(_tag(name), pixels, row.step)
+        for name, text in row.texts.items():
+            self.text(name, text, row.step)
+
+
+def _tag(name: str) -> str:
+    """Return TensorBoard's tag of a metric or image. TensorBoard sorts by tag: losses come first, attention last."""
+    group, _, rest = name.partition("/")
+    if rest == "loss":
+        return f"loss/{group}"
+    return f"weights/{name}" if group == "attention" else name
+
+
+def write_whole_split(workdir: Path, loss: float, step: int) -> None:
+    """Write the loss of the whole validation split for TensorBoard, in nats per token; replace an earlier one."""
+    directory = workdir / workdirs.TENSORBOARD / WHOLE_SPLIT
+    shutil.rmtree(directory, ignore_errors=True)
+    with EventFile(directory) as events:
+        events.scalar(_tag("validation/loss"), loss, step)
+
+
+class Terminal:
+    """Shows progress: a bar on a terminal, else a log line every few seconds. Evaluations are always a line.
+
+    Progress begins with the first row, so that compilation does not count in the time that is left.
+    """
+
+    def __init__(self, workdir: Path, config: Config, start: int):
+        del workdir, start
+        self.steps, self.step = config.train.steps, 0
+        self.visible = sys.stderr.isatty() and os.get_terminal_size(sys.stderr.fileno()).columns > 0
+
+    def write(self, row: Row) -> None:
+        if not self.step:
+            # smoothing=0: the mean speed. Otherwise an evaluation distorts the time left for a while.
+            about = {"unit": "step", "dynamic_ncols": True, "smoothing": 0, "disable": not self.visible}
+            self.bar = tqdm(total=self.steps, initial=row.step, **about)
+            self.begin, self.first, self.step, self.last_line = time.monotonic(), row.step, row.step, -math.inf
+        loss, rate = row.values.get("train/loss", math.nan), row.values.get("train/tokens_per_second")
+        line = f"loss {loss:.3f}" + (f", {rate:,.0f} tokens/s" if rate else "")
+        self.bar.update(row.step - self.step)
+        self.bar.set_postfix_str(line)
+        self.step, now = row.step, time.monotonic()
+        if "validation/loss" in row.values:
+            bits = row.values.get("validation/bits_per_byte")
+            line = f"loss of the validation sample {row.values['validation/loss']:.4f} nats per token"
+            line += f", {bits:.3f} bits per byte" if bits is not None else ""
+            log.info(f"step {self.step} of {self.steps}: {line}")
+        elif not self.visible and now - self.last_line > SECONDS_BETWEEN_LINES:
+            if self.step > self.first:
+                seconds = (now - self.begin) / (self.step - self.first) * (self.steps - self.step)
+                line += f", {tqdm.format_interval(seconds)} left"
+            log.info(f"step {self.step} of {self.steps}: {line}")
+            self.last_line = now
+
+    def flush(self) -> None: ...
+
+    def close(self) -> None:
+        if self.step:
+            self.bar.close()
+
+
+def read(path: Path) -> list[dict[str, float]]:
+    """Return the rows of a metrics.jsonl file, with finite numbers only; [] if there is no such file."""
+    return [{name: value for name, value in row.items() if _is_finite(value)} for _, row in _lines(path)]
+
+
+def _lines(path: Path) -> Iterator[tuple[str, dict[str, float]]]:
+    """Yield (line, row) of each valid line; skip other lines, such as an incomplete last line."""
+    if not path.exists():
+        return
+    with files.open_regular(path) as file:
+        for raw in iter(lambda: file.readline(LONGEST_LINE), b""):
+            line = raw.decode(errors="replace").rstrip("\r\n")
+            try:
+                row = json.loads(line)
+                if isinstance(row, dict) and _is_finite(row["step"]):
+                    yield line, row
+            except (ValueError, KeyError, RecursionError):
+                continue
+
+
+def _is_finite(value: Any) -> bool:
+    try:
+        return isinstance(value, int | float) and math.isfinite(value)
+    except OverflowError:  # an integer that is too large for a float
+        return False
