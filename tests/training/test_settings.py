@@ -1,7 +1,6 @@
 """Settings that cannot take effect are named, with the value that is reached; the project's own configs have none."""
 
 import collections
-import itertools
 import logging
 
 import jax.numpy as jnp
@@ -104,25 +103,6 @@ def test_a_batch_larger_than_the_text_is_named(small):
     assert settings.without_effect(config, 64) == settings.without_effect(config, None) == []
 
 
-def test_a_batch_larger_than_a_task_is_named(small):
-    questions = ["".join(bits) for bits in itertools.product("01", repeat=4)]
-    count = sum(tasks.split_of(question) == "train" for question in questions)
-    (found,) = settings.without_effect(small(train__batch_size=64, **TASK), None)
-    assert found.startswith(f"train.batch_size: found 64; 256 training problems had only {count} different ones")
-    assert settings.without_effect(small(train__batch_size=8, **TASK), None) == []
-
-
-@pytest.mark.parametrize("name", ["train__random_offsets", "model__random_positions"])
-def test_random_positions_without_a_choice_are_named(small, name):
-    (found,) = settings.without_effect(small(**{name: 32}), None)
-    assert found.startswith(f"{name.replace('__', '.')}: found 32, as much as context_length; all rows have the")
-    assert settings.without_effect(small(**{name: 33}), None) == []
-
-
-def test_offsets_of_documents_have_a_choice(small):
-    assert settings.without_effect(small(train__random_offsets=32, data__isolate_documents=True), None) == []
-
-
 def test_an_interval_above_the_steps_is_no_warning(small):
     config = small(eval__every=9, checkpoint__every=10, train__log_every=11)
     assert settings.without_effect(config, None) == []
@@ -207,4 +187,15 @@ def test_the_projects_own_configs_have_no_warning():
     assert len(loaded) > 100
     found = {(name, line) for name, config in loaded.items() for line in settings.without_effect(config, None)}
     assert found == silent, "fields that a study shares with conditions that do not read them"
-    assert all("model.max_positions" in line or "optimizer.decay_fraction" in line for _, line in silent)
+
+
+def test_fields_of_an_encoding_that_no_layer_has_are_named():
+    fields = {"model.position": ("alibi", "none"), "model.num_layers": 2, "model.t5.max_distance": 99}
+    load = lambda more: loading.load("configs/default.py", fields | more)
+    assert settings.unread(load({})) == {
+        "model.t5.max_distance": "model.t5.max_distance: found 99, but no layer has model.position=t5; leave it out"
+    }
+    assert settings.unread(load({"model.position": ("t5", "none")})) == {}
+    rope = {"model.t5.max_distance": 128, "model.rope.base": 500.0}
+    assert [*settings.unread(load(rope))] == ["model.rope.base"]
+    assert settings.unread(load(rope | {"model.position": "pope"})) == {}
