@@ -43,7 +43,7 @@ def training(work: dict) -> tasks.Program:
     def losses() -> Iterator[float]:
         nonlocal state
         endless = itertools.chain.from_iterable(
-            batches.iterate(run.train_batches, 0, config.train.steps) for _ in itertools.count()
+            batches.iterate(run.objective.train_batches, 0, config.train.steps) for _ in itertools.count()
         )
         for batch in sharding.prefetch_to_device(endless, mesh):
             state, metrics = compiled(state, batch)

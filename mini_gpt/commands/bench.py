@@ -83,7 +83,7 @@ class Bench:
     def _batches(self) -> Iterator[batches.Batch]:
         """Yield the run's batches without end, since the run may have fewer steps than are measured."""
         while True:
-            yield from batches.iterate(self.run.train_batches, 0, self.config.train.steps)
+            yield from batches.iterate(self.run.objective.train_batches, 0, self.config.train.steps)
 
     def steps(self, count: int) -> tuple[list[float], float]:
         """Return the seconds of each step, and the share of time spent waiting for data.
@@ -121,7 +121,7 @@ class Bench:
         with tempfile.TemporaryDirectory() as directory, EventFile(Path(directory)) as events:
             for step in range(ATTENTION_METRICS_RUNS):
                 begin = time.perf_counter()
-                model, row = self.run.loaded(self.state.parameters), self.run.evaluator.probe_row
+                model, row = self.run.loaded(self.state.parameters), self.run.objective.probe_row
                 curves, pictures = training_curves.attention_metrics(model, row)
                 for name, value in curves.items():
                     events.scalar(name, value, step)

@@ -70,6 +70,11 @@ def next_token_batch(windows_BM: np.ndarray) -> Batch:
     return {"inputs": windows_BM[:, :-1], "targets": targets_BL, "weights": np.ones(targets_BL.shape, np.float32)}
 
 
+def padding_shares(batch: Batch) -> tuple[float, float]:
+    """Return the shares of padding in the rows of sources and in those of targets."""
+    return float((batch["source"] == PADDING).mean()), float((batch["weights"] == 0).mean())
+
+
 def shapes(config: Config) -> dict[str, tuple[tuple[int, int], type]]:
     """Return the shape and the dtype of each array of a training batch."""
     rows = config.train.batch_size

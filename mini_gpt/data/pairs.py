@@ -152,8 +152,3 @@ def _row_starts(sizes_P2: np.ndarray, limits: tuple[int, int]) -> np.ndarray:
         fitting = [np.searchsorted(ends_P2[:, side], before[side] + limits[side], side="right") for side in (0, 1)]
         starts.append(int(min(fitting)))
     return np.array(starts)
-
-
-def padding_shares(batch: Batch) -> tuple[float, float]:
-    """Return the shares of padding in the rows of sources and in those of targets."""
-    return float((batch["source"] == PADDING).mean()), float((batch["weights"] == 0).mean())

@@ -8,8 +8,8 @@ from mini_gpt.evaluation.loaded import LoadedModel
 from mini_gpt.insight import images
 from mini_gpt.insight.attention import attention_statistics, statistics_by_kind
 from mini_gpt.model import positions
+from mini_gpt.objectives.base import ProbeRow
 from mini_gpt.runtime import sharding
-from mini_gpt.training.evaluators import ProbeRow
 
 
 def attention_metrics(model: LoadedModel, row: ProbeRow) -> tuple[dict[str, float], dict[str, np.ndarray]]:

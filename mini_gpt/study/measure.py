@@ -59,7 +59,7 @@ def _cost(config: Config, suites: dict[str, SuiteOptions]) -> Cost:
     run = assembly.assemble(config, assembly.make_mesh(config), corpus, tokenizer)
     train_step, state = run.compiled_step(), run.first_state()
     start = time.perf_counter() - begin
-    prepared = batches.iterate(run.train_batches, 0, WARMUP_STEPS + MEASURED_STEPS)
+    prepared = batches.iterate(run.objective.train_batches, 0, WARMUP_STEPS + MEASURED_STEPS)
     seconds = []
     for batch in sharding.prefetch_to_device(prepared, run.mesh):
         began = time.perf_counter()

@@ -65,7 +65,7 @@ def _check_one(config: Config, suites: Mapping[str, SuiteOptions], open_corpus: 
     writers.check(config)
     mesh, corpus = assembly.make_mesh(config), open_corpus(config.data)
     tokenizer = token_store.fit_tokenizer(corpus, config.data)
-    train_batches = assembly.assemble(config, mesh, corpus, tokenizer).train_batches
+    train_batches = assembly.assemble(config, mesh, corpus, tokenizer).objective.train_batches
     for suite, options in suites.items():
         if SUITES[suite].needs_text:
             tokens = token_store.open_store(corpus, config.data, tokenizer).tokens(options.split)

@@ -1,25 +1,26 @@
 """The parts of a run, made from a config and a corpus, for the training loop and the benchmark."""
 
+import functools
 from typing import NamedTuple
 
 import jax
 from flax import nnx
 from jax.sharding import Mesh
 
+from mini_gpt import objectives
 from mini_gpt.config.schema import Config, batch_problem
-from mini_gpt.data import batches, task_batches, text_batches, token_store, tokenizers
+from mini_gpt.data import batches, token_store
 from mini_gpt.data.corpus import Corpus
 from mini_gpt.data.layout import PLAIN, Layout
-from mini_gpt.data.pairs import PairBatches, StoredPairs
 from mini_gpt.data.tokenizers import Tokenizer
 from mini_gpt.evaluation.loaded import LoadedModel
 from mini_gpt.model.attention import core
 from mini_gpt.model.parameters import Parameters
+from mini_gpt.objectives.base import Objective
 from mini_gpt.runtime import devices, sharding
 from mini_gpt.runtime.errors import UserError, require
 from mini_gpt.training import adapters, layouts, trainable
 from mini_gpt.training import state as states
-from mini_gpt.training.evaluators import Evaluator, PairEvaluator, SpanEvaluator, TaskEvaluator, TextEvaluator
 from mini_gpt.training.inputs import make_model_inputs
 from mini_gpt.training.layouts import layout_of
 from mini_gpt.training.optimizer import make_optimizer
@@ -41,8 +42,7 @@ class Assembly(NamedTuple):
     abstract_state: TrainState
     abstract_batch: dict[str, jax.ShapeDtypeStruct]
     train_step: jax.stages.Wrapped
-    train_batches: batches.Batches
-    evaluator: Evaluator
+    objective: Objective
     layout: Layout
 
     def first_state(self, parameters: Parameters | None = None) -> TrainState:
@@ -90,23 +90,8 @@ def assemble(config: Config, mesh: Mesh, corpus: Corpus, tokenizer: Tokenizer) -
     vocab_size = layouts.vocab_size(config, tokenizer)
     definition, abstract_state = states.abstract(config, vocab_size, mesh)
     rows = sharding.host_rows(config.train.batch_size, mesh)
-    train_batches: batches.Batches
-    evaluator: Evaluator
-    if config.data.is_task:
-        train_batches = task_batches.TaskBatches(config, tokenizer, rows=rows)
-        evaluator = TaskEvaluator(config, tokenizer)
-    else:
-        store = token_store.open_store(corpus, config.data, tokenizer)
-        train_tokens, validation_tokens = store.tokens("train"), store.tokens("validation")
-        if config.data.has_pairs:
-            separator = tokenizers.separator(tokenizer)
-            train_batches = PairBatches(StoredPairs(train_tokens, separator), config, separator, rows=rows)
-            evaluator = PairEvaluator(config, tokenizer, validation_tokens)
-        else:
-            vocab = text_batches.vocab_of(tokenizer)
-            train_batches = text_batches.TextBatches(train_tokens, config, vocab=vocab, rows=rows)
-            make = SpanEvaluator if config.train.objective == "span_corruption" else TextEvaluator
-            evaluator = make(config, tokenizer, validation_tokens)
+    store = functools.cache(lambda: token_store.open_store(corpus, config.data, tokenizer))
+    objective = objectives.make(config, tokenizer, lambda split: store().tokens(split), rows=rows)
     layout = layout_of(config, tokenizer)
     by_rows, shapes = sharding.batch_sharding(mesh), batches.shapes(config)
     abstract_batch = {name: jax.ShapeDtypeStruct(*of_array, sharding=by_rows) for name, of_array in shapes.items()}
@@ -121,8 +106,7 @@ def assemble(config: Config, mesh: Mesh, corpus: Corpus, tokenizer: Tokenizer) -
         abstract_state=abstract_state,
         abstract_batch=abstract_batch,
         train_step=train_step,
-        train_batches=train_batches,
-        evaluator=evaluator,
+        objective=objective,
         layout=layout,
     )
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from mini_gpt.evaluation.loaded import LoadedModel
 from mini_gpt.evaluation.perplexity import MOST_RISE
+from mini_gpt.objectives.base import Objective
 from mini_gpt.runtime import files, processes
 from mini_gpt.training import workdir as workdirs
 from mini_gpt.training import writers
-from mini_gpt.training.evaluators import Evaluator
 
 SUMMARY_TOKENS = 200  # of the sample
 
@@ -41,23 +41,23 @@ def risen_loss(workdir: Path) -> str | None:
     return said
 
 
-def conclude(workdir: Path, evaluator: Evaluator, model: LoadedModel, step: int) -> None:
+def conclude(workdir: Path, objective: Objective, model: LoadedModel, step: int) -> None:
     """Score the whole validation split, print a summary with next commands, and write the result as eval.py does."""
-    conclusion, result = evaluator.conclusion(model)
+    conclusion, result = objective.conclusion(model)
     programs = program_prefix()
     directory = shlex.quote(str(workdir))
     named = f"{workdir.name}:{workdir / workdirs.TENSORBOARD}"  # otherwise TensorBoard calls the run "tensorboard"
     board = f"dir={directory}" if set(",:") & set(str(workdir)) else f"dir_spec={shlex.quote(named)}"
-    commands = [f"tensorboard --log{board}", f"python eval.py --workdir={directory}{evaluator.suite_flag}"]
-    if evaluator.config.model.causal:
-        flag = "source" if evaluator.config.model.has_encoder else "prompt"
-        commands.append(f"python sample.py --workdir={directory} --{flag}={shlex.quote(evaluator.prompt)}")
+    commands = [f"tensorboard --log{board}", f"python eval.py --workdir={directory}{objective.suite_flag}"]
+    if objective.config.model.causal:
+        flag = "source" if objective.config.model.has_encoder else "prompt"
+        commands.append(f"python sample.py --workdir={directory} --{flag}={shlex.quote(objective.prompt)}")
     lines = ["", conclusion]
     if risen := risen_loss(workdir):
         lines.append(risen)
-    if evaluator.has_sample:
-        sample = evaluator.sample(model, SUMMARY_TOKENS)
-        lines += ["", evaluator.sample_title, "", *(f"    {line}" for line in sample.splitlines())]
+    if objective.has_sample:
+        sample = objective.sample(model, SUMMARY_TOKENS)
+        lines += ["", objective.sample_title, "", *(f"    {line}" for line in sample.splitlines())]
     lines += ["", f"The run is in {workdir}/. Next:", *(f"    {programs}{command}" for command in commands)]
     print("\n".join(lines))
     if result and math.isfinite(result["nll"]) and processes.is_main_process():

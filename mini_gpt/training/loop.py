@@ -13,6 +13,7 @@ import jax
 
 from mini_gpt.config.schema import Config
 from mini_gpt.data import batches
+from mini_gpt.objectives.base import Probe
 from mini_gpt.runtime import processes, sharding
 from mini_gpt.runtime.errors import UserError
 from mini_gpt.training import start, stopping, writers
@@ -20,7 +21,6 @@ from mini_gpt.training import workdir as workdirs
 from mini_gpt.training.assembly import Assembly
 from mini_gpt.training.checkpoint import Checkpoints, Record
 from mini_gpt.training.conclusion import conclude as print_conclusion
-from mini_gpt.training.evaluators import Probe
 from mini_gpt.training.readings import Clock, Spikes
 from mini_gpt.training.step import Metrics, TrainState, TrainStep
 from mini_gpt.training.stopping import StopRequest
@@ -81,7 +81,7 @@ def train(
                 if not processes.are_several():
                     stop.signal = stop.received  # a signal may have come after the last step
         if conclude and stop.signal is None:
-            print_conclusion(workdir, assembly.evaluator, assembly.loaded(state.parameters), int(state.step))
+            print_conclusion(workdir, assembly.objective, assembly.loaded(state.parameters), int(state.step))
     if stop.signal is not None:
         log.info(f"stopped and saved at step {int(state.step)}; the same command resumes the run")
         sys.exit(128 + stop.signal)  # as if the signal had killed the process
@@ -109,7 +109,7 @@ class Loop:
         self.clock, self.spikes = Clock(self.config.train.batch_size * self.config.context_length), Spikes()
         self.best_loss = self.checkpoints.best_loss(self.config.eval.tokens)
         steps = range(begin + 1, self.config.train.steps + 1)
-        host_batches = batches.iterate(self.assembly.train_batches, begin, len(steps))
+        host_batches = batches.iterate(self.assembly.objective.train_batches, begin, len(steps))
         pending: tuple[int, Metrics, Due] | None = None  # read when the next step runs, so that no device is idle
         for step, batch in zip(steps, sharding.prefetch_to_device(host_batches, self.assembly.mesh), strict=False):
             state, metrics = self.train_step(state, batch)
@@ -164,10 +164,10 @@ class Loop:
 
     def _evaluated(self, row: Row, state: TrainState) -> Row:
         """Return the row with scores, those of the probe included, its images, and a sample."""
-        evaluator, model = self.assembly.evaluator, self.assembly.loaded(state.parameters)
-        curves, images = self.probe(model, evaluator.probe_row) if self.probe else ({}, {})
-        scores = evaluator.scalars(model) | curves
-        texts = {"sample": evaluator.sample(model, self.config.eval.sample_tokens)} if evaluator.has_sample else {}
+        objective, model = self.assembly.objective, self.assembly.loaded(state.parameters)
+        curves, images = self.probe(model, objective.probe_row) if self.probe else ({}, {})
+        scores = objective.scalars(model) | curves
+        texts = {"sample": objective.sample(model, self.config.eval.sample_tokens)} if objective.has_sample else {}
         return Row(row.step, row.values | scores, images, texts)
 
     def _save(self, step: int, state: TrainState, validation_loss: float | None) -> None:

@@ -9,7 +9,7 @@ from jax.sharding import Mesh
 
 from mini_gpt.config import places
 from mini_gpt.config.schema import Config
-from mini_gpt.data import corpora, pairs, token_store, tokenizers
+from mini_gpt.data import batches, corpora, token_store, tokenizers
 from mini_gpt.data.corpus import Corpus
 from mini_gpt.data.tokenizers import Tokenizer
 from mini_gpt.model import parameters as model_parameters
@@ -108,6 +108,6 @@ def describe(run: Start, *, parameters: bool) -> None:
             log.info(f"training changes {count:,} of these: {'the adapters' if config.train.lora_rank else named}\n")
         if config.model.has_encoder:
             said = "padding in the first batch: {:.0%} of the tokens of the sources, {:.0%} of those of the targets\n"
-            log.info(said.format(*pairs.padding_shares(run.assembly.train_batches[0])))
+            log.info(said.format(*batches.padding_shares(run.assembly.objective.train_batches[0])))
     if processes.is_main_process():
-        settings.report(config, run.assembly.train_batches.rows_per_epoch, new=run.is_new)
+        settings.report(config, run.assembly.objective.train_batches.rows_per_epoch, new=run.is_new)

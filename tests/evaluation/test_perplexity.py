@@ -13,9 +13,9 @@ from mini_gpt.data.text_batches import Vocab, corrupted_blocks
 from mini_gpt.evaluation import perplexity, scoring
 from mini_gpt.evaluation.loaded import LoadedModel
 from mini_gpt.model import loss as losses
+from mini_gpt.objectives import base
 from mini_gpt.runtime import devices, progress
 from mini_gpt.runtime.errors import UserError
-from mini_gpt.training import evaluators
 from tests.evaluation.models import random_model
 
 TOKEN_BYTES = np.array([1] * 256 + [0])
@@ -159,6 +159,6 @@ def test_a_metric_of_your_own_gets_the_loss_of_each_token(make_model, monkeypatc
     after = perplexity.result(score, model)
     assert list(before) == [name for name in after if name != "worst"] and after["worst"] > after["nll"]
     assert type(after["worst"]) is float and (after["bits_per_byte"] is None) == masked
-    logged = evaluators._scalars(score.nll, scoring.metrics(score))
+    logged = base.scalars(score.nll, scoring.metrics(score))
     defined = {"loss", "worst"} if masked else {"loss", "worst", "bits_per_byte"}
     assert set(logged) == {f"validation/{name}" for name in defined}

@@ -11,8 +11,10 @@ from orbax.checkpoint import CheckpointManager
 import train
 from mini_gpt.commands import command_line
 from mini_gpt.data import token_store
+from mini_gpt.objectives.pairs import PairObjective
+from mini_gpt.objectives.text import TextObjective
 from mini_gpt.runtime import processes
-from mini_gpt.training import assembly, checkpoint, evaluators, loop
+from mini_gpt.training import assembly, checkpoint, loop
 
 PIPE = int(os.environ["MARKS"])
 
@@ -81,8 +83,8 @@ if __name__ == "__main__":
     mark_calls("data", token_store, "_build")
     mark_calls("save", loop.Checkpoints, "save", leaves=False)  # Orbax writes the rest in the background
     mark_calls("save", CheckpointManager, "_finalize", enters=False)
-    for evaluator in (evaluators.TextEvaluator, evaluators.PairEvaluator):
-        mark_calls("evaluation", evaluator, "scalars")
+    for objective in (TextObjective, PairObjective):
+        mark_calls("evaluation", objective, "scalars")
     mark_restored()
     mark_steps()
     cache_all_programs()

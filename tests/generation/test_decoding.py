@@ -21,9 +21,9 @@ from mini_gpt.generation.prompts import Prompts
 from mini_gpt.generation.sampling import Sampling
 from mini_gpt.insight import attention
 from mini_gpt.model import build
+from mini_gpt.objectives.text import TextObjective
 from mini_gpt.runtime import devices, sharding
 from mini_gpt.runtime.errors import UserError
-from mini_gpt.training.evaluators import TextEvaluator
 from tests.conftest import slow
 
 CONTEXT, VOCAB = 8, 13
@@ -238,4 +238,4 @@ def test_models_without_a_cache_generate_nothing(fields, reason):
     model = make(**fields)
     with pytest.raises(UserError, match=rf"^{reason}, .*; so the model can't generate text with a KV cache$"):
         generate(model, [1, 2])
-    assert not TextEvaluator(model.config, ByteTokenizer(), np.arange(100)).has_sample
+    assert not TextObjective(model.config, ByteTokenizer(), lambda _: np.arange(100)).has_sample

@@ -9,8 +9,8 @@ from mini_gpt.insight import encodings, figures
 from mini_gpt.insight.training_curves import attention_metrics
 from mini_gpt.model.positions import ENCODINGS, Alibi, Learned, Rope
 from mini_gpt.model.positions.waves import rope_frequencies
+from mini_gpt.objectives.base import ProbeRow
 from mini_gpt.pages.explorer import page
-from mini_gpt.training.evaluators import ProbeRow
 from tests.evaluation.models import random_model
 from tests.insight.test_figures import lines
 from tests.pages import node

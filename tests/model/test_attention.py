@@ -20,8 +20,8 @@ from mini_gpt.model import MiniGPT, build
 from mini_gpt.model.attention.context import Mask
 from mini_gpt.model.attention.multi_head import MultiHeadAttention, split_heads
 from mini_gpt.model.attention.reference import attend
+from mini_gpt.objectives.tasks import TaskObjective
 from mini_gpt.runtime import sharding
-from mini_gpt.training.evaluators import TaskEvaluator
 from tests import oracle
 from tests.conftest import slow
 from tests.evaluation.models import random_model
@@ -165,7 +165,7 @@ def test_padding_does_not_change_the_attention_curves_of_a_task():
     tokenizer, logged = CharacterTokenizer(tasks.ALPHABET), []
     for length in (14, 30):
         config = loading.load("configs/tasks.py:copy", fields | {"context_length": length})
-        evaluator = TaskEvaluator(config, tokenizer)
+        evaluator = TaskObjective(config, tokenizer, lambda _: None)
         curves, _ = attention_metrics(random_model(config, tokenizer.token_bytes), evaluator.probe_row)
         logged.append((evaluator.problems[0], curves))
     assert logged[0][0] == logged[1][0] and logged[0][1] == pytest.approx(logged[1][1], rel=1e-4)

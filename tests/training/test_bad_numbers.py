@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from mini_gpt.data.text_batches import TextBatches
+from mini_gpt.objectives.text import TextObjective
 from mini_gpt.runtime import sharding
 from mini_gpt.runtime.errors import UserError
 from mini_gpt.training import assembly, loop, writers
@@ -49,12 +50,12 @@ def trained_on(config, places, parameters=None):
         if place is None:
             state = state._replace(step=state.step + 1)
         else:
-            state, _ = step(state, sharding.put_batch(run.train_batches[place], run.mesh))
+            state, _ = step(state, sharding.put_batch(run.objective.train_batches[place], run.mesh))
     return state
 
 
 def test_a_validation_loss_that_is_not_finite_is_null_in_json(small, tmp_path, monkeypatch):
-    monkeypatch.setattr(assembly.TextEvaluator, "scalars", lambda *_: {"validation/loss": math.nan})
+    monkeypatch.setattr(TextObjective, "scalars", lambda *_: {"validation/loss": math.nan})
     loop.train(small(**FIELDS), tmp_path, conclude=False)
     strictly = lambda text: json.loads(text, parse_constant=pytest.fail)
     last = [strictly(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()][-1]

@@ -124,7 +124,7 @@ def test_lengths_that_are_too_short_are_refused(small, fields, message):
 def test_the_default_config_has_little_padding():
     config = loading.load("configs/seq2seq.py")
     tokenizer = tokenizers.CharacterTokenizer(tasks.find(config.data.corpus).alphabet)
-    assert max(pairs.padding_shares(task_batches.TaskBatches(config, tokenizer)[0])) < 0.3
+    assert max(batches.padding_shares(task_batches.TaskBatches(config, tokenizer)[0])) < 0.3
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ import pytest
 
 from mini_gpt.evaluation import perplexity
 from mini_gpt.model.gpt import MiniGPT
+from mini_gpt.objectives.text import TextObjective
 from mini_gpt.runtime import sharding
 from mini_gpt.runtime.errors import UserError
 from mini_gpt.training import assembly, loop
@@ -45,7 +46,7 @@ def test_a_run_resumes_on_another_number_of_devices(small, tmp_path, monkeypatch
     moved = loop.train(small(**there), tmp_path / "moved", conclude=False)
     kernel = moved.parameters["blocks"][0]["mlp"]["up"]["kernel"]
     assert kernel.sharding.shard_shape(kernel.shape) == (32 // after[1], 128 // after[2])
-    np.testing.assert_array_equal(seen[0]["inputs"], assembled(small(**there)).train_batches[4]["inputs"])
+    np.testing.assert_array_equal(seen[0]["inputs"], assembled(small(**there)).objective.train_batches[4]["inputs"])
     losses = [[row["train/loss"] for row in rows(tmp_path / name)] for name in ("uninterrupted", "moved")]
     np.testing.assert_allclose(*losses, rtol=1e-4)
 
@@ -74,7 +75,7 @@ def evaluated(monkeypatch):
 
     def as_losses(*losses):
         found = iter(losses)
-        monkeypatch.setattr(assembly.TextEvaluator, "scalars", lambda *_: {"validation/loss": next(found)})
+        monkeypatch.setattr(TextObjective, "scalars", lambda *_: {"validation/loss": next(found)})
 
     return as_losses
 

@@ -17,6 +17,7 @@ from mini_gpt import suites
 from mini_gpt.config import loading
 from mini_gpt.evaluation import items
 from mini_gpt.insight import training_curves
+from mini_gpt.objectives.text import TextObjective
 from mini_gpt.runtime import files
 from mini_gpt.suites.base import SuiteOptions
 from mini_gpt.training import assembly, loop, readings, writers
@@ -133,9 +134,9 @@ def test_logged_speed_excludes_compilation_and_evaluation(small, tmp_path, monke
         now += 60
         return scalars_of(evaluator, state)
 
-    make, scalars_of = assembly.Assembly.compiled_step, assembly.TextEvaluator.scalars
+    make, scalars_of = assembly.Assembly.compiled_step, TextObjective.scalars
     monkeypatch.setattr(assembly.Assembly, "compiled_step", compiled_step)
-    monkeypatch.setattr(assembly.TextEvaluator, "scalars", scalars)
+    monkeypatch.setattr(TextObjective, "scalars", scalars)
     clock = dict.fromkeys(("perf_counter", "monotonic", "time"), lambda: now)
     monkeypatch.setattr(readings, "time", SimpleNamespace(**clock))
     monkeypatch.setattr(writers, "time", SimpleNamespace(**clock))
