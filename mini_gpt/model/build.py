@@ -1,18 +1,25 @@
 """The model of a config, and its split into a definition and parameters."""
 
+import importlib
+
 from flax import nnx
 
 from mini_gpt.config.model import ModelConfig
-from mini_gpt.model.encoder_decoder import EncoderDecoder
 from mini_gpt.model.gpt import MiniGPT
 from mini_gpt.model.parameters import Parameters
-from mini_gpt.model.recurrent import RecurrentGPT
+
+CLASSES = {
+    "decoder": "mini_gpt.model.gpt:MiniGPT",
+    "encoder_decoder": "mini_gpt.model.encoder_decoder:EncoderDecoder",
+    "gru": "mini_gpt.model.recurrent:RecurrentGPT",
+}
 
 
 def make(config: ModelConfig, vocab_size: int, *, rngs: nnx.Rngs) -> MiniGPT:
-    """Return a new model: MiniGPT, with `model.encoder_layers` an EncoderDecoder, with `model.block` a RecurrentGPT."""
-    other = EncoderDecoder if config.has_encoder else RecurrentGPT if config.block == "gru" else MiniGPT
-    return other(config, vocab_size, rngs=rngs)
+    """Return a new model, of the class for `model.encoder_layers` and `model.block`."""
+    name = "encoder_decoder" if config.has_encoder else "gru" if config.block == "gru" else "decoder"
+    module, _, class_name = CLASSES[name].partition(":")
+    return getattr(importlib.import_module(module), class_name)(config, vocab_size, rngs=rngs)
 
 
 def split(model: MiniGPT) -> tuple[nnx.GraphDef, Parameters]:
