@@ -21,7 +21,7 @@ BLOCK, WARPS = 4096, 16  # classes that a program reads at a time
 def gradients(
     x_TD: jax.Array, targets_T: jax.Array, weights_T: jax.Array, table_VD: jax.Array, options: Any = None
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    """Return the losses nll_T twice, and the gradients d_x_TD and d_table_VD, as `loss` does for its default options."""
+    """Return the losses nll_T twice, and the gradients d_x_TD and d_table_VD, as `loss` with its default options."""
     del options
     classes = len(table_VD)
     table_VD = jnp.pad(table_VD, ((0, -classes % ALIGNED), (0, 0)))

@@ -1,8 +1,8 @@
-"""Pre-LN blocks on NVIDIA GPUs: one kernel for each residual addition and the norm after it, and one for their gradient.
+"""Pre-LN blocks on NVIDIA GPUs: a kernel for each residual addition with the norm after it, and one for its gradient.
 
-Each kernel reads and writes an array once, where XLA alone passes over the residual stream several times. Numbers inside
-are float32. A norm's result and its gradient are rounded to `model.dtype`, as products would round the result anyway.
-Parts of rows: R rows of a program, W the width or the next power of 2, P programs.
+Each kernel reads and writes an array once, where XLA alone passes over the residual stream several times. Numbers
+inside are float32. A norm's result and its gradient are rounded to `model.dtype`; products round the result anyway.
+Axes: R rows of a program at a time, W the width or the next power of 2, P programs.
 """
 
 import functools
@@ -37,7 +37,7 @@ def run(blocks: Any, x_BLD: jax.Array, context: Any, keys: Sequence[Any]) -> jax
         for block, key in zip(blocks, keys, strict=True):
             x_BLD = block(x_BLD, context, key)
         return x_BLD
-    added_BLD = None
+    added_BLD: Any = None
     for block, key in zip(blocks, keys, strict=True):
         key, *of_sums = dropout_keys(key, 3)
         x_BLD, y_BLD = add(x_BLD, added_BLD, block.attention_norm)
@@ -125,24 +125,25 @@ def _call(kernel: Callable[..., None], kind: Kind, programs: int, outputs: tuple
 
 def _forward_kernel(x_ref, added_ref, scale_ref, bias_ref, total_ref, y_ref, *, kind):
     place, inside_RW = _place(x_ref.shape, pallas.program_id(0))
+    columns_W = _columns(x_ref)
     total_RW = _load(x_ref, place, inside_RW) + _load(added_ref, place, inside_RW)
     normed_RW, _ = _normalised(total_RW, inside_RW, x_ref.shape[1], kind)
-    scale_W, bias_W = (_load(ref, place[1][0], inside_RW[0]) for ref in (scale_ref, bias_ref))
+    scale_W, bias_W = (_load(ref, columns_W, columns_W < x_ref.shape[1]) for ref in (scale_ref, bias_ref))
     triton.store(total_ref.at[place], total_RW, mask=inside_RW)
-    triton.store(y_ref.at[place], (normed_RW * scale_W + bias_W).astype(y_ref.dtype), mask=inside_RW)
+    triton.store(y_ref.at[place], (normed_RW * scale_W[None] + bias_W[None]).astype(y_ref.dtype), mask=inside_RW)
 
 
 def _backward_kernel(total_ref, d_total_ref, dy_ref, scale_ref, d_x_ref, d_added_ref, parts_ref, *, kind):
     count, width = total_ref.shape
     program = pallas.program_id(0)
-    columns_W = _place(total_ref.shape, 0)[0][1][0]
+    columns_W = _columns(total_ref)
     scale_W = _load(scale_ref, columns_W, columns_W < width)
 
     def add(chunk, sums):
         place, inside_RW = _place(total_ref.shape, program + chunk * PROGRAMS)
         normed_RW, inverse_R1 = _normalised(_load(total_ref, place, inside_RW), inside_RW, width, kind)
         dy_RW = _load(dy_ref, place, inside_RW)
-        dx_RW = dy_RW * scale_W
+        dx_RW = dy_RW * scale_W[None]
         mean_R1 = jnp.sum(dx_RW, axis=1, keepdims=True) / width if kind.centred else 0.0
         dx_RW = dx_RW - normed_RW * (jnp.sum(dx_RW * normed_RW, axis=1, keepdims=True) / width) - mean_R1
         dx_RW = dx_RW * inverse_R1 + _load(d_total_ref, place, inside_RW)
@@ -155,6 +156,10 @@ def _backward_kernel(total_ref, d_total_ref, dy_ref, scale_ref, d_x_ref, d_added
     sums = jax.lax.fori_loop(0, chunks, add, (zeros_W, zeros_W))
     for kept, sum_W in enumerate(sums):
         triton.store(parts_ref.at[program, kept, columns_W], sum_W, mask=columns_W < width)
+
+
+def _columns(ref: Any) -> jax.Array:
+    return jnp.arange(pallas.next_power_of_2(ref.shape[1]))
 
 
 def _place(shape: tuple, block: Any) -> tuple:

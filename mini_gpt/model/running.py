@@ -1,4 +1,4 @@
-"""Other ways to run the blocks: a scan over stacked layers, recomputed activations in the backward pass, GPU kernels."""
+"""Other ways to run the blocks: a scan over stacked layers, recomputed activations, and kernels for GPUs."""
 
 import functools
 from collections.abc import Callable, Sequence
