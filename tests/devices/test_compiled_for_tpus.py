@@ -43,8 +43,8 @@ def test_a_step_compiles_for_a_tpu(case):
     fused = fields.get("model.position") != "alibi"
     assert found["device"]["count"] == 4 and found["kernels"] == (KERNELS if fused else {})
     # In float32: the angles of RoPE; without a kernel, the gradient of the logits, which gives those of queries and keys.
-    assert found["products"].pop("f32×f32", 0) <= 1 and found["products"].pop("f32×bf16", 0) == (0 if fused else 2)
-    assert list(found["products"]) == ["bf16×bf16"]
+    assert found["products"].pop("f32 x f32", 0) <= 1 and found["products"].pop("f32 x bf16", 0) == (0 if fused else 2)
+    assert list(found["products"]) == ["bf16 x bf16"]
     assert [each for each in found["collectives"] if re.search(whole, each["result"])] == []
     state = 12 * found["parameters"]  # parameters and two moments, float32
     assert found["bytes"]["peak"] < 300e6
@@ -54,6 +54,10 @@ def test_a_step_compiles_for_a_tpu(case):
 
 def test_the_bytes_of_shapes():
     assert compiled_for.bytes_of("(bf16[8,64]{1,0:T(8,128)}, f32[], pred[3])") == 8 * 64 * 2 + 4 + 3
+
+
+def test_equal_arrays_are_listed_once():
+    assert compiled_for.listed(["f32[64]", "bf16[8,64]", "f32[64]"]) == "2 f32[64], bf16[8,64]"
 
 
 def test_without_libtpu_the_error_names_what_to_install(monkeypatch):
