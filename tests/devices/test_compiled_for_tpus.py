@@ -42,7 +42,7 @@ def test_a_step_compiles_for_a_tpu(case):
     found = json.loads(done.stdout)
     fused = fields.get("model.position") != "alibi"
     assert found["device"]["count"] == 4 and found["kernels"] == (KERNELS if fused else {})
-    # In float32: RoPE's angles; without a kernel, the gradient of the logits, from which those of queries and keys come.
+    # In float32: the angles of RoPE; without a kernel, the gradient of the logits in two products.
     assert found["products"].pop("f32 x f32", 0) <= 1 and found["products"].pop("f32 x bf16", 0) == (0 if fused else 2)
     assert list(found["products"]) == ["bf16 x bf16"]
     assert [each for each in found["collectives"] if re.search(whole, each["result"])] == []
