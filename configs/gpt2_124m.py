@@ -3,7 +3,8 @@
     python train.py --config=configs/gpt2_124m.py --config.data.path='openwebtext/**/*.txt'
 
 This config is for eight 80 GB GPUs. With fewer, increase train.accumulation_steps. It was never trained, for lack of
-GPUs. Batch size and learning rate are those of GPT-3 Small (Brown et al. 2020, table 2.1).
+GPUs. Batch size and learning rate are those of GPT-3 Small (Brown et al. 2020, table 2.1). There are no biases, as in
+nanoGPT's recipe.
 """
 
 from ml_collections import ConfigDict
@@ -13,6 +14,7 @@ from configs import presets
 
 def get_config() -> ConfigDict:
     config = presets.get_config("gpt2_small")
+    config.model.use_bias = False
     config.data.corpus = "text"
     config.data.path = "openwebtext/**/*.txt"
     config.data.split_fractions = (0.998, 0.001, 0.001)

@@ -28,10 +28,9 @@ class Recipe(NamedTuple):
     overrides: dict[str, Any]
 
 
-# nanoGPT's train.py has no biases and pads GPT-2's 50,257 tokens to 50,304. The batch is that of one of eight GPUs.
-GPT2 = {"model.use_bias": False, "train.batch_size": 16, "train.accumulation_steps": 1}
+GPT2 = {"train.batch_size": 16, "train.accumulation_steps": 1}  # the batch is that of one of eight GPUs
 RECIPES = {
-    "gpt2_124m": Recipe("configs/gpt2_124m.py", 50_304, 15, GPT2),
+    "gpt2_124m": Recipe("configs/gpt2_124m.py", 50_257, 15, GPT2),
     "shakespeare_char": Recipe("configs/shakespeare_char.py", 65, 40, {}),
     "tiny": Recipe("configs/tiny.py", 257, 100, {}),
 }

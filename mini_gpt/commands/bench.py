@@ -206,12 +206,14 @@ def main() -> None:
     parser.add_argument(
         "--compile-for", metavar="SLICE", help="for --config: a TPU slice such as v5e:2x4; needs libtpu"
     )
+    parser.add_argument("--vocab_size", type=int, help="for --compile-for: number of tokens, if the corpus decides it")
     parser.add_argument("--steps", type=int, default=100, help="training steps to measure after the warm-up")
     parser.add_argument("--prompt_tokens", type=int, default=16, help="for --decode: length of the prompt or source")
     parser.add_argument("--tokens", type=int, default=240, help="for --decode: new tokens")
     flags, rest = parser.parse_known_args()
-    for name, least in (("steps", 1), ("prompt_tokens", 1), ("tokens", 2)):
-        require(getattr(flags, name) >= least, f"--{name}", getattr(flags, name), f"must be at least {least}")
+    for name, least in (("steps", 1), ("prompt_tokens", 1), ("tokens", 2), ("vocab_size", 1)):
+        number = getattr(flags, name)
+        require(number is None or number >= least, f"--{name}", number, f"must be at least {least}")
     overrides = command_line.config_overrides(rest)
     command_line.set_up()
     with tempfile.TemporaryDirectory() as empty_cache:
@@ -221,7 +223,7 @@ def main() -> None:
             require(flags.config is not None, "--compile-for", flags.compile_for, "needs --config")
             found = compiled_for.describe(flags.compile_for)
             config = count_parameters.read(flags.config, overrides)
-            size = count_parameters.vocab_size(config.data) + config.extra_tokens
+            size = (flags.vocab_size or count_parameters.vocab_size(config.data)) + config.extra_tokens
             result = {"config": flags.config, "overrides": overrides} | compiled_for.report(config, size, found)
         elif flags.config:
             result = measure(flags.config, overrides, flags.steps)

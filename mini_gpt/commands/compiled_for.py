@@ -49,6 +49,7 @@ def report(config: Config, vocab_size: int, found: Sequence[jax.Device]) -> dict
     bytes: state (parameters, optimizer state, batch), peak, accessed (XLA's estimate), results of collectives.
     flops: XLA's estimate, without those of kernels. The body of a loop counts once in all but memory.
     products: of the types of operands, before compilation.
+    collectives: those with the largest results first. result: the arrays of each, such as "2 f32[64], bf16[8,64]".
     """
     # The model asks JAX which devices it has, and so chooses the code for them.
     with mock.patch.multiple(jax, devices=lambda *_: found, default_backend=lambda: found[0].platform):
@@ -65,11 +66,15 @@ def report(config: Config, vocab_size: int, found: Sequence[jax.Device]) -> dict
     memory: Any = compiled.memory_analysis()
     text = compiled.as_text()
     # XLA writes a collective once for each product that runs meanwhile; all have the same channel.
-    by_channel: dict[str, tuple[str, str]] = {}
+    by_channel: dict[str, tuple[str, tuple[str, ...]]] = {}
     for shape, kind, starts, channel in COLLECTIVE.findall(text):
         arrays = [match[0] for match in ARRAY.finditer(shape)]
-        by_channel[channel] = kind, " ".join(arrays[1:2] if starts else arrays)  # a start has operand, result, others
+        by_channel[channel] = kind, tuple(arrays[1:2] if starts else arrays)  # a start has operand, result, others
     moved = collections.Counter(by_channel.values())
+    made = [
+        {"kind": kind, "result": listed(arrays), "count": count, "bytes": count * sum(map(bytes_of, arrays))}
+        for (kind, arrays), count in moved.items()
+    ]
     return {
         "device": {"kind": found[0].device_kind, "count": len(found)},
         "mesh": dict(mesh.shape),
@@ -79,15 +84,19 @@ def report(config: Config, vocab_size: int, found: Sequence[jax.Device]) -> dict
             "state": memory.argument_size_in_bytes,
             "peak": memory.peak_memory_in_bytes,
             "accessed": cost["bytes accessed"],
-            "collectives": sum(count * bytes_of(shape) for (_, shape), count in moved.items()),
+            "collectives": sum(each["bytes"] for each in made),
         },
         "flops": cost["flops"],
         "kernels": dict(collections.Counter(KERNEL.findall(text))),
-        "products": dict(collections.Counter(map("×".join, PRODUCT.findall(lowered.as_text())))),
-        "collectives": [
-            {"kind": kind, "result": shape, "count": count} for (kind, shape), count in moved.most_common()
-        ],
+        "products": dict(collections.Counter(map(" x ".join, PRODUCT.findall(lowered.as_text())))),
+        "collectives": sorted(made, key=lambda each: -each["bytes"]),
     }
+
+
+def listed(arrays: Sequence[str]) -> str:
+    """Return the arrays as text, equal ones once and with their number."""
+    counts = collections.Counter(arrays).items()
+    return ", ".join(shape if count == 1 else f"{count} {shape}" for shape, count in counts)
 
 
 def bytes_of(shape: str) -> int:

@@ -62,7 +62,7 @@ def vocab_size(data: DataConfig) -> int:
         return len(tasks.find(data.corpus).alphabet) + 1
     if data.tokenizer == "bytes" and data.corpus != TOKENS:
         return tokenizers.vocab_size(tokenizers.ByteTokenizer())
-    remedy = "its size depends on the corpus; give --vocab_size, or the --workdir of a run"
+    remedy = "the number of tokens depends on the corpus; give it as --vocab_size"
     require(data.corpus != TOKENS, "data.corpus", data.corpus, remedy)
     require(data.tokenizer in ("bpe", "imported"), "data.tokenizer", data.tokenizer, remedy)
     return data.vocab_size

@@ -12,9 +12,10 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 
 from mini_gpt.model.output import logits, product
-from mini_gpt.runtime import sharding
+from mini_gpt.runtime import devices, sharding
 
-LIMIT = 2**27  # bytes of float32 logits that a CPU holds at a time; GPUs and TPUs, where chunks are slow, hold 2**30
+LIMIT = 2**27  # bytes of float32 logits that a CPU holds at a time
+LIMITS = {"tpu": 8, "gpu": 32}  # the same of others, where chunks are slow, in multiples of LIMIT
 
 
 def nll(logits_BLV: jax.Array, targets_BL: jax.Array) -> jax.Array:
@@ -69,34 +70,23 @@ def loss_sums(
 
 
 def _loss_sums_forward(x_BLD, table_VD, targets_BL, weights_BL, options, mesh):
-    smoothing, soft_cap = options
+    gradients = _gradients
+    if options == LossOptions() and devices.has_triton():
+        from mini_gpt.model import gpu_loss  # imports Pallas
+
+        gradients = gpu_loss.gradients
 
     def local(x_BLD, table_VD, targets_BL, weights_BL):
         table_VD = table_VD.astype(x_BLD.dtype)
-        classes_V = jnp.arange(len(table_VD))
 
         def add(carry, chunk):
             x_TD, targets_T, weights_T = chunk
-            logits_TV = logits(x_TD, table_VD, soft_cap)
-            max_T1 = jnp.max(logits_TV, axis=-1, keepdims=True)
-            exp_TV = jnp.exp(logits_TV - max_T1)
-            sum_T1 = jnp.sum(exp_TV, axis=-1, keepdims=True)
-            lse_T = (jnp.log(sum_T1) + max_T1)[:, 0]
-            nll_T = lse_T - jnp.take_along_axis(logits_TV, targets_T[:, None], axis=-1)[:, 0]
-            objective_T = nll_T
-            if smoothing:
-                objective_T = (1 - smoothing) * nll_T + smoothing * (lse_T - jnp.mean(logits_TV, axis=-1))
-            target_TV = (1 - smoothing) * (classes_V == targets_T[:, None]) + smoothing / len(classes_V)
-            d_logits_TV = weights_T[:, None] * (exp_TV / sum_T1 - target_TV)
-            if soft_cap is not None:
-                d_logits_TV = d_logits_TV * (1 - jnp.square(logits_TV / soft_cap))  # the derivative of the cap
-            d_logits_TV = d_logits_TV.astype(x_TD.dtype)
-            d_table_VD = product(d_logits_TV, x_TD, (0, 0))
+            objective_T, nll_T, d_x_TD, d_table_VD = gradients(x_TD, targets_T, weights_T, table_VD, options)
             sums = jnp.sum(objective_T * weights_T), jnp.sum(nll_T * weights_T), d_table_VD
-            return jax.tree.map(jnp.add, carry, sums), product(d_logits_TV, table_VD, (1, 0)).astype(x_TD.dtype)
+            return jax.tree.map(jnp.add, carry, sums), d_x_TD
 
         zero = jnp.float32(0), jnp.float32(0), jnp.zeros(table_VD.shape, jnp.float32)
-        sums, d_x_TD = _scan(add, zero, (x_BLD, targets_BL, weights_BL), len(classes_V))
+        sums, d_x_TD = _scan(add, zero, (x_BLD, targets_BL, weights_BL), len(table_VD))
         return jax.lax.psum(sums, rows[0]), d_x_TD.reshape(x_BLD.shape)
 
     rows, replicated = sharding.batch_sharding(mesh).spec, PartitionSpec()
@@ -104,6 +94,28 @@ def _loss_sums_forward(x_BLD, table_VD, targets_BL, weights_BL, options, mesh):
     local = jax.shard_map(local, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
     (objective, nll_sum, d_table_VD), d_x_BLD = local(x_BLD, table_VD, targets_BL, weights_BL)
     return (objective, nll_sum), (d_x_BLD, d_table_VD.astype(table_VD.dtype))
+
+
+def _gradients(x_TD, targets_T, weights_T, table_VD, options):
+    """Return a chunk's objective_T and nll_T, and the gradients d_x_TD and d_table_VD of its weighted objective."""
+    smoothing, soft_cap = options
+    classes_V = jnp.arange(len(table_VD))
+    logits_TV = logits(x_TD, table_VD, soft_cap)
+    max_T1 = jnp.max(logits_TV, axis=-1, keepdims=True)
+    exp_TV = jnp.exp(logits_TV - max_T1)
+    sum_T1 = jnp.sum(exp_TV, axis=-1, keepdims=True)
+    lse_T = (jnp.log(sum_T1) + max_T1)[:, 0]
+    nll_T = lse_T - jnp.take_along_axis(logits_TV, targets_T[:, None], axis=-1)[:, 0]
+    objective_T = nll_T
+    if smoothing:
+        objective_T = (1 - smoothing) * nll_T + smoothing * (lse_T - jnp.mean(logits_TV, axis=-1))
+    target_TV = (1 - smoothing) * (classes_V == targets_T[:, None]) + smoothing / len(classes_V)
+    d_logits_TV = weights_T[:, None] * (exp_TV / sum_T1 - target_TV)
+    if soft_cap is not None:
+        d_logits_TV = d_logits_TV * (1 - jnp.square(logits_TV / soft_cap))  # the derivative of the cap
+    d_logits_TV = d_logits_TV.astype(x_TD.dtype)
+    d_table_VD = product(d_logits_TV, x_TD, (0, 0))
+    return objective_T, nll_T, product(d_logits_TV, table_VD, (1, 0)).astype(x_TD.dtype), d_table_VD
 
 
 def _loss_sums_backward(options, mesh, gradients, cotangents):
@@ -117,7 +129,7 @@ loss_sums.defvjp(_loss_sums_forward, _loss_sums_backward)
 def _scan(function, carry, arrays_BL, classes: int):
     """Scan over tokens in as few equal chunks as LIMIT allows; one chunk needs no loop. Padding does not count."""
     tokens = arrays_BL[0].shape[0] * arrays_BL[0].shape[1]
-    size = -(-tokens // -(-4 * tokens * classes // (LIMIT if jax.default_backend() == "cpu" else 8 * LIMIT)))
+    size = -(-tokens // -(-4 * tokens * classes // (LIMIT * LIMITS.get(jax.default_backend(), 1))))
 
     def chunks(array_BL: jax.Array) -> jax.Array:
         rest = array_BL.shape[2:]

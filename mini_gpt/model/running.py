@@ -1,4 +1,4 @@
-"""Other ways to run the blocks: a scan over stacked layers, and recomputed activations in the backward pass."""
+"""Other ways to run the blocks: a scan over stacked layers, recomputed activations, and kernels for GPUs."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -10,6 +10,7 @@ from flax import nnx
 
 from mini_gpt.config.model import ModelConfig
 from mini_gpt.model.layers import PRODUCT
+from mini_gpt.runtime import devices
 
 # {model.remat: what a block saves for its backward pass}. dots: the matrix products, which are slow to recompute.
 SAVED = {
@@ -25,16 +26,24 @@ def make_blocks(config: ModelConfig, block: type, *, rngs: nnx.Rngs) -> Any:
     return nnx.List([block(config, kind, rngs=rngs) for kind in config.layer_kinds])
 
 
-@functools.cache
 def make_runner(config: ModelConfig) -> Callable[..., jax.Array] | None:
     """Return run(blocks, x_BLD, context, keys) -> x_BLD, or None if a loop over the blocks is enough.
 
     keys: a dropout key for each layer, or None for each layer. The same config gives the same function: NNX compares
     the attributes of models by equality, and another function would compile again.
     """
-    if config.scan_layers:
-        return functools.partial(_scan, config)
-    return None if config.remat == "none" else functools.partial(_in_order, config)
+    if config.scan_layers or config.remat != "none":
+        return _runner(config)
+    if devices.has_triton():
+        from mini_gpt.model import gpu_norm  # imports Pallas
+
+        return gpu_norm.run if gpu_norm.fits(config) else None
+    return None
+
+
+@functools.cache
+def _runner(config: ModelConfig) -> Callable[..., jax.Array]:
+    return functools.partial(_scan if config.scan_layers else _in_order, config)
 
 
 def unstack(model: Any) -> Any:

@@ -61,6 +61,14 @@ def has_bfloat16(device: Any) -> bool:
     return platform(device) != "cuda" or (_compute_capability(device) or (0, 0)) >= FIRST_WITH_BFLOAT16
 
 
+def has_triton() -> bool:
+    """Return whether this process computes on NVIDIA GPUs for which Triton compiles Pallas kernels, Ampere or newer."""
+    if jax.default_backend() != "gpu":
+        return False
+    device = jax.devices()[0]
+    return platform(device) == "cuda" and has_bfloat16(device)
+
+
 def _compute_capability(gpu: Any) -> tuple[int, int] | None:
     """Return the compute capability of an NVIDIA GPU. AMD GPUs have a name instead, such as gfx90a: return None."""
     numbers = re.fullmatch(r"(\d+)\.(\d+)", str(getattr(gpu, "compute_capability", "")))

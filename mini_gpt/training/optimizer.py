@@ -80,12 +80,14 @@ def _is_schedule(node: Any) -> bool:
 class Optimizer(NamedTuple):
     """The transformation of gradients, and the learning rates that it uses, by the names of their metrics."""
 
-    transformation: optax.GradientTransformation
+    transformation: optax.GradientTransformationExtraArgs
     rates: dict[str, optax.Schedule]
 
-    def update(self, gradients: Parameters, state: optax.OptState, parameters: Parameters, step: jax.Array) -> Any:
-        """Return (updates, new state) with the learning rates of this step."""
-        return self.transformation.update(gradients, at_step(state, step), parameters)
+    def update(
+        self, gradients: Parameters, norm: jax.Array, state: optax.OptState, parameters: Parameters, step: jax.Array
+    ) -> Any:
+        """Return (updates, new state) with the learning rates of this step. norm: of the gradients."""
+        return self.transformation.update(gradients, at_step(state, step), parameters, norm=norm)
 
 
 def make_optimizer(config: Config, parameters: Parameters) -> Optimizer:
@@ -96,7 +98,18 @@ def make_optimizer(config: Config, parameters: Parameters) -> Optimizer:
     o, rates = config.optimizer, schedules(config)
     adamw = _adamw(o, rates["learning_rate"], decays(parameters))
     made = _muon(config, rates, parameters) if o.name == "muon" else adamw
-    return Optimizer(optax.chain(optax.clip_by_global_norm(o.clip_norm), made), rates)
+    return Optimizer(optax.chain(_clip(o.clip_norm), made), rates)
+
+
+def _clip(most: float) -> optax.GradientTransformationExtraArgs:
+    """Return optax.clip_by_global_norm, for gradients whose norm is known."""
+
+    def update(gradients: Parameters, state: Any, parameters: Any = None, *, norm: jax.Array | None = None, **_: Any):
+        del parameters
+        found = optax.tree.norm(gradients) if norm is None else norm
+        return jax.tree.map(lambda g: jnp.where(found < most, g, g / found * most), gradients), state
+
+    return optax.GradientTransformationExtraArgs(optax.init_empty_state, update)
 
 
 def _adamw(o: OptimizerConfig, rate: optax.Schedule, decayed: Any) -> optax.GradientTransformation:
