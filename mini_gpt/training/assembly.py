@@ -8,7 +8,7 @@ from jax.sharding import Mesh
 
 from mini_gpt.config.schema import Config, batch_problem
 from mini_gpt.data import batches, task_batches, text_batches, token_store, tokenizers
-from mini_gpt.data.corpus import Corpus
+from mini_gpt.data.corpora import Corpus
 from mini_gpt.data.layout import PLAIN, Layout
 from mini_gpt.data.pairs import PairBatches, StoredPairs
 from mini_gpt.data.tokenizers import Tokenizer

@@ -137,7 +137,7 @@ class Reporter:
         if self.path.exists():
             kept = [line for line, row in _lines(self.path) if row["step"] <= start]
             files.write_text(self.path, "".join(f"{line}\n" for line in kept))
-        self.file = files.open_to_append(self.path)
+        self.file = self.path.open("a", encoding="utf-8")
         self.events = EventFile(self.path.with_name(workdirs.TENSORBOARD), first_step=start + 1)
 
     def drop_after(self, step: int) -> None:
@@ -278,7 +278,7 @@ def read(path: Path) -> list[dict[str, float]]:
 
 def _lines(path: Path) -> Iterator[tuple[str, dict[str, float]]]:
     """Yield (line, row) of each valid line; skip other lines, such as an incomplete last line."""
-    with files.open_regular(path) as file:
+    with path.open("rb") as file:
         for raw in iter(lambda: file.readline(LONGEST_LINE), b""):
             line = raw.decode(errors="replace").rstrip("\r\n")
             try:
