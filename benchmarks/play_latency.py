@@ -26,7 +26,7 @@ import numpy as np
 
 from mini_gpt.commands import command_line
 from mini_gpt.config import loading
-from mini_gpt.data.simple_tokenizers import ByteTokenizer
+from mini_gpt.data.tokenizers import ByteTokenizer
 from mini_gpt.pages.play import page as playground
 from tests.evaluation.models import random_model
 from tests.pages import browser as chromium

@@ -8,15 +8,11 @@ import json
 import sys
 from pathlib import Path
 
-from mini_gpt.data import bucket_tokens
 from mini_gpt.runtime import program
 from mini_gpt.training import conclusion
 
-BLOCK = 2**8  # bytes of a block of tokens in a bucket: small texts have many
-
 if __name__ == "__main__":
     conclusion.SUMMARY_TOKENS = 4  # each sampled token needs a forward pass, with a barrier in each layer
-    bucket_tokens.BLOCK = BLOCK
     for command, *arguments in json.loads(Path(sys.argv[1]).read_text()):
         sys.argv = [command, *arguments]
         program.run(importlib.import_module(command.removesuffix(".py")).main)

@@ -16,7 +16,7 @@ LENGTH = 15
 
 def conditions(name: str) -> dict[str, dict[str, object]]:
     """Return the two conditions of a task."""
-    size = tasks.TASKS[name].size
+    size = tasks.known()[name].size
     fields = {"data.corpus": f"task:{name}", "context_length": size(LENGTH)}
     ape = {"model.position": "learned", "train.random_offsets": size(3 * LENGTH)}
     return {f"{name},ape": fields | ape, f"{name},nope": fields | {"model.position": "none"}}

@@ -9,11 +9,14 @@ import sys
 import unicodedata
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from mini_gpt.config import loading
-from mini_gpt.runtime import buckets, errors, files, processes, program, startup
+from mini_gpt.runtime import errors, files, processes, program, startup
 from mini_gpt.runtime.errors import UserError, suggestion
+
+if TYPE_CHECKING:
+    from mini_gpt.runtime.buckets import Place
 
 RESERVED_PATH = 600  # bytes of a path that are left for the files of a run
 
@@ -68,9 +71,13 @@ def add_process_flags(parser: argparse.ArgumentParser) -> None:
     add("--start_timeout", type=float, default=processes.START_TIMEOUT, help="seconds to wait for other processes")
 
 
-def place(text: str) -> Path | buckets.Place:
-    """Return the directory that a flag names, or the place of an address such as s3://bucket/run."""
-    return buckets.Place(text) if files.is_address(text) else directory(text)
+def place(text: str, local: Callable[[str], Path] | None = None) -> "Path | Place":
+    """Return the place of an address such as s3://bucket/run. Read other texts by `local`, by default `directory`."""
+    if not files.is_address(text):
+        return (local or directory)(text)
+    from mini_gpt.runtime import buckets  # imports Arrow
+
+    return buckets.Place(text)
 
 
 def directory(text: str) -> Path:

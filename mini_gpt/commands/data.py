@@ -19,8 +19,8 @@ from mini_gpt.commands import command_line
 from mini_gpt.config import loading
 from mini_gpt.config.schema import Config
 from mini_gpt.data import corpora, text_batches, token_store, tokenizers
-from mini_gpt.data.corpus import Corpus
-from mini_gpt.data.text_files import LONGEST_PIECE
+from mini_gpt.data.corpora import Corpus
+from mini_gpt.data.sources.text import LONGEST_PIECE
 from mini_gpt.data.token_store import TokenStore
 from mini_gpt.runtime.errors import UserError, printable
 from mini_gpt.training import settings

@@ -24,7 +24,7 @@ from mini_gpt.commands.generate import request
 from mini_gpt.hugging_face import comparing, exporting, gguf_models, hub, importing
 from mini_gpt.hugging_face.architectures import ARCHITECTURES
 from mini_gpt.hugging_face.settings import CONFIG
-from mini_gpt.runtime import copies, files
+from mini_gpt.runtime import buckets, files
 from mini_gpt.runtime.buckets import Place
 from mini_gpt.runtime.errors import UserError, require
 from mini_gpt.training import workdir as workdirs
@@ -71,7 +71,9 @@ def _parser() -> argparse.ArgumentParser:
     out.add_argument("--length", type=int, help=longest)
     named = "directory or GGUF file, also in a bucket, or name on the Hub"
     into = commands.add_parser("import", help="make a run from a model of Transformers", allow_abbrev=False)
-    into.add_argument("--input", type=_source, required=True, help=named)
+    into.add_argument(
+        "--input", type=lambda text: command_line.place(text, command_line.path), required=True, help=named
+    )
     into.add_argument("--revision", help="commit, tag or branch of a model of the Hub; default: its newest commit")
     into.add_argument("--workdir", type=run_flags.new_directory, required=True, help="a new run directory")
     into.add_argument("--config", default="configs/default.py", help="config file for the fields that the input lacks")
@@ -87,11 +89,6 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _source(text: str) -> Path | Place:
-    """Return the path that a flag names, or the place of an address."""
-    return Place(text) if files.is_address(text) else command_line.path(text)
-
-
 @contextlib.contextmanager
 def writing(output: Path | Place) -> Iterator[Path]:
     """Yield a new local directory, whose files are copied to a bucket if the block succeeds.
@@ -101,7 +98,6 @@ def writing(output: Path | Place) -> Iterator[Path]:
     if not isinstance(output, Place):
         yield output
         return
-    output.check()
     if there := output.files():
         cut_off = f"holds files, but no {CONFIG}, which an export writes last; delete them or"
         raise UserError(f"{output}: {'holds files already;' if CONFIG in there else cut_off} name a new folder")
@@ -118,7 +114,7 @@ def _import(flags: argparse.Namespace, rest: Sequence[str]) -> None:
     given = str(flags.input)
     with staging.training(flags.workdir, flags, None, new=True) as workdir:
         if isinstance(flags.input, Place):
-            given = str(copies.fetch(given, files.cache_directory(None)))
+            given = str(buckets.copied(given, files.cache_directory(None)))
         with gguf_models.as_directory(hub.find(given, flags.revision), workdir) as source:
             config = importing.import_run(source.directory, workdir, flags.config, overrides, source.origin)
     done = f"{flags.workdir}: imported as a run at step 0 with corpus {config.data.corpus}. Next: eval.py"
@@ -145,8 +141,8 @@ def _compare(flags: argparse.Namespace) -> None:
 
 def _model(given: Path | Place) -> Path | Place:
     """Return a local copy of a bucket's model of Transformers. Anything else is returned as it is."""
-    is_model = isinstance(given, Place) and given.entry(workdirs.CORPUS) is None
-    return copies.fetch(str(given), files.cache_directory(None)) if is_model else given
+    is_model = isinstance(given, Place) and workdirs.CORPUS not in given.files(recursive=False)
+    return buckets.copied(str(given), files.cache_directory(None)) if is_model else given
 
 
 if __name__ == "__main__":

@@ -3,12 +3,16 @@
 import argparse
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from mini_gpt.commands import command_line
 from mini_gpt.config import loading
 from mini_gpt.data.splits import SPLITS
-from mini_gpt.runtime import buckets, files
+from mini_gpt.runtime import files
 from mini_gpt.runtime.errors import UserError, shown
+
+if TYPE_CHECKING:
+    from mini_gpt.runtime.buckets import Place
 
 
 def add_run_flags(parser: argparse.ArgumentParser) -> None:
@@ -28,12 +32,12 @@ def add_suite_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--strides", help="for extrapolation: window strides; default: min(1x, shortest length) / 4")
 
 
-def new_directory(text: str) -> Path | buckets.Place:
+def new_directory(text: str) -> "Path | Place":
     """Return the absolute path of a directory, or a place. Raise UserError as `command_line.path`, or if it exists."""
-    if files.is_address(text):
-        return buckets.Place(text)
-    found = command_line.path(text).resolve()
-    files.check_new(found)
+    found = command_line.place(text, command_line.path)
+    if isinstance(found, Path):
+        files.check_new(found.resolve())
+        return found.resolve()
     return found
 
 

@@ -1,59 +1,104 @@
-"""Corpora by name, and their documents. What only some corpora need is imported when they are opened."""
+"""A corpus: its documents, or pairs of texts. `open_corpus` finds the source of `data.corpus` by its name."""
 
 import dataclasses
 import functools
 import hashlib
-from collections.abc import Callable, Iterator
+import pkgutil
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
 
-from mini_gpt.config.data import PAIRS, TOKENS, DataConfig
-from mini_gpt.data.corpus import Corpus
-from mini_gpt.data.splits import SPLITS
-from mini_gpt.runtime import copies, files, processes
+from mini_gpt.config.data import DataConfig
+from mini_gpt.runtime import files
 from mini_gpt.runtime.errors import UserError
 
+SOURCES = {  # {start of data.corpus: function that opens it}; the module is imported when it is used
+    "python_stdlib": "mini_gpt.data.sources.python_stdlib:open_corpus",
+    "tiny_shakespeare": "mini_gpt.data.sources.tiny_shakespeare:open_corpus",
+    "english": "mini_gpt.data.english:open_corpus",
+    "text": "mini_gpt.data.sources.text:open_corpus",
+    "pairs": "mini_gpt.data.sources.pairs:open_corpus",
+    "tokens": "mini_gpt.data.sources.tokens:open_corpus",
+    "tfds:": "mini_gpt.data.sources.tfds:open_corpus",
+    "task:": "mini_gpt.data.tasks:open_corpus",
+}
 
-@processes.main_process_first()
+
+class Piece(NamedTuple):
+    """A text, or a part of a long text."""
+
+    text: str
+    is_new: bool = True  # False: it continues the piece before it
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """The texts of a corpus.
+
+    parts: {split of the source: function that yields its texts}; a long text comes as several pieces.
+    num_documents: with files, at most `splits.FEWEST_DOCUMENTS` are counted.
+    paired: whether the texts are a source, its target, the next source, and so on; then num_documents counts pairs.
+    size: an estimate of its bytes.
+    token_files: {split: files} of a corpus of tokens, which has no parts.
+    fingerprint: a hash of the text; for TFDS, a hash of the data set's name and sizes. With files, reading raises
+      UserError if a file has changed.
+    """
+
+    name: str
+    fingerprint: str
+    num_documents: int
+    parts: Mapping[str, Callable[[], Iterator[str] | Iterator[Piece]]]
+    paired: bool = False
+    size: int = 0
+    token_files: Mapping[str, list[Path]] = field(default_factory=dict)
+
+    def pieces(self) -> Iterator[tuple[str, Piece]]:
+        """Yield (part, piece) of all texts that are not empty, in a fixed order. Raises UserError if there are none."""
+        found = False
+        for part, texts in self.parts.items():
+            for text in texts():
+                piece = Piece(text) if isinstance(text, str) else text
+                if piece.text:
+                    found = True
+                    yield part, piece
+        if not found:
+            raise UserError(f"data.corpus: {self.name} holds no text; use a corpus with text")
+
+    def documents(self) -> Iterator[tuple[str, str]]:
+        """Yield (part, text) of the whole texts, in the order of `pieces`."""
+        part, parts = "", list[str]()
+        for name, piece in self.pieces():
+            if piece.is_new and parts:
+                yield part, "".join(parts)
+                parts = []
+            part = name
+            parts.append(piece.text)
+        yield part, "".join(parts)
+
+
 def open_corpus(data: DataConfig) -> Corpus:
     """Open `data.corpus`. Prepares it first if needed. Raises UserError if that fails.
 
     Files with an address, such as s3://bucket/texts/*.jsonl.gz, are first copied into the cache.
     """
-    data = dataclasses.replace(data, path=_local(data, data.path), target_path=_local(data, data.target_path))
-    if data.corpus in ("text", TOKENS):
-        from mini_gpt.data import text_corpus
-
-        return text_corpus.open_text(data) if data.corpus == "text" else text_corpus.open_tokens(data)
-    if data.corpus == PAIRS:
-        from mini_gpt.data import pair_files
-
-        fingerprint, count, texts = pair_files.open_pairs(data.path or "", data.target_path)
-        return Corpus(PAIRS, fingerprint, count, {"all": texts}, paired=True)
-    if data.corpus in ("python_stdlib", "tiny_shakespeare"):
-        from mini_gpt.data import built_in
-
-        is_python = data.corpus == "python_stdlib"
-        return built_in.python_stdlib() if is_python else built_in.tiny_shakespeare(data.path, data.cache_dir)
-    if data.corpus == "english":
-        from mini_gpt.data import english
-
-        fingerprint = hashlib.sha256(f"english {english.VERSION}".encode()).hexdigest()
-        parts: dict[str, Callable[[], Iterator[str]]]
-        parts = {split: functools.partial(english.texts, split) for split in SPLITS}
-        return Corpus("english", fingerprint, english.STORIES, parts)
-    if data.corpus.startswith("tfds:"):
-        from mini_gpt.data import tfds_corpus
-
-        return tfds_corpus.open_data_set(data.corpus.removeprefix("tfds:"), data.path, data.pair)
-    if data.is_task:
-        from mini_gpt.data import tasks
-
-        tasks.find(data.corpus)
-        return Corpus(data.corpus, hashlib.sha256(f"{data.corpus} {tasks.VERSION}".encode()).hexdigest(), 0, {})
-    known = "python_stdlib, tiny_shakespeare, english, text, pairs, tokens, tfds:NAME[/CONFIG], or task:NAME"
-    raise UserError(f"data.corpus: found {data.corpus!r}; must be {known}")
+    source = SOURCES.get(data.corpus) or SOURCES.get(f"{data.corpus.partition(':')[0]}:")
+    if source is None:
+        known = ", ".join(f"{name}NAME" if name.endswith(":") else name for name in SOURCES)
+        raise UserError(f"data.corpus: found {data.corpus!r}; must be {known}")
+    local = functools.partial(_local, cache=files.cache_directory(data.cache_dir))
+    data = dataclasses.replace(data, path=local(data.path), target_path=local(data.target_path))
+    return pkgutil.resolve_name(source)(data)
 
 
-def _local(data: DataConfig, path: str | None) -> str | None:
+def _local(path: str | None, cache: Path) -> str | None:
     if path is None or not files.is_address(path):
         return path
-    return str(copies.fetch(path, files.cache_directory(data.cache_dir)))
+    from mini_gpt.runtime import buckets  # imports Arrow
+
+    return str(buckets.copied(path, cache))
+
+
+def digest(*values: object) -> str:
+    """Return a fingerprint of values."""
+    return hashlib.sha256(repr(values).encode()).hexdigest()

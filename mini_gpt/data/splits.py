@@ -5,7 +5,7 @@ import itertools
 from collections.abc import Iterator
 
 from mini_gpt.config.data import DataConfig
-from mini_gpt.data.corpus import Corpus, Piece
+from mini_gpt.data.corpora import Corpus, Piece
 from mini_gpt.runtime.errors import require
 
 SPLITS = ("train", "validation", "test")

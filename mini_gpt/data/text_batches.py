@@ -8,7 +8,7 @@ import grain
 import numpy as np
 
 from mini_gpt.config.schema import Config
-from mini_gpt.data import spans, tokenizers
+from mini_gpt.data import tokenizers
 from mini_gpt.data.batches import Batch, in_full_batches, next_token_batch, windows
 from mini_gpt.data.tokenizers import Tokenizer
 from mini_gpt.runtime.errors import UserError
@@ -28,7 +28,11 @@ def vocab_of(tokenizer: Tokenizer) -> Vocab:
 
 def text_length(config: Config) -> int:
     """Return the tokens of text in one row. With span corruption, the row is longer than its source."""
-    return spans.sizes(config).text if config.train.objective == "span_corruption" else config.context_length
+    if config.train.objective != "span_corruption":
+        return config.context_length
+    from mini_gpt.data import spans
+
+    return spans.sizes(config).text
 
 
 class TextBatches:
@@ -92,6 +96,8 @@ def corrupted_blocks(
 def _corrupted(texts_BN: np.ndarray, config: Config, vocab: Vocab, seeds: list[tuple[int, int]]) -> Batch:
     """Return the batch of the objective, masked or span_corruption. seeds: one per row."""
     if config.train.objective == "span_corruption":
+        from mini_gpt.data import spans
+
         return spans.batch_of(texts_BN, config, vocab.size, seeds)
     return _masked_batch(texts_BN, config.train.mask_rate, vocab, seeds)
 

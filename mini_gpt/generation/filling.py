@@ -7,8 +7,8 @@ import jax
 import numpy as np
 
 from mini_gpt.config.fields import convert, up_to
-from mini_gpt.data.token_texts import Library
-from mini_gpt.data.tokenizers import SubwordTokenizer, Tokenizer, mask, no_panic
+from mini_gpt.data.subwords import Library, SubwordTokenizer, no_panic
+from mini_gpt.data.tokenizers import Tokenizer, mask
 from mini_gpt.evaluation.loaded import LoadedModel
 from mini_gpt.runtime import sharding, token_ids
 from mini_gpt.runtime.errors import UserError, require

@@ -8,6 +8,7 @@ import json
 import math
 import operator
 import re
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -80,12 +81,12 @@ def as_directory(source: Source, workdir: Path) -> Iterator[Source]:
         return
     with files.clear_write_errors(workdir):
         workdir.parent.mkdir(parents=True, exist_ok=True)
-        with files.locked_draft(workdir) as draft:
+        with tempfile.TemporaryDirectory(files.DRAFT, dir=workdir.parent) as draft:
             try:
-                convert(path, draft)
-                yield Source(draft, {"directory": str(path.resolve())})
+                convert(path, Path(draft))
+                yield Source(Path(draft), {"directory": str(path.resolve())})
             except UserError as error:
-                raise UserError(str(error).replace(str(draft), str(path))) from None
+                raise UserError(str(error).replace(draft, str(path))) from None
 
 
 def convert(path: Path, directory: Path) -> None:

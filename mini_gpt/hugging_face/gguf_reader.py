@@ -16,7 +16,6 @@ import numpy as np
 
 from mini_gpt.hugging_face import stored
 from mini_gpt.hugging_face.tensors import Shape
-from mini_gpt.runtime import files
 from mini_gpt.runtime.errors import UserError, printable, require
 
 MOST_HEADER = 2**27  # bytes before the values of the tensors; the largest vocabularies need 2**24
@@ -47,7 +46,7 @@ class GgufTensor:
 
     def read(self) -> np.ndarray:
         """Return the tensor."""
-        with files.open_regular(self.path) as file:
+        with self.path.open("rb") as file:
             file.seek(self.start)
             content = np.fromfile(file, np.uint8, self.size)
         _check(len(content) == self.size, self.label, f"{len(content):,} bytes", f"must have {self.size:,}")
@@ -119,7 +118,7 @@ class _Header:
 
 def read(path: Path) -> Gguf:
     """Read the metadata, and the places of the tensors. Raises UserError if the file is not valid."""
-    with files.open_regular(path) as file:
+    with path.open("rb") as file:
         status = os.fstat(file.fileno())
         sparse = 0 < stored.MOST_SPARSE * 512 * status.st_blocks < status.st_size
         _check(not sparse, f"{path}: size", f"{status.st_size:,} bytes", "must not be mostly holes")

@@ -11,8 +11,8 @@ import numpy as np
 import tokenizers as library
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
-from mini_gpt.data import tokenizers as ours
-from mini_gpt.data.token_texts import byte_alphabet
+from mini_gpt.data import subwords
+from mini_gpt.data.subwords import byte_alphabet
 from mini_gpt.hugging_face import source_files, tokenizer_files
 from mini_gpt.hugging_face.gguf_reader import ARCHITECTURE, Gguf
 from mini_gpt.runtime.errors import UserError, require
@@ -51,7 +51,7 @@ def write(gguf: Gguf, directory: Path) -> dict[str, Any]:
     adds = {"bos_token": kind == "llama" or gguf.metadata.get(f"{KEY}pre") in LLAMA3, "eos_token": False}
     adds = {field: field in ids and gguf.get(f"{KEY}add_{field}", bool, usual) for field, usual in adds.items()}
     try:
-        with ours.no_panic():
+        with subwords.no_panic():
             model = makers[kind](gguf, tokens, types.tolist())
             size = model.get_vocab_size(with_added_tokens=False)
             require(size == len(tokens), f"{start}tokens", f"{len(tokens)}, of which {size} differ", "all must differ")

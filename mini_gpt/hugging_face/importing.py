@@ -19,7 +19,8 @@ from mini_gpt.config.attention import pattern
 from mini_gpt.config.model import ModelConfig
 from mini_gpt.config.schema import Config
 from mini_gpt.data import corpora
-from mini_gpt.data.tokenizers import SubwordTokenizer, Tokenizer
+from mini_gpt.data.subwords import SubwordTokenizer
+from mini_gpt.data.tokenizers import Tokenizer
 from mini_gpt.evaluation import memory
 from mini_gpt.hugging_face import architectures, settings, stored, tokenizer_files
 from mini_gpt.hugging_face.architecture import Architecture

@@ -7,15 +7,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from mini_gpt.data.model_source import IDS, LONGEST_LICENSE, LONGEST_TEMPLATE, MOST_SETTINGS, ModelSource
+from mini_gpt.data.model_source import IDS, ModelSource
 from mini_gpt.hugging_face.settings import find_file
-from mini_gpt.runtime import files
 from mini_gpt.runtime.errors import UserError
 
 NAMES = GENERATION, TEMPLATE, CARD = "generation_config.json", "chat_template.jinja", "README.md"
 LONGEST_HEADER = 2**16  # bytes of the card in which its fields are looked for
 FIELD = re.compile(r"(license|license_name|license_link): *([\"']?)([\w.:/+ -]+)\2 *", re.ASCII)
-BYTES = 4  # of a character, at most
 
 
 def read(directory: Path, config: Mapping[str, Any], of_tokenizer: Mapping[str, Any]) -> ModelSource:
@@ -25,7 +23,7 @@ def read(directory: Path, config: Mapping[str, Any], of_tokenizer: Mapping[str, 
     of_tokenizer: those of tokenizer_config.json, in which older versions of Transformers write the chat template.
     """
     ids = {name: config[name] for name in IDS if name in config}
-    generation, template = _read(directory, GENERATION, MOST_SETTINGS), _read(directory, TEMPLATE, LONGEST_TEMPLATE)
+    generation, template = _read(directory, GENERATION), _read(directory, TEMPLATE)
     try:
         described = None if generation is None else json.loads(generation)
     except (ValueError, RecursionError) as error:
@@ -50,23 +48,21 @@ def write(source: ModelSource, directory: Path, ids: Mapping[str, Any]) -> None:
 def _license(directory: Path) -> dict[str, str]:
     """Return the fields of LICENSE in the YAML before a model card. Values that are not plain text are left out."""
     try:
-        with files.open_regular(find_file(directory, CARD)) as file:
+        with find_file(directory, CARD).open("rb") as file:
             lines = file.read(LONGEST_HEADER).decode(errors="replace").splitlines()
     except FileNotFoundError:
         return {}
     if not lines or lines[0].strip() != "---":
         return {}
     header = itertools.takewhile(lambda line: line.strip() != "---", lines[1:])
-    found = {match[1]: match[3].strip() for line in header if (match := FIELD.fullmatch(line))}
-    return {name: value for name, value in found.items() if len(value) <= LONGEST_LICENSE}
+    return {match[1]: match[3].strip() for line in header if (match := FIELD.fullmatch(line))}
 
 
-def _read(directory: Path, name: str, longest: int) -> str | None:
+def _read(directory: Path, name: str) -> str | None:
     """Return the text of a file; None if it is missing."""
     path = find_file(directory, name)
     try:
-        with files.open_regular(path, most=BYTES * longest) as file:
-            return file.read(BYTES * longest).decode("utf-8-sig")
+        return path.read_bytes().decode("utf-8-sig")
     except FileNotFoundError:
         return None
     except UnicodeDecodeError as error:

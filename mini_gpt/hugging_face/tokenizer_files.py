@@ -9,19 +9,10 @@ from typing import Any
 import tokenizers as library
 from tokenizers import decoders, models, pre_tokenizers
 
-from mini_gpt.data import tokenizers as ours
+from mini_gpt.data import subwords, tokenizers
 from mini_gpt.data.model_source import IDS, ModelSource
-from mini_gpt.data.simple_tokenizers import WORD
-from mini_gpt.data.token_texts import byte_alphabet, unknown_token
-from mini_gpt.data.tokenizers import (
-    BpeTokenizer,
-    ByteTokenizer,
-    CharacterTokenizer,
-    ImportedTokenizer,
-    SubwordTokenizer,
-    Tokenizer,
-    WordTokenizer,
-)
+from mini_gpt.data.subwords import BpeTokenizer, ImportedTokenizer, SubwordTokenizer, byte_alphabet, unknown_token
+from mini_gpt.data.tokenizers import WORD, ByteTokenizer, CharacterTokenizer, Tokenizer, WordTokenizer
 from mini_gpt.hugging_face import source_files
 from mini_gpt.hugging_face.settings import find_file
 from mini_gpt.runtime import files
@@ -55,7 +46,7 @@ def write(
     if masked:
         special = {"cls_token": name, "sep_token": name, "mask_token": _mask(tokenizer, model)} | special
     for number in range(sentinels):
-        _add(model, SENTINEL.format(sentinels - 1 - number), ours.vocab_size(tokenizer) + number)
+        _add(model, SENTINEL.format(sentinels - 1 - number), tokenizers.vocab_size(tokenizer) + number)
     model.save(str(directory / FILE))
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
@@ -105,7 +96,7 @@ def _library_tokenizer(tokenizer: Tokenizer) -> tuple[library.Tokenizer, int]:
             return model, tokenizer.separator_id
     name = next(name for name in SEPARATORS if model.token_to_id(name) is None)
     model.add_special_tokens([library.AddedToken(name, special=True, normalized=False)])
-    return model, ours.separator(tokenizer)
+    return model, tokenizers.separator(tokenizer)
 
 
 def _mask(tokenizer: Tokenizer, model: library.Tokenizer) -> str:
@@ -113,7 +104,7 @@ def _mask(tokenizer: Tokenizer, model: library.Tokenizer) -> str:
     if tokenizer.mask_id is not None:
         return model.id_to_token(tokenizer.mask_id) or ""
     name = next(name for name in MASKS if model.token_to_id(name) is None)
-    _add(model, name, ours.mask(tokenizer))
+    _add(model, name, tokenizers.mask(tokenizer))
     return name
 
 
@@ -190,9 +181,7 @@ def read(
 def _parsed(path: Path) -> library.Tokenizer:
     try:
         values = files.read_json(path)
-        if isinstance(values, dict):
-            values |= {"truncation": None, "padding": None}  # texts must be encoded in full
-        return ours.parse(values)
+        return subwords.parse(values)
     except FileNotFoundError:
         raise UserError(f"{path}: {NOT_FOUND}") from None
     except Exception as error:  # the library raises bare Exceptions
@@ -246,7 +235,7 @@ def _with_special(model: library.Tokenizer, end: int) -> library.Tokenizer:
         return model
     for token in listed:
         token["special"] = True
-    return ours.parse(described)
+    return subwords.parse(described)
 
 
 def _as_text(name: str) -> str:

@@ -1,22 +1,18 @@
-"""Files: the cache directory, atomic writes, checksums, file names, and safe reading of untrusted files."""
+"""Files: the cache directory, files and directories that are written whole, checksums and file names."""
 
 import contextlib
 import errno
 import fcntl
-import glob
 import hashlib
-import io
 import itertools
 import json
 import os
 import re
 import shutil
-import socket
-import stat
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from mini_gpt.runtime.errors import UserError
 
@@ -28,8 +24,6 @@ DRAFT = ".draft"  # suffix of directories that hold what is being written
 CHECKSUM = "sha256"  # the key of a JSON object's own checksum
 LONGEST_NAME = 240  # characters; file systems allow 255 bytes, and writers append suffixes
 SHORTENED = 100  # characters kept when a name must be changed
-SAMPLE_BLOCKS, SAMPLE_BLOCK = 64, 2**16  # in the checks of large files
-MOST_BYTES = 2**27  # of a JSON file; tokenizers with the largest vocabularies have 2**25
 
 
 class Exists(UserError):
@@ -70,14 +64,38 @@ def directory_written_whole(target: Path) -> Iterator[Path]:
     """
     with clear_write_errors(target):
         target.parent.mkdir(parents=True, exist_ok=True)
-        with locked_draft(target) as draft:
+        draft = Path(tempfile.mkdtemp(DRAFT, dir=target.parent))
+        try:
             yield draft
             draft.chmod(0o755)
+            check_new(target)
+            draft.rename(target)
+        finally:
+            shutil.rmtree(draft, ignore_errors=True)
+
+
+def made_once(target: Path, make: Callable[[Path], None]) -> Path:
+    """Return a directory of the cache. If it is missing, let `make` write its files, while other processes wait.
+
+    What a killed process has written is in the directory of the next call of `make`. That of a failed call is deleted.
+    """
+    if target.exists():
+        return target
+    with clear_write_errors(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with target.with_name(f"{target.name}.lock").open("a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # free again if the process is killed
+            if target.exists():
+                return target
+            draft = target.with_name(f"{target.name}{DRAFT}")
+            draft.mkdir(exist_ok=True)
             try:
-                draft.rename(target)
-            except OSError:
-                check_new(target)
+                make(draft)
+            except Exception:
+                shutil.rmtree(draft)
                 raise
+            draft.rename(target)
+    return target
 
 
 def make_directory(directory: Path) -> None:
@@ -95,43 +113,6 @@ def check_new(directory: Path) -> None:
         raise Exists(f"{directory}: exists already; name a new directory")
 
 
-def _delete_unlocked(draft: Path) -> None:
-    """Delete a draft that no process has locked: the process that made it was killed."""
-    with contextlib.suppress(OSError):
-        handle = os.open(draft, os.O_RDONLY)
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(draft)
-        finally:
-            os.close(handle)
-
-
-@contextlib.contextmanager
-def locked_draft(target: Path) -> Iterator[Path]:
-    """Delete drafts of killed processes, yield a new locked directory next to `target`, and delete it at the end.
-
-    Its name contains the host, so that a host deletes only its own drafts: locks of other hosts can be invisible.
-    """
-    name = target.name.encode()[:SHORTENED].decode(errors="ignore")  # leaves space for the host and the suffix
-    prefix = f"{name}.{socket.gethostname().replace('/', '_')[:64]}."
-    for old_draft in target.parent.glob(f"{glob.escape(prefix)}*{DRAFT}"):
-        _delete_unlocked(old_draft)
-    while True:
-        draft = Path(tempfile.mkdtemp(prefix=prefix, suffix=DRAFT, dir=target.parent))
-        with contextlib.suppress(FileNotFoundError):  # another process may delete it before it is locked
-            handle = os.open(draft, os.O_RDONLY)
-            with contextlib.suppress(OSError):  # a file system without locks
-                fcntl.flock(handle, fcntl.LOCK_EX)
-            if draft.exists():
-                break
-            os.close(handle)
-    try:
-        yield draft
-    finally:
-        os.close(handle)
-        shutil.rmtree(draft, ignore_errors=True)
-
-
 def plain_name(text: str) -> str:
     """Return `text` as a file name of ASCII letters, digits and ``._=,-`` only; a short text of these is unchanged.
 
@@ -145,13 +126,14 @@ def plain_name(text: str) -> str:
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Write a file atomically: readers see the old or the new content, also if several processes write it."""
-    with clear_write_errors(path), locked_draft(path) as draft:
-        with (draft / "file").open("wb") as file:
+    """Write a file at once: readers see the old or the new content, also if several processes write it."""
+    with clear_write_errors(path), tempfile.TemporaryDirectory(DRAFT, dir=path.parent) as draft:
+        new = Path(draft, "file")
+        with new.open("wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        (draft / "file").replace(path)
+        new.replace(path)
 
 
 def write_text(path: Path, text: str) -> None:
@@ -171,10 +153,7 @@ def write_json(path: Path, body: Mapping[str, Any]) -> None:
 
 def read_with_checksum(path: Path, *, must: bool = False) -> dict[str, Any]:
     """Read a JSON object and remove its checksum. Raises ValueError if it is wrong, or missing with `must`."""
-    try:
-        body = read_json(path)
-    except RecursionError:
-        raise ValueError("it is nested too deeply") from None
+    body = read_json(path)
     if not isinstance(body, dict):
         raise ValueError(f"found {str(body)[:40]!r}; must be an object of fields")
     found = body.pop(CHECKSUM, None)
@@ -188,94 +167,23 @@ def _digest(body: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(read_again, sort_keys=True).encode()).hexdigest()
 
 
-def version(path: Path) -> tuple[int, int]:
-    """Return the size of a file, and the time of its last change in nanoseconds since 1970; -1 if it can't be read."""
-    try:
-        status = path.stat()
-    except OSError:
-        return -1, -1
-    return status.st_size, status.st_mtime_ns
-
-
-def sample_digest(path: Path) -> str:
-    """Return a hash of evenly spaced blocks of a regular file, or of all of it if it is small."""
-    digest, size = hashlib.sha256(), path.stat().st_size
-    with open_regular(path) as file:
-        for start in range(0, max(1, size), max(SAMPLE_BLOCK, size // SAMPLE_BLOCKS)):
-            file.seek(start)
-            digest.update(file.read(SAMPLE_BLOCK))
-    return digest.hexdigest()
-
-
-def open_regular(path: Path, *, most: int | None = None) -> io.BufferedReader:
-    """Open a regular file for reading. Opening a FIFO would block, and reading a device may never end.
-
-    Raises UserError if the file is not regular or has more than `most` bytes, FileNotFoundError if it is missing.
-    """
-    return os.fdopen(_open_regular(path, os.O_RDONLY, most), "rb")
-
-
-def open_to_append(path: Path) -> TextIO:
-    """Open a regular file for appending, or create it. Raises UserError if the file is a link or not regular."""
-    handle = _open_regular(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW)
-    return os.fdopen(handle, "a", encoding="utf-8")
-
-
-def _open_regular(path: Path, flags: int, most: int | None = None) -> int:
-    try:
-        handle = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
-    except OSError as error:
-        if error.errno in (errno.ENXIO, errno.ELOOP):  # a socket, a FIFO without a reader, or a link
-            raise _irregular(path, path.lstat().st_mode) from None
-        raise
-    status = os.fstat(handle)
-    if stat.S_ISREG(status.st_mode) and (most is None or status.st_size <= most):
-        return handle
-    os.close(handle)
-    if stat.S_ISREG(status.st_mode):
-        raise UserError(f"{path}: found {status.st_size:,} bytes; must be at most {most:,}")
-    raise _irregular(path, status.st_mode)
-
-
-def _irregular(path: Path, mode: int) -> UserError:
-    kinds = {stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket", stat.S_IFDIR: "a directory", stat.S_IFLNK: "a link"}
-    found = kinds.get(stat.S_IFMT(mode), "a device")
-    return UserError(f"{path}: found {found}; must be a regular file: put one in its place")
-
-
 def read_json(path: Path) -> Any:
-    """Return the content of a regular JSON file.
-
-    Raises UserError like `open_regular`, ValueError for invalid JSON or UTF-8, RecursionError for too deep nesting.
-    """
-    with open_regular(path, most=MOST_BYTES) as file:
-        content = file.read(MOST_BYTES).decode("utf-8-sig")  # a byte-order mark is left out
+    """Return the content of a JSON file. Raises ValueError for invalid JSON or UTF-8."""
     try:
-        return json.loads(content)
-    except ValueError as error:
-        if isinstance(error, json.JSONDecodeError):
-            raise
-        raise ValueError("it has a whole number of more than 4,300 digits") from None
+        return json.loads(path.read_text(encoding="utf-8-sig"))  # a byte-order mark is left out
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
 
 
 def check_contents(directory: Path) -> None:
-    """Raise UserError if a directory has anything but regular files, directories, and links to paths inside it.
-
-    A link to a path outside could make mini_gpt read or write any file of the user.
-    """
+    """Raise UserError if a link in a directory leads out of it: mini_gpt could then write any file of the user."""
     root = directory.resolve()
     for parent, directories, names in os.walk(root):
         for path in (Path(parent, name) for name in (*directories, *names)):
-            try:
-                mode = path.lstat().st_mode
-            except FileNotFoundError:  # training deletes checkpoints
-                continue
-            if stat.S_ISLNK(mode):
+            if path.is_symlink():
                 target = path.resolve()
                 if not target.is_relative_to(root) or path.is_relative_to(target):  # a link to a parent is a loop
                     raise UserError(f"{path}: found a link to {target}; replace it with a copy of its target")
-            elif not (stat.S_ISDIR(mode) or stat.S_ISREG(mode)):
-                raise _irregular(path, mode)
 
 
 def file_inside(directory: Path, name: str, *, also: Path | None = None) -> Path:

@@ -1,13 +1,11 @@
 """The processes of one job: how they connect, barriers, and which process writes files."""
 
-import contextlib
-import itertools
 import os
 import pickle
 import socket
+import sys
 import time
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -17,21 +15,9 @@ from mini_gpt.runtime import program
 from mini_gpt.runtime.errors import UserError, first_line, require
 
 START_TIMEOUT = 300  # seconds
-LONGEST_PREPARATION = 24 * 3600  # seconds that other processes wait while process 0 prepares a corpus
+LONGEST_WAIT = 24 * 3600  # seconds
 CLUSTERS = ("slurm", "ompi", "gcetpu", "gketpu")  # JAX's names of clusters that give each process a rank
-GO, ERROR = "go", "error: "
-_turns = itertools.count()
-_is_alone = False  # True: process 0 does what the others wait for
 Value = TypeVar("Value")
-
-
-class Job(NamedTuple):
-    """The address of process 0 (HOST:PORT), the number of processes, and the rank of this one."""
-
-    coordinator: str
-    num_processes: int
-    process_id: int
-    local_devices: list[int] | None = None  # None: all visible devices
 
 
 def start(
@@ -40,40 +26,47 @@ def start(
     """Connect this process to the others of its job, if there are any, and return its rank.
 
     Without flags, the job is that of SLURM, Open MPI or the TPU pod; if there is none, the process runs alone. Call
-    this function before any device is used. Raises UserError if the others do not connect within `timeout` seconds (JAX
-    would abort without naming the missing processes).
+    this function before any device is used. Raises UserError if process 0 does not answer within `timeout` seconds. If
+    another process is missing, JAX ends this one.
     """
-    in_range = 0 < timeout <= LONGEST_PREPARATION
-    require(in_range, "--start_timeout", timeout, f"must be above 0 and at most {LONGEST_PREPARATION} seconds")
+    in_range = 0 < timeout <= LONGEST_WAIT
+    require(in_range, "--start_timeout", timeout, f"must be above 0 and at most {LONGEST_WAIT} seconds")
     if jax.distributed.is_initialized():
         return jax.process_index()
-    if num_processes == 1 and coordinator is None:
+    if num_processes == 1:
         return 0
     if coordinator is None and num_processes is None and process_id is None:
-        job = _detected(timeout)
-    elif coordinator is not None and num_processes is not None and process_id is not None:
-        job = Job(coordinator, num_processes, process_id)
-    else:
+        cluster = _cluster()
+        if cluster is None:
+            return 0
+        method, process_id = cluster.name, cluster.get_process_id()
+    elif coordinator is None or num_processes is None or process_id is None:
         raise UserError("--coordinator, --num_processes, --process_id: found only some; give all three, or none")
-    if job is None:
-        return 0
-    host, port = _checked(job)
-    if job.num_processes == 1:
-        return 0
-    if job.process_id == 0:
-        _await_others(job, port, timeout)
     else:
-        _report_to_first(job, host, port, timeout)
-    jax.distributed.initialize(
-        *job, cluster_detection_method="deactivate", initialization_timeout=max(60, int(timeout))
-    )
+        method = "deactivate"
+        require(num_processes >= 1, "--num_processes", num_processes, "must be at least 1")
+        valid = 0 <= process_id < num_processes
+        require(valid, "--process_id", process_id, f"must be in 0..{num_processes - 1} (--num_processes minus 1)")
+        _reach(coordinator, process_id, timeout)
+        if process_id == 0:
+            print(f"waiting up to {timeout:g} s for {num_processes - 1} other processes", file=sys.stderr)
+    try:
+        jax.distributed.initialize(
+            coordinator,
+            num_processes,
+            process_id if method == "deactivate" else None,
+            cluster_detection_method=method,
+            initialization_timeout=max(1, int(timeout)),
+        )
+    except (RuntimeError, ValueError) as error:
+        raise UserError(f"the processes of this job can't connect ({first_line(error)}); start all again") from None
     program.waits_for_others = True
-    return job.process_id
+    return process_id
 
 
 def are_several() -> bool:
     """Return whether this job has more than one process."""
-    return jax.distributed.is_initialized() and not _is_alone
+    return jax.distributed.is_initialized()
 
 
 def is_main_process() -> bool:
@@ -89,7 +82,7 @@ def barrier(name: str) -> None:
 
     # A barrier on devices would time out while process 0 prepares a large corpus, so use the coordinator's.
     try:
-        multihost.get_barrier_sync_fn()(key=f"mini_gpt {name}", timeout_ms=LONGEST_PREPARATION * 1000)
+        multihost.get_barrier_sync_fn()(key=f"mini_gpt {name}", timeout_ms=LONGEST_WAIT * 1000)
     except jax.errors.JaxRuntimeError as error:
         reason = first_line(error).split(" [type.")[0]
         raise UserError(f"another process of this job has failed; see its own error message ({reason})") from None
@@ -105,145 +98,38 @@ def of_main_process(value: Value) -> Value:
     return pickle.loads(multihost_utils.broadcast_one_to_all(np.resize(content, size)).tobytes())
 
 
-def in_main_process(make: Callable[..., Value], *arguments: Any) -> Value:
-    """Let process 0 alone call `make`. Return its result, or raise its UserError or OSError, in all processes.
+def _cluster() -> Any:
+    """Return JAX's description of the cluster of this process; None without one, or for a single process."""
+    from jax._src.clusters import ClusterEnv  # private: jax.distributed.initialize is an error outside of a cluster
 
-    All processes must call it. Inside of `make`, process 0 does not wait for others.
-    """
-    global _is_alone
-    if not are_several():
-        return make(*arguments)
-    outcome: Any = None
-    if is_main_process():
-        _is_alone = True
+    present = [each for each in ClusterEnv._cluster_types if each.name in CLUSTERS and each.is_env_present()]
+    listed = os.environ.get("JAX_LOCAL_DEVICE_IDS", "0")
+    valid = all(number.strip().isdecimal() for number in listed.split(","))
+    require(valid, "JAX_LOCAL_DEVICE_IDS", listed, "must be numbers such as 0,1")
+    return next((each for each in present if each.get_process_count() > 1), None)
+
+
+def _reach(coordinator: str, process_id: int, timeout: float) -> None:
+    """Wait until process 0 listens; in process 0, check that it can. JAX would end without a clear message."""
+    host, _, port = coordinator.rpartition(":")
+    valid = bool(host) and port.isdecimal() and 0 < int(port[:6]) < 2**16
+    require(valid, "--coordinator", coordinator, "must be HOST:PORT of process 0, such as node1:1234")
+    if process_id == 0:
         try:
-            outcome = make(*arguments)
-        except (UserError, OSError) as error:
-            outcome = error
-        finally:
-            _is_alone = False
-    barrier(f"turn {next(_turns)}")
-    outcome = of_main_process(outcome)
-    if isinstance(outcome, UserError | OSError):
-        raise outcome
-    return outcome
-
-
-@contextlib.contextmanager
-def main_process_first() -> Iterator[None]:
-    """Run the block in process 0 first, then in the others, which find its results in a shared cache.
-
-    Can be used as a decorator. All processes must call it. If process 0 fails, the others still run the block.
-    """
-    turn = f"turn {next(_turns)}"
-    if not is_main_process():
-        barrier(turn)
-    try:
-        yield
-    finally:
-        if is_main_process():
-            barrier(turn)
-
-
-def _detected(timeout: float) -> Job | None:
-    from jax._src.clusters import ClusterEnv  # private; `start` must know the job before JAX connects
-
-    for cluster in ClusterEnv._cluster_types:
-        if cluster.name in CLUSTERS and cluster.is_env_present() and cluster.get_process_count() > 1:
-            port = os.environ.get("JAX_COORDINATOR_PORT")
-            address = cluster.get_coordinator_address(timeout_secs=int(timeout), override_coordinator_port=port)
-            local = None if cluster.name.endswith("tpu") else cluster.get_local_process_id()
-            devices = None if local is None else [local]
-            if listed := os.environ.get("JAX_LOCAL_DEVICE_IDS"):
-                valid = all(number.strip().isdecimal() for number in listed.split(","))
-                require(valid, "JAX_LOCAL_DEVICE_IDS", listed, "must be numbers such as 0,1")
-                devices = [int(number) for number in listed.split(",")]
-            return Job(address, cluster.get_process_count(), cluster.get_process_id(), devices)
-    return None
-
-
-def _checked(job: Job) -> tuple[str, int]:
-    """Return host and port of process 0. Raises UserError for flags that are out of range."""
-    host, _, port = job.coordinator.rpartition(":")
-    if not (host and port.isdecimal() and len(port) <= 5 and 0 < int(port) < 2**16):
-        raise UserError(f"--coordinator: found {job.coordinator}; must be HOST:PORT of process 0, such as node1:1234")
-    if job.num_processes < 1:
-        raise UserError(f"--num_processes: found {job.num_processes}; must be at least 1")
-    if not 0 <= job.process_id < job.num_processes:
-        last = job.num_processes - 1
-        raise UserError(f"--process_id: found {job.process_id}; must be in 0..{last} (--num_processes minus 1)")
-    return host.strip("[]"), int(port)
-
-
-def _await_others(job: Job, port: int, timeout: float) -> None:
-    """In process 0, wait until all other processes have connected to the port that JAX will use, then answer them."""
+            socket.create_server(("", int(port))).close()
+        except OSError as error:
+            reason = f"process 0 can't listen on port {port} ({error.strerror}); give a free port"
+            raise UserError(f"--coordinator: {reason}") from None
+        return
     deadline = time.monotonic() + timeout
-    callers: dict[int, socket.socket] = {}
-    dual = socket.has_dualstack_ipv6()
-    family = socket.AF_INET6 if dual else socket.AF_INET
-    try:
-        server = socket.create_server(("", port), family=family, dualstack_ipv6=dual, backlog=job.num_processes)
-    except OSError as error:
-        reason = f"process 0 can't listen on port {port} ({error.strerror}); give a free port"
-        raise UserError(f"--coordinator: {reason}") from None
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(server)
-
-        def refuse(reason: str, *more: socket.socket) -> None:
-            for caller in (*callers.values(), *more):
-                with contextlib.suppress(OSError):
-                    caller.sendall(f"{ERROR}{reason}\n".encode())
-            raise UserError(reason)
-
-        while len(callers) < job.num_processes - 1:
-            server.settimeout(max(deadline - time.monotonic(), 1e-3))
-            try:
-                caller = stack.enter_context(server.accept()[0])
-            except TimeoutError:
-                missing = [n for n in range(1, job.num_processes) if n not in callers]
-                listed = ", ".join(map(str, missing[:5])) + (" and more" if len(missing) > 5 else "")
-                refuse(
-                    f"--coordinator={job.coordinator}: process {listed} of {job.num_processes} did not connect within "
-                    f"{timeout:g} s; start every process, or give --num_processes=1 to run alone"
-                )
-            caller.settimeout(5)
-            with contextlib.suppress(OSError, ValueError):  # a connection from another program
-                number, count = map(int, _line(caller).split())
-                if count != job.num_processes:
-                    refuse(f"--num_processes: process {number} has {count}, process 0 has {job.num_processes}", caller)
-                if number in callers:
-                    refuse(f"--process_id: found {number} twice; each process needs its own", caller)
-                callers[number] = caller
-        for number, caller in callers.items():
-            try:
-                caller.sendall(f"{GO}\n".encode())
-            except OSError:
-                raise UserError(f"--process_id: process {number} ended before the start; start all again") from None
-
-
-def _report_to_first(job: Job, host: str, port: int, timeout: float) -> None:
-    """Connect to process 0; retry until it answers."""
-    deadline, problem = time.monotonic() + timeout, "does not answer"
-    while (remaining := deadline - time.monotonic()) > 0:
+    while True:
         try:
-            with socket.create_connection((host, port), timeout=remaining) as server:
-                server.sendall(f"{job.process_id} {job.num_processes}\n".encode())
-                answer = _line(server)
-            if answer == GO:
-                return
-            if answer.startswith(ERROR):
-                raise UserError(answer.removeprefix(ERROR))
-        except TimeoutError:
-            problem = "still waits for other processes"
+            socket.create_connection((host.strip("[]"), int(port)), timeout=timeout).close()
+            return
         except OSError:
-            pass
-        time.sleep(min(0.2, max(deadline - time.monotonic(), 0)))
-    raise UserError(
-        f"--coordinator: process 0 at {job.coordinator} {problem} after {timeout:g} s (this is process "
-        f"{job.process_id} of {job.num_processes}); check the address, or give --num_processes=1 to run alone"
-    )
-
-
-def _line(connection: socket.socket) -> str:
-    with connection.makefile("rb") as lines:
-        return lines.readline(500).decode(errors="replace").strip()
+            if time.monotonic() > deadline:
+                remedy = "start it, or check the address"
+                raise UserError(
+                    f"--coordinator: found {coordinator}, and process 0 does not answer; {remedy}"
+                ) from None
+        time.sleep(0.1)

@@ -61,8 +61,7 @@ def entries(workdir: Path) -> list[Entry]:
     if not path.exists():
         return []
     try:
-        with files.open_regular(path, most=files.MOST_BYTES) as file:
-            lines = file.read().decode().splitlines()
+        lines = path.read_bytes().decode().splitlines()
         found = [json.loads(line) for line in lines if line.endswith("}")]  # a killed process may leave half a line
         for entry in found:
             if files.with_checksum({name: entry[name] for name in entry if name != files.CHECKSUM}) != entry:
@@ -87,7 +86,7 @@ def append(workdir: Path, event: str, plan: Plan, results: int, **more: Any) -> 
         "plan": digest(plan),
         "results": results,
     }
-    with files.clear_write_errors(workdir), files.open_to_append(workdir / LEDGER) as file:
+    with files.clear_write_errors(workdir), (workdir / LEDGER).open("a", encoding="utf-8") as file:
         with contextlib.suppress(OSError):  # a file system without locks
             fcntl.flock(file, fcntl.LOCK_EX)  # the tasks of an array start at the same time
         before = (workdir / LEDGER).read_bytes()

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import psutil
 
-from mini_gpt.runtime import devices, files
+from mini_gpt.runtime import devices
 from mini_gpt.runtime.errors import UserError, require
 
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
@@ -72,7 +72,7 @@ def own_cores(count: int) -> Iterator[Slot]:
     with contextlib.ExitStack() as stack:
         for core in cores:
             path = Path(tempfile.gettempdir(), f"mini_gpt-{os.getuid()}-core-{core}")
-            file = stack.enter_context(files.open_to_append(path))
+            file = stack.enter_context(path.open("a"))
             with contextlib.suppress(BlockingIOError):
                 if len(own) < count:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from mini_gpt.config.schema import Config
 from mini_gpt.data import corpora, task_batches, token_store
-from mini_gpt.data.corpus import Corpus
+from mini_gpt.data.corpora import Corpus
 from mini_gpt.study.definition import Plan
 from mini_gpt.suites import SUITES
 from mini_gpt.suites.base import SuiteOptions

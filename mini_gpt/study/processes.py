@@ -15,7 +15,6 @@ from typing import Any, TextIO
 
 import psutil
 
-from mini_gpt.runtime import files
 from mini_gpt.study.child import MOST_BYTES
 from mini_gpt.study.machine import Slot
 
@@ -47,7 +46,7 @@ def locked_log(path: Path) -> TextIO | None:
     The run's process inherits the lock, so the lock lasts until that process ends, even if this one is killed.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    file = files.open_to_append(path)
+    file = path.open("a", encoding="utf-8")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

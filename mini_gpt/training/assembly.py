@@ -10,7 +10,7 @@ from jax.sharding import Mesh
 from mini_gpt import objectives
 from mini_gpt.config.schema import Config, batch_problem
 from mini_gpt.data import batches, token_store
-from mini_gpt.data.corpus import Corpus
+from mini_gpt.data.corpora import Corpus
 from mini_gpt.data.layout import PLAIN, Layout
 from mini_gpt.data.tokenizers import Tokenizer
 from mini_gpt.evaluation.loaded import LoadedModel

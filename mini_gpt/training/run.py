@@ -8,7 +8,7 @@ from pathlib import Path
 from mini_gpt.config import loading, places
 from mini_gpt.config.schema import Config
 from mini_gpt.data import corpora, tasks, token_store
-from mini_gpt.data.corpus import Corpus
+from mini_gpt.data.corpora import Corpus
 from mini_gpt.evaluation.loaded import LoadedModel
 from mini_gpt.model import parameters as model_parameters
 from mini_gpt.model.parameters import Parameters

@@ -12,7 +12,7 @@ from typing import Any
 from mini_gpt.config import loading
 from mini_gpt.config.schema import Config
 from mini_gpt.data import tokenizers
-from mini_gpt.data.corpus import Corpus
+from mini_gpt.data.corpora import Corpus
 from mini_gpt.data.tokenizers import Tokenizer
 from mini_gpt.runtime import files, processes
 from mini_gpt.runtime.errors import UserError, memory_error, shown
@@ -101,7 +101,7 @@ def locked(workdir: Path, *, new: bool) -> Iterator[None]:
     new: the caller found no run there. Raises UserError if another run is training there, or has started meanwhile.
     """
     files.make_directory(workdir)
-    with files.open_to_append(workdir / LOCK) as file:
+    with (workdir / LOCK).open("a") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -248,7 +248,7 @@ def _lines(path: Path) -> Iterator[tuple[str, dict[str, float]]]:
     """Yield (line, row) of each valid line; skip other lines, such as an incomplete last line."""
     if not path.exists():
         return
-    with files.open_regular(path) as file:
+    with path.open("rb") as file:
         for raw in iter(lambda: file.readline(LONGEST_LINE), b""):
             line = raw.decode(errors="replace").rstrip("\r\n")
             try:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from benchmarks import english_pairs, open_model, open_model_context
-from mini_gpt.data.tokenizers import BpeTokenizer
+from mini_gpt.data.subwords import BpeTokenizer
 from mini_gpt.insight.attention import attention_maps
 from mini_gpt.insight.mechanisms import patching
 from mini_gpt.runtime.errors import UserError

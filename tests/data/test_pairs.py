@@ -61,7 +61,7 @@ def test_a_bad_file_is_one_line_that_names_it(config, sources, targets, message)
 def test_bytes_that_are_not_utf8_and_missing_files_are_errors(config, tmp_path):
     made = config(["a\n"], ["A\n"])
     (tmp_path / "targets.txt").write_bytes(b"\xff\n")
-    with pytest.raises(UserError, match=r"targets.txt, line 1: found byte 0xff at offset 0, which is not UTF-8"):
+    with pytest.raises(UserError, match=r"targets.txt: .*can't decode byte 0xff in position 0"):
         texts_of(made)
     (tmp_path / "targets.txt").unlink()
     with pytest.raises(UserError, match=r"^data\.target_path: \S+targets.txt is not a file; give a file with one"):
@@ -82,7 +82,7 @@ def test_the_fingerprint_depends_on_which_side_has_a_text(config):
 def test_a_file_that_changes_while_it_is_read_is_an_error(config, tmp_path):
     corpus = corpora.open_corpus(config(["a\n"], ["A\n"]).data)
     (tmp_path / "targets.txt").write_text("B\n")
-    with pytest.raises(UserError, match=r"^data\.path: .* have changed while they were read; start again"):
+    with pytest.raises(UserError, match=r"^data\.path: \S+targets.txt has changed while it was read; start again"):
         list(corpus.documents())
 
 

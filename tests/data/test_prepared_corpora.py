@@ -5,14 +5,13 @@ import functools
 import hashlib
 import http.server
 import json
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
 import pytest
 
-from mini_gpt.data import built_in, corpora, tfds_corpus
+from mini_gpt.data import corpora
+from mini_gpt.data.sources import python_stdlib, tiny_shakespeare
 from mini_gpt.runtime.errors import UserError
 from tests.data.test_corpora import split_of
 
@@ -34,7 +33,7 @@ TEXTS_OF_LIBRARY = ["print('hello')\n", "# -*- coding: latin-1 -*-\nname = 'é'\
 def library(tmp_path, monkeypatch):
     """Make a small library in place of Python's, and return its directory."""
     root = make_library(tmp_path / "lib")
-    monkeypatch.setattr(built_in.sysconfig, "get_paths", lambda: {"stdlib": root})
+    monkeypatch.setattr(python_stdlib.sysconfig, "get_paths", lambda: {"stdlib": root})
     return root
 
 
@@ -54,23 +53,14 @@ def test_the_standard_library_is_decoded_as_python_does(small, library):
 
 
 def test_the_standard_library_has_enough_documents():
-    paths = built_in._python_sources(Path(json.__file__).parent.parent)
+    paths = python_stdlib.paths(Path(json.__file__).parent.parent)
     assert len(paths) > 300
     assert not any(path.parts[-2] in ("test", "encodings") for path in paths)
 
 
 def test_a_library_without_sources_is_refused(tmp_path):
     with pytest.raises(UserError, match=r"data\.corpus.*no \.py files"):
-        built_in.python_stdlib(tmp_path)
-
-
-def test_a_library_that_changes_while_it_is_read_is_refused(small, library):
-    data = small(data__corpus="python_stdlib", data__path=None).data
-    corpus = corpora.open_corpus(data)
-    (library / "latin.py").write_text("# replaced by an upgrade")
-    with pytest.raises(UserError, match=r"^data\.corpus: the files of python_stdlib in .* changed meanwhile"):
-        texts_of(corpus)
-    assert texts_of(corpora.open_corpus(data)) == [TEXTS_OF_LIBRARY[0], "# replaced by an upgrade"]
+        python_stdlib.paths(tmp_path)
 
 
 def flip(content, share):
@@ -118,7 +108,7 @@ def shakespeare(tmp_path, monkeypatch):
     """Return a small file that replaces Tiny Shakespeare. Its checksum is the expected one."""
     file = tmp_path / "input.txt"
     file.write_text("First Citizen:\nBefore we proceed any further, hear me speak.\n" * 20)
-    monkeypatch.setattr(built_in, "SHAKESPEARE_SHA256", hashlib.sha256(file.read_bytes()).hexdigest())
+    monkeypatch.setattr(tiny_shakespeare, "SHA256", hashlib.sha256(file.read_bytes()).hexdigest())
     return file
 
 
@@ -133,21 +123,10 @@ def test_tiny_shakespeare_is_downloaded_once(small, shakespeare, monkeypatch):
     handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=shakespeare.parent)
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        monkeypatch.setattr(built_in, "SHAKESPEARE_URL", f"http://127.0.0.1:{server.server_port}/input.txt")
+        monkeypatch.setattr(tiny_shakespeare, "URL", f"http://127.0.0.1:{server.server_port}/input.txt")
         corpora.open_corpus(data)
         server.shutdown()
     assert [text for _, text in corpora.open_corpus(data).documents()] == [shakespeare.read_text()]
-
-
-def test_opening_a_built_in_corpus_does_not_import_tfds():
-    program = """
-import sys
-from mini_gpt.config import loading
-from mini_gpt.data import corpora
-corpora.open_corpus(loading.load("configs/tiny.py").data)
-assert "tensorflow_datasets" not in sys.modules
-"""
-    subprocess.run([sys.executable, "-c", program], check=True)
 
 
 def test_tiny_shakespeare_with_a_wrong_checksum_is_refused(small, tmp_path):
@@ -156,14 +135,11 @@ def test_tiny_shakespeare_with_a_wrong_checksum_is_refused(small, tmp_path):
         corpora.open_corpus(small(data__corpus="tiny_shakespeare", data__path=str(tmp_path / "wrong.txt")).data)
 
 
-def test_a_download_without_network_is_refused(small, monkeypatch, tmp_path):
+def test_a_download_without_network_is_refused(small, monkeypatch):
     def unknown(*args, **kwargs):
         raise OSError("Name or service not known")
 
-    monkeypatch.setattr(tfds_corpus.socket, "getaddrinfo", unknown)
-    monkeypatch.setattr(tfds_corpus.urllib.request, "getproxies", dict)
-    with pytest.raises(UserError, match=r"must be downloaded from \S+, which can't be reached.*data\.path"):
-        corpora.open_corpus(small(data__corpus="tfds:lm1b", data__path=str(tmp_path)).data)
+    monkeypatch.setattr(tiny_shakespeare.urllib.request, "urlopen", unknown)
     with pytest.raises(UserError, match=r"^data\.corpus: \S+ can't be downloaded .*not known.*data\.path"):
         corpora.open_corpus(small(data__corpus="tiny_shakespeare", data__path=None).data)
 

@@ -21,12 +21,12 @@ def problems(name, split, count, seed=0, **lengths):
 
 
 def test_every_task_has_a_solver():
-    assert set(SOLVERS) == set(UNITS) == set(tasks.TASKS)
+    assert set(SOLVERS) == set(UNITS) == set(tasks.known())
 
 
-@pytest.mark.parametrize("name", tasks.TASKS)
+@pytest.mark.parametrize("name", tasks.known())
 def test_answers_are_right_and_lengths_in_range(name):
-    task = tasks.TASKS[name]
+    task = tasks.known()[name]
     for length in (task.shortest, 7, 20, 40):
         for question, answer in problems(name, "train", 40, shortest=length, longest=length):
             assert SOLVERS[name](question) == answer
@@ -39,9 +39,9 @@ def test_answers_are_right_and_lengths_in_range(name):
             tokenizers.CharacterTokenizer(task.alphabet).encode(question + answer)
 
 
-@pytest.mark.parametrize("name", tasks.TASKS)
+@pytest.mark.parametrize("name", tasks.known())
 def test_problems_are_a_function_of_split_seed_and_index(name):
-    first = max(8, tasks.TASKS[name].shortest)
+    first = max(8, tasks.known()[name].shortest)
     lengths = {"shortest": first, "longest": first + 5}
     found = problems(name, "train", 600, **lengths)
     assert found == problems(name, "train", 600, **lengths)
@@ -53,9 +53,9 @@ def test_problems_are_a_function_of_split_seed_and_index(name):
     assert len({answer for _, answer in found}) > 1
 
 
-@pytest.mark.parametrize("name", tasks.TASKS)
+@pytest.mark.parametrize("name", tasks.known())
 def test_splits_share_no_problem_and_have_their_fraction(name):
-    task = tasks.TASKS[name]
+    task = tasks.known()[name]
     for length in (task.shortest, task.shortest + 1, 6):
         sets = [
             {question for question, _ in problems(name, split, 60, seed=seed, shortest=length, longest=length)}
@@ -70,7 +70,7 @@ def test_splits_share_no_problem_and_have_their_fraction(name):
 
 @pytest.mark.parametrize("name, scored", [("mqar", 6), ("flip_flop_dense", None), ("copy", 0)])
 def test_values_within_a_question_count_if_they_follow_from_the_text_before(name, scored):
-    task = tasks.TASKS[name]
+    task = tasks.known()[name]
     for question, _ in problems(name, "train", 20, shortest=7, longest=7):
         places = task.scored(question)
         assert len(places) == (question.count("r") - 1 if scored is None else scored)
@@ -83,13 +83,13 @@ def test_scan_has_all_of_its_commands():
     words = "walk look run jump turn left right opposite around twice thrice and after"
     assert set(" ".join(commands).split()) == {*words.split(" ")}
     rng = np.random.default_rng(0)
-    assert len(tasks.TASKS["scan"].draw(rng, 23)[1]) == 22, "no command has 23 actions"
+    assert len(tasks.known()["scan"].draw(rng, 23)[1]) == 22, "no command has 23 actions"
 
 
 def parts(name, index, length):
     """Return the aligned parts of a problem, as texts, and the problem."""
     question, answer = tasks.problem(f"task:{name}", "train", 0, index, shortest=length, longest=length)
-    links = tasks.TASKS[name].align(question, answer)
+    links = tasks.known()[name].align(question, answer)
     return [(question[slice(*a)], answer[slice(*b)]) for a, b in links], question, answer
 
 
@@ -127,7 +127,7 @@ def test_words_and_parts_of_dates_are_aligned(length):
 
 
 def test_sorted_words_that_are_equal_keep_their_order():
-    links = tasks.TASKS["sort_words"].align("b a b", "a b b")
+    links = tasks.known()["sort_words"].align("b a b", "a b b")
     assert links == [((2, 3), (0, 1)), ((0, 1), (2, 3)), ((4, 5), (4, 5))]
 
 
@@ -154,7 +154,7 @@ def test_unknown_tasks_and_lengths_are_refused():
 @pytest.fixture
 def config(small):
     def make(name="copy", length=6, **overrides):
-        size = tasks.TASKS[name].size(length)
+        size = tasks.known()[name].size(length)
         base = {"data__corpus": f"task:{name}", "data__tokenizer": "characters", "data__task_length": length}
         return small(**(base | {"context_length": size} | overrides))
 
@@ -201,7 +201,7 @@ def test_a_context_too_short_for_a_task_is_refused(config):
 
 
 def test_long_numbers_are_added_or_refused():
-    most = tasks.TASKS["addition"].longest
+    most = tasks.known()["addition"].longest
     for question, answer in problems("addition", "train", 3, shortest=most, longest=most):
         assert len(question) == 2 * most + 1 and answer == solve_addition(question)
     with pytest.raises(
@@ -211,7 +211,7 @@ def test_long_numbers_are_added_or_refused():
 
 
 def test_published_results_belong_to_tasks_and_name_their_protocol():
-    found = {name: published.of_task(name) for name in tasks.TASKS}
+    found = {name: published.of_task(name) for name in tasks.known()}
     assert sum(map(len, found.values())) == 4 * 8 + 6 + 1 and not found["copy"]
     for row in itertools.chain(*found.values()):
         assert row.source in published.PROTOCOLS and 0 <= row.value <= 1

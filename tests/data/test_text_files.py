@@ -2,7 +2,6 @@
 
 import bz2
 import gzip
-import hashlib
 import io
 import lzma
 import pickle
@@ -13,7 +12,7 @@ import zipfile
 import numpy as np
 import pytest
 
-from mini_gpt.data import corpora, text_files
+from mini_gpt.data import corpora
 from mini_gpt.runtime.errors import UserError
 from tests.conftest import make_text
 
@@ -77,36 +76,19 @@ def test_binary_files_and_other_encodings_are_refused_in_one_line(documents, pai
     binary += ["café".encode("cp1252"), gzip.compress(b"a"), *(t.encode(name) for t in LANGUAGES for name in WIDE)]
     for raw in binary:
         for read in (documents, pairs):
-            with pytest.raises(
-                UserError, match=r"found (a zero byte|byte 0x\w\w at offset [\d,]+, which is not UTF-8); "
-            ) as e:
+            with pytest.raises(UserError, match=r"found a zero byte; |can't decode bytes? ") as e:
                 read(raw)
             assert "\n" not in str(e.value)
-
-
-@pytest.mark.parametrize("chunk", [1, 2, 5, 100])
-def test_the_place_of_a_wrong_byte_does_not_depend_on_chunks(documents, monkeypatch, chunk):
-    monkeypatch.setattr(text_files, "CHUNK", chunk)
-    for raw, place in (("größe".encode() + b"\xff", 7), ("größe 🐈".encode()[:-1], 8), (b"\xef\xbb\xbfa\xffb", 4)):
-        with pytest.raises(UserError, match=rf"/0: found byte 0x\w\w at offset {place}, which is not UTF-8"):
-            documents(raw)
 
 
 def test_pairs_may_be_compressed(pairs):
     assert pairs(gzip.compress(b"a\tA\nb\tB\n"), suffix=".gz") == ["a", "A", "b", "B"]
     assert pairs(bz2.compress(b"a\nb\n"), bz2.compress(b"A\nB\n"), suffix=".bz2") == ["a", "A", "b", "B"]
-    with pytest.raises(UserError, match=r"data__path\.xz: the compressed data is damaged or cut off"):
-        pairs(lzma.compress(b"a\tA\n") + b"?", suffix=".xz")
+    with pytest.raises(UserError, match=r"data__path\.xz: "):
+        pairs(lzma.compress(b"a\tA\n")[:-9], suffix=".xz")
 
 
 @pytest.mark.parametrize("ends", ["\n", "\r\n"])
 def test_a_byte_order_mark_is_left_out_and_line_ends_are_kept(documents, pairs, ends):
     assert documents(f"\ufeffa{ends}\ufeffb{ends}") == [f"a{ends}\ufeffb{ends}"]
     assert pairs(f"\ufeffa\tA{ends}b\tB{ends}") == ["a", "A", "b", "B"]
-
-
-def test_the_fingerprint_covers_all_bytes_of_a_file(small, tmp_path):
-    raw = b"\xef\xbb\xbf" + PLAIN.encode()
-    (tmp_path / "a.txt").write_bytes(raw)
-    corpus = corpora.open_corpus(small(data__path=f"{tmp_path}/a.txt").data)
-    assert corpus.fingerprint == hashlib.sha256(f"{len(raw)}\n".encode() + raw).hexdigest()  # so old runs resume

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tokenizers as library
 
-from mini_gpt.data import corpora, simple_tokenizers, splits, token_store, tokenizers
+from mini_gpt.data import corpora, splits, subwords, token_store, tokenizers
 from mini_gpt.runtime.errors import UserError
 
 KINDS = ("bytes", "characters", "bpe")
@@ -82,13 +82,13 @@ def test_lists_that_are_not_words_are_refused(words):
 def test_bpe_is_trained_once_on_the_training_split(small, monkeypatch):
     data = small(data__tokenizer="bpe", data__vocab_size=300).data
     corpus, seen = corpora.open_corpus(data), []
-    train = tokenizers.BpeTokenizer.train.__func__
+    train = subwords.BpeTokenizer.train.__func__
 
     def watched(cls, texts, vocab_size):
         seen.extend(texts)
         return train(cls, seen, vocab_size)
 
-    monkeypatch.setattr(tokenizers.BpeTokenizer, "train", classmethod(watched))
+    monkeypatch.setattr(subwords.BpeTokenizer, "train", classmethod(watched))
     first, second = token_store.fit_tokenizer(corpus, data), token_store.fit_tokenizer(corpus, data)
     assert seen == [piece.text for split, piece in splits.split_pieces(corpus, data) if split == "train"]
     assert tokenizers.fingerprint(first) == tokenizers.fingerprint(second)
@@ -107,25 +107,25 @@ def test_bpe_of_pieces_is_that_of_the_whole_text(monkeypatch):
     trainer = library.trainers.BpeTrainer(vocab_size=399, initial_alphabet=alphabet, show_progress=False)
     whole.train_from_iterator(texts, trainer)
     for size in (0, 1, 7):
-        monkeypatch.setattr(simple_tokenizers, "PIECE", size)
-        tokenizer = tokenizers.BpeTokenizer.train(texts, 400)
+        monkeypatch.setattr(tokenizers, "PIECE", size)
+        tokenizer = subwords.BpeTokenizer.train(texts, 400)
         assert tokenizer.model.get_vocab() == whole.get_vocab()
-        assert any(len(list(simple_tokenizers.text_pieces(text))) > 5 for text in texts)
+        assert any(len(list(tokenizers.text_pieces(text))) > 5 for text in texts)
         for text in texts:
-            assert "".join(simple_tokenizers.text_pieces(text)) == text
+            assert "".join(tokenizers.text_pieces(text)) == text
             assert tokenizer.encode(text).tolist() == whole.encode(text).ids
 
 
 def test_bpe_of_a_long_text_without_spaces_is_in_pieces():
     text = "".join(random.Random(0).choices("ACGT日", k=300_000))
-    pieces = list(simple_tokenizers.text_pieces(text))
+    pieces = list(tokenizers.text_pieces(text))
     assert [len(piece) for piece in pieces] == [2**17, 2**17, 300_000 - 2**18] and "".join(pieces) == text
-    tokenizer = tokenizers.BpeTokenizer.train([text[:2000]], 300)
+    tokenizer = subwords.BpeTokenizer.train([text[:2000]], 300)
     assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
 def merges(texts):
-    return tokenizers.BpeTokenizer.train(texts, 400).to_dict()["bpe"]["model"]["merges"]
+    return subwords.BpeTokenizer.train(texts, 400).to_dict()["bpe"]["model"]["merges"]
 
 
 @pytest.mark.parametrize("letters", ["ACGT", "日本語文", "\n\t ", "0123"])
@@ -139,7 +139,7 @@ def test_bpe_is_trained_on_long_words_in_cut_parts(letters):
     whole.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
     trainer = library.trainers.BpeTrainer(vocab_size=399, initial_alphabet=alphabet, show_progress=False)
     whole.train_from_iterator(parts, trainer)  # no word is longer than 1,024 characters
-    tokenizer = tokenizers.BpeTokenizer.train(parts, 400)
+    tokenizer = subwords.BpeTokenizer.train(parts, 400)
     assert tokenizer.model.get_vocab() == whole.get_vocab()
     assert tokenizer.encode(text).tolist() == whole.encode(text).ids
 
@@ -159,12 +159,12 @@ def test_slow_tokenizers_are_announced_before_they_are_made(small, monkeypatch, 
 
 MEASURED = """
 import random, resource, sys
-from mini_gpt.data import tokenizers
+from mini_gpt.data import subwords
 rng = random.Random(0)
 words = ["".join(rng.choices("abcdefghij", k=rng.randrange(1, 9))) for _ in range(5000)]
 text = " ".join(rng.choices(words, k=2_000_000))
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-tokenizer = tokenizers.BpeTokenizer.train([text], 1000)
+tokenizer = subwords.BpeTokenizer.train([text], 1000)
 count = len(tokenizer.encode(text))
 print(len(text), count, 1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before))
 """
@@ -180,8 +180,7 @@ def test_memory_of_bpe_is_bounded_for_a_long_text():
 
 @pytest.mark.parametrize(
     "content, message",
-    [(content, "not a tokenizer") for content in ("", "{", '{"kind": "words"}', "[]")]
-    + [('{"kind": "bpe", "bpe": {}}', "tokenizer: found {}; must be an object")],
+    [(content, "not a tokenizer") for content in ("", "{", '{"kind": "words"}', "[]", '{"kind": "bpe", "bpe": {}}')],
 )
 def test_a_damaged_tokenizer_file_is_named(tmp_path, content, message):
     (tmp_path / tokenizers.FILE).write_text(content)

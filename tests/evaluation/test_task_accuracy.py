@@ -22,7 +22,7 @@ def config(small):
     def make(name="copy", length=6, **overrides):
         base = {"data__corpus": f"task:{name}", "data__tokenizer": "characters", "data__task_length": length}
         base |= {"model__num_layers": 2}
-        return small(**(base | {"context_length": tasks.TASKS[name].size(length)} | overrides))
+        return small(**(base | {"context_length": tasks.known()[name].size(length)} | overrides))
 
     return make
 

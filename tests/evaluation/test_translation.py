@@ -31,7 +31,7 @@ PAIRS = {
     "context_length": 32,
     "source_length": 32,
 }
-TOKENIZER = tokenizers.CharacterTokenizer(tasks.TASKS["reverse_words"].alphabet)
+TOKENIZER = tokenizers.CharacterTokenizer(tasks.known()["reverse_words"].alphabet)
 SEPARATOR = tokenizers.separator(TOKENIZER)
 
 
@@ -185,7 +185,7 @@ def literal_rates(maps_NBHLS, problems, shift, *, first_only=False):
     for layer, head in np.ndindex(*rates.shape):
         found, true = set(), set()
         for number, problem in enumerate(problems):
-            links = tasks.TASKS["reverse_words"].align(*problem)
+            links = tasks.known()["reverse_words"].align(*problem)
             true |= {(number, *link) for link in links}
             for _, target in links:
                 weights = {}

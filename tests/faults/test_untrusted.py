@@ -13,9 +13,9 @@ import pytest
 import train
 from mini_gpt import suites
 from mini_gpt.config import loading, places
-from mini_gpt.data import corpora, token_store, tokenizers
+from mini_gpt.data import corpora
 from mini_gpt.hugging_face import origin
-from mini_gpt.runtime import files, program
+from mini_gpt.runtime import program
 from mini_gpt.runtime.errors import UserError
 from mini_gpt.suites.base import SuiteOptions
 from mini_gpt.training import layouts, loop
@@ -24,7 +24,6 @@ from mini_gpt.training.checkpoint import Checkpoints, Record
 from mini_gpt.training.run import Run
 from tests.commands.test_command_line import type_in
 from tests.conftest import SMALL
-from tests.faults.limits import seconds
 
 
 @pytest.fixture(scope="module")
@@ -169,47 +168,6 @@ def test_parameters_are_counted_without_a_corpus(run, monkeypatch, capsys):
 
 # Files of a run
 
-RUN_FILES = ["config.json", "corpus.json", "lock", "metrics.jsonl", "init_from.json", "tokenizer/tokenizer.json"]
-RUN_FILES += ["checkpoints/4/format/metadata", "checkpoints/4/parameters/_METADATA", "eval/heads.json"]
-
-
-@pytest.mark.parametrize("name", RUN_FILES)
-def test_a_fifo_in_a_run_is_refused_by_every_command(run, config, name, tmp_path):
-    (run / name).unlink(missing_ok=True)
-    (run / name).parent.mkdir(exist_ok=True)
-    os.mkfifo(run / name)
-    uses = (
-        lambda: Run(run),
-        lambda: loop.train(config, run),
-        lambda: loop.train(config, tmp_path / "new", init_from=run),
-    )
-    for use in uses:
-        with seconds(20), pytest.raises(UserError, match=rf"{name}: found a FIFO; must be a regular file"):
-            use()
-    assert not (tmp_path / "new").exists()
-
-
-def test_only_regular_files_are_opened(tmp_path):
-    os.mkfifo(tmp_path / "fifo")
-    (tmp_path / "large").write_text("12345")
-    (tmp_path / "link").symlink_to("large")
-    with seconds(10):
-        for path, found in (("/dev/zero", "a device"), (tmp_path / "fifo", "a FIFO"), (tmp_path, "a directory")):
-            with pytest.raises(UserError, match=f"found {found}; must be a regular file"):
-                files.open_regular(path)
-        with pytest.raises(UserError, match=r"large: found 5 bytes; must be at most 4"):
-            files.open_regular(tmp_path / "large", most=4)
-        for name, found in (("fifo", "a FIFO"), ("link", "a link")):
-            with pytest.raises(UserError, match=f"{name}: found {found}; must be a regular file"):
-                files.open_to_append(tmp_path / name)
-
-
-def test_a_huge_config_is_refused_unread(run):
-    with (run / "config.json").open("r+b") as file:
-        file.truncate(2**40)
-    with pytest.raises(UserError, match=r"config\.json: found 1,099,511,627,776 bytes; must be at most"):
-        Run(run)
-
 
 def test_links_that_form_a_cycle_are_refused(run):
     (run / "eval").mkdir(exist_ok=True)
@@ -234,19 +192,6 @@ def test_invalid_records_of_a_checkpoint_are_damage_or_another_format(run, field
     path.write_text(json.dumps(json.loads(path.read_text()) | fields))
     with pytest.raises(UserError, match=r"has another checksum than when it was written|found checkpoint format None"):
         Run(run)
-
-
-def test_a_token_store_with_invalid_fields_is_rebuilt(config, run, tmp_path):
-    data = loading.override(config, {"data.cache_dir": str(tmp_path / "cache")}).data
-    tokenizer = tokenizers.load(run / "tokenizer")
-    corpus = corpora.open_corpus(data)
-    store = token_store.open_store(corpus, data, tokenizer)
-    right = files.read_with_checksum(store.directory / "meta.json")
-    outside = right["splits"] | {"../../outside": right["splits"]["train"]}
-    for wrong in ({"dtype": "int16"}, {"splits": outside}, {"splits": {}}):
-        (store.directory / "meta.json").write_text(json.dumps(files.with_checksum(right | wrong)))
-        again = token_store.open_store(corpus, data, tokenizer).meta
-        assert (again["dtype"], again["splits"]) == (right["dtype"], right["splits"])
 
 
 # Output

@@ -6,7 +6,8 @@ import sys
 import pytest
 
 from mini_gpt.data.model_source import ModelSource
-from mini_gpt.data.tokenizers import BpeTokenizer, ByteTokenizer
+from mini_gpt.data.subwords import BpeTokenizer
+from mini_gpt.data.tokenizers import ByteTokenizer
 from mini_gpt.generation import chat, render_chat
 from mini_gpt.runtime.errors import UserError
 from tests.faults.limits import seconds

@@ -6,7 +6,8 @@ import jax
 import numpy as np
 import pytest
 
-from mini_gpt.data.tokenizers import BpeTokenizer, ByteTokenizer, CharacterTokenizer, ImportedTokenizer
+from mini_gpt.data.subwords import BpeTokenizer, ImportedTokenizer
+from mini_gpt.data.tokenizers import ByteTokenizer, CharacterTokenizer
 from mini_gpt.generation import filling
 from mini_gpt.runtime.errors import UserError
 from tests.evaluation.models import random_model

@@ -5,7 +5,8 @@ import itertools
 import numpy as np
 import pytest
 
-from mini_gpt.data.tokenizers import BpeTokenizer, ByteTokenizer, CharacterTokenizer
+from mini_gpt.data.subwords import BpeTokenizer
+from mini_gpt.data.tokenizers import ByteTokenizer, CharacterTokenizer
 from mini_gpt.generation.streaming_text import Writer
 
 

@@ -4,7 +4,8 @@ import json
 
 import tokenizers as library
 
-from mini_gpt.data.tokenizers import BpeTokenizer, ByteTokenizer, CharacterTokenizer
+from mini_gpt.data.subwords import BpeTokenizer
+from mini_gpt.data.tokenizers import ByteTokenizer, CharacterTokenizer
 from tests.conftest import make_text
 from tests.hugging_face.foreign_tokenizers import HARD_TEXTS
 

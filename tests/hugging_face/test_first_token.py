@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from mini_gpt.data import corpora, splits, token_store
+from mini_gpt.data.subwords import BpeTokenizer, ImportedTokenizer
 from mini_gpt.data.text_batches import TextBatches, corrupted_blocks, vocab_of
-from mini_gpt.data.tokenizers import BpeTokenizer, ImportedTokenizer
 from mini_gpt.evaluation import extrapolation, needles, perplexity
 from mini_gpt.insight import samples
 from mini_gpt.insight.heads import inputs

@@ -1,6 +1,5 @@
 """Imported Unigram, WordPiece and WordLevel tokenizers give the ids of the tokenizers library."""
 
-import base64
 import json
 import re
 
@@ -11,10 +10,11 @@ from safetensors.numpy import load_file
 from scipy.special import logsumexp
 
 from mini_gpt.config import loading
-from mini_gpt.data import charsmaps, token_store, tokenizers
+from mini_gpt.data import token_store, tokenizers
 from mini_gpt.data.layout import Layout
 from mini_gpt.data.pairs import StoredPairs
-from mini_gpt.data.tokenizers import ByteTokenizer, CharacterTokenizer, ImportedTokenizer
+from mini_gpt.data.subwords import ImportedTokenizer
+from mini_gpt.data.tokenizers import ByteTokenizer, CharacterTokenizer
 from mini_gpt.evaluation import pair_accuracy, scoring
 from mini_gpt.hugging_face import importing, tokenizer_files
 from mini_gpt.runtime.errors import UserError
@@ -26,12 +26,10 @@ from mini_gpt.training.run import Run
 from tests.conftest import SMALL
 from tests.hugging_face import numpy_forwards
 from tests.hugging_face.foreign_tokenizers import (
-    CHARACTERS,
     HARD,
     HARD_TEXTS,
     NAMES,
     TEXT,
-    charsmap,
     unigram,
     wordpiece,
     words,
@@ -120,8 +118,8 @@ def test_bits_per_byte_are_not_measured(kind):
 @pytest.mark.parametrize(
     "changes, message",
     [
-        ({"unk_id": None}, r"model\.unk_id: found None; must be the id of one of the"),
-        ({"unk_id": 10**6}, r"model\.unk_id: found 1000000; must be"),
+        ({"unk_id": None}, r"model\.unk_id, unk_token: found None"),
+        ({"unk_id": 10**6}, r".*UnkIdNotInVocabulary"),
     ],
 )
 def test_unigram_models_without_an_unknown_token_are_refused(changes, message, tmp_path):
@@ -218,13 +216,3 @@ def test_an_imported_tokenizer_is_not_made_from_text():
     config = loading.load("configs/tiny.py", {"data.tokenizer": "imported"})
     with pytest.raises(UserError, match=re.escape("data.tokenizer: found 'imported'; no text makes it")):
         token_store.fit_tokenizer(None, config.data)
-
-
-def test_the_growth_of_a_character_map_is_its_longest_text():
-    encoded = lambda rules: base64.b64encode(charsmap(rules)).decode()
-    assert charsmaps.growth(encoded(CHARACTERS)) == 18
-    assert charsmaps.growth(encoded({"é": "中文", "e\u0301": "é", "中": ""})) == len("中文".encode())
-    assert charsmaps.growth(encoded({})) == 1
-    assert charsmaps.growth(encoded({"a" * 6: "x" * 50, "b": "cc"})) == 2, "keys of over five bytes are not looked up"
-    normalizer = library.normalizers.Precompiled(charsmap(CHARACTERS | {"a" * 6: "x" * 50}))
-    assert normalizer.normalize_str("ＡﬁaaaaaaﷺB\x01") == "A" + "fi" + "a" * 6 + "x" * 18 + "B"

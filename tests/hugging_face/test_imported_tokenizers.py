@@ -8,8 +8,7 @@ import pytest
 import tokenizers as library
 
 from mini_gpt.data import tokenizers
-from mini_gpt.data.token_texts import token_texts, unknown_token
-from mini_gpt.data.tokenizers import BpeTokenizer
+from mini_gpt.data.subwords import BpeTokenizer, token_texts, unknown_token
 from mini_gpt.hugging_face import tokenizer_files
 from mini_gpt.runtime.errors import UserError
 from tests.hugging_face.bpe_tokenizers import BPE, HARD, TEXT, foreign, like_robertas

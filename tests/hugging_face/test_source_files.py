@@ -8,8 +8,9 @@ import tokenizers as library
 
 from mini_gpt.config import loading
 from mini_gpt.data import tokenizers
-from mini_gpt.data.model_source import LONGEST_TEMPLATE, MOST_SETTINGS, ModelSource
-from mini_gpt.data.tokenizers import BpeTokenizer, ByteTokenizer
+from mini_gpt.data.model_source import ModelSource
+from mini_gpt.data.subwords import BpeTokenizer
+from mini_gpt.data.tokenizers import ByteTokenizer
 from mini_gpt.hugging_face import model_card, origin, source_files, tokenizer_files
 from mini_gpt.runtime import files
 from mini_gpt.runtime.errors import UserError
@@ -94,7 +95,7 @@ def test_a_byte_tokenizer_with_a_chat_template_keeps_it(tmp_path):
 
 
 GEN, JINJA = "generation_config.json", "chat_template.jinja"
-RIGHT = "must be a whole number or a list of at most 256 of them"
+RIGHT = "must be a whole number or a list of them"
 
 
 @pytest.mark.parametrize(
@@ -105,22 +106,12 @@ RIGHT = "must be a whole number or a list of at most 256 of them"
         (GEN, "[]", r"config.json: found \[\]; must be a JSON object"),
         (GEN, '{"eos_token_id": "x"}', rf"config.json: eos_token_id: found 'x'; {RIGHT}"),
         (GEN, '{"eos_token_id": [1, true]}', rf"config.json: eos_token_id: found \[1, True\]; {RIGHT}"),
-        (GEN, json.dumps({"eos_token_id": [1] * 300}), rf"config.json: eos_token_id: found .*; {RIGHT}"),
-        (GEN, json.dumps({"a": "b" * MOST_SETTINGS}), "config.json: found 65545; must have at most 65536 c"),
-        (GEN, " " * (4 * MOST_SETTINGS + 1), "found 262,145 bytes; must be at most 262,144"),
-        (JINJA, "a" * (LONGEST_TEMPLATE + 1), "found .*; must have at most 131072 characters"),
-        (JINJA, "a" * (4 * LONGEST_TEMPLATE + 1), r"chat_template.jinja: found 524,289 bytes; must be at"),
         (JINJA, b"\xff", r"chat_template.jinja: not UTF-8: invalid start byte at byte 0"),
         ("tokenizer_config.json", '{"chat_template": 3}', "chat_template: found 3; must be a text, or a list"),
         ("tokenizer_config.json", '{"chat_template": [{"name": "a"}]}', "chat_template: found .*; must be a text, or"),
-        (
-            "tokenizer_config.json",
-            json.dumps({"chat_template": [{"name": "a", "template": "b"}] * 17}),
-            r"chat_template: found \[.*; must be a text, or",
-        ),
     ],
 )  # fmt: skip
-def test_files_over_the_limits_are_refused(name, content, message, tmp_path):
+def test_files_that_are_not_valid_are_refused(name, content, message, tmp_path):
     ids, rows = directory(tmp_path, None)
     (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(UserError, match=message):
@@ -145,7 +136,6 @@ def test_end_tokens_that_the_model_lacks_are_kept_but_not_used(tmp_path):
         ("license: mit", {}),
         ("# A\n---\nlicense: mit\n---", {}),
         ("---\nlicense: [mit]\nlicense_name: a`b\nlicense_link: |\n  x\n---", {}),
-        ("---\nlicense: " + "a" * 300 + "\n---", {}),
         ("---\n  license: mit\n---", {}),
         ("---\nlicense: mit" + "\nx: y" * 2**20, {"license": "mit"}),
         ("", {}),

@@ -7,7 +7,8 @@ import pytest
 import tokenizers as library
 
 from mini_gpt.data import spans, tokenizers
-from mini_gpt.data.tokenizers import BpeTokenizer, ByteTokenizer, CharacterTokenizer, WordTokenizer
+from mini_gpt.data.subwords import BpeTokenizer
+from mini_gpt.data.tokenizers import ByteTokenizer, CharacterTokenizer, WordTokenizer
 from mini_gpt.hugging_face import tokenizer_files
 from mini_gpt.runtime.errors import UserError
 from tests.hugging_face.bpe_tokenizers import ALPHABET, BPE, HARD, OWN, TEXT, like_robertas

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from mini_gpt.data.simple_tokenizers import ByteTokenizer, CharacterTokenizer
+from mini_gpt.data.tokenizers import ByteTokenizer, CharacterTokenizer
 from mini_gpt.hugging_face import origin
 from mini_gpt.insight import examples, samples
 from mini_gpt.insight.heads import typical

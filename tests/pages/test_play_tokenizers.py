@@ -12,9 +12,9 @@ import tokenizers as library
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mini_gpt.data import simple_tokenizers, spans
-from mini_gpt.data.simple_tokenizers import ByteTokenizer, CharacterTokenizer, WordTokenizer
-from mini_gpt.data.tokenizers import BpeTokenizer, ImportedTokenizer
+from mini_gpt.data import spans, tokenizers
+from mini_gpt.data.subwords import BpeTokenizer, ImportedTokenizer
+from mini_gpt.data.tokenizers import ByteTokenizer, CharacterTokenizer, WordTokenizer
 from mini_gpt.pages.play import tokenizer as page
 from mini_gpt.runtime.errors import UserError
 from tests.conftest import REPOSITORY, make_text, slow
@@ -130,9 +130,7 @@ class EveryWord(WordTokenizer):
     """Words of the hard texts and of all short texts that the tests make."""
 
     def encode(self, text):
-        return np.array(
-            [self._ids[word] for word in simple_tokenizers.WORD.findall(text) if word in self._ids], np.int64
-        )
+        return np.array([self._ids[word] for word in tokenizers.WORD.findall(text) if word in self._ids], np.int64)
 
 
 TOKENIZERS = {

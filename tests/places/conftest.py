@@ -17,7 +17,7 @@ def server(_server, monkeypatch, tmp_path):
     """Return the server without faults. This process uses it too."""
     for name, value in _server.environment(tmp_path / "cache").items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(buckets, "FIRST_WAIT", 0.01)
+    monkeypatch.setattr(buckets, "WAITS", (0.0,) * 3)
     _server.log.clear()
     yield _server
     _server.fault = s3_server.no_fault

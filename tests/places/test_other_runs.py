@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from mini_gpt.commands import hugging_face, play
-from mini_gpt.commands.staging import Mirror
+from mini_gpt.commands.mirror import Mirror
 from mini_gpt.runtime.buckets import Place
 from mini_gpt.runtime.errors import UserError
 from mini_gpt.training import workdir as workdirs
@@ -19,11 +19,16 @@ from tests.conftest import SMALL
 ADDRESS = "s3://bucket/runs/source"
 
 
+def clear(place):
+    for name in place.files():
+        place.delete(name)
+
+
 @pytest.fixture
 def source(server, trained, tmp_path):
     """Return a run that is also at ADDRESS."""
     run = trained()
-    Place(ADDRESS).delete("", folder=True)
+    clear(Place(ADDRESS))
     staged = Mirror(Place(ADDRESS), "train", str(tmp_path / "of the trainer"))
     shutil.copytree(run, staged.local)
     staged.copy()
@@ -66,7 +71,7 @@ def test_runs_in_a_bucket_are_shown_and_compared_beside_others(source, monkeypat
     assert type_in(monkeypatch, *figures) is None and (tmp_path / "figures" / "maps.png").exists()
     # A model of Transformers.
     exported = "s3://bucket/exported model"
-    Place(exported).delete("", folder=True)
+    clear(Place(exported))
     export = ("mini_gpt.commands.hugging_face", "export", f"--workdir={source}", f"--output={exported}")
     assert type_in(monkeypatch, *export) is None
     imported = f"s3://bucket/{tmp_path.name}"
@@ -108,7 +113,7 @@ def test_an_export_that_is_cut_off_has_no_config(tmp_path, monkeypatch):
     assert list(output.files()) == ["model.safetensors"]
     with pytest.raises(UserError, match=r"bucket/model: holds files, but no config\.json, which an export writes last"):
         export()
-    output.delete("", folder=True)
+    clear(output)
     export()
     with pytest.raises(UserError, match="holds files already; name a new folder"):
         export()

@@ -90,9 +90,3 @@ def test_what_another_process_wrote_meanwhile_is_kept(tmp_path, there):
         else:
             target.symlink_to("nowhere")
     assert [path.name for path in tmp_path.rglob("*")] == ["target"] + ["theirs"] * (there == "a directory")
-
-
-def test_a_number_of_6000_digits_in_json_is_named(tmp_path):
-    (tmp_path / "a.json").write_text('{"a": ' + "9" * 6000 + "}")
-    with pytest.raises(ValueError, match=r"^it has a whole number of more than 4,300 digits$"):
-        files.read_json(tmp_path / "a.json")

@@ -170,7 +170,7 @@ def test_a_run_says_its_passes_once_and_its_warnings_each_time(small, tmp_path, 
 
 def shipped():
     """Return all configs by name: a file that takes an argument, once for each of its values."""
-    arguments = {"tasks": [name.removeprefix("task:") for name in tasks.TASKS], "presets": presets.SHAPES}
+    arguments = {"tasks": [name.removeprefix("task:") for name in tasks.known()], "presets": presets.SHAPES}
     arguments["positions"] = ["full", "quick"]
     files = sorted(path.stem for path in (REPOSITORY / "configs").glob("*.py") if path.stem != "__init__")
     plain = [f"configs/{name}.py" for name in files if name not in arguments]

@@ -9,15 +9,22 @@ import random
 import re
 from collections.abc import Iterator
 
+from mini_gpt.config.data import DataConfig
 from mini_gpt.data import splits
+from mini_gpt.data.corpora import Corpus, digest
 from mini_gpt.data.english.grammar import END, Link, Options, Story, Teller, TextEnds, Word, as_token
 from mini_gpt.runtime.errors import UserError, shown
 
-__all__ = ["END", "Link", "Story", "Word", "as_token", "read", "split_of", "stories", "texts", "write"]
+__all__ = ["END", "Link", "Story", "Word", "as_token", "open_corpus", "read", "split_of", "stories", "texts", "write"]
 
 VERSION = 1  # part of the corpus's fingerprint; increase it if stories change
 STORIES = 32_000  # in all splits
 WORD = re.compile(r"\w+|[^\w\s]")
+
+
+def open_corpus(data: DataConfig) -> Corpus:
+    parts = {split: functools.partial(texts, split) for split in splits.SPLITS}
+    return Corpus("english", digest("english", VERSION), STORIES, parts)
 
 
 def write(seed: int) -> Story:

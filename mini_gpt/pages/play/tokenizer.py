@@ -4,9 +4,8 @@ import json
 from typing import Any
 
 from mini_gpt.data import tokenizers
-from mini_gpt.data.simple_tokenizers import Tokenizer, WordTokenizer
-from mini_gpt.data.token_texts import byte_alphabet
-from mini_gpt.data.tokenizers import SubwordTokenizer
+from mini_gpt.data.subwords import SubwordTokenizer, byte_alphabet
+from mini_gpt.data.tokenizers import Tokenizer, WordTokenizer
 from mini_gpt.pages.play import regexes
 from mini_gpt.runtime.errors import UserError, require, shown
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from mini_gpt.data.simple_tokenizers import ByteTokenizer
-from mini_gpt.data.tokenizers import BpeTokenizer
+from mini_gpt.data.subwords import BpeTokenizer
+from mini_gpt.data.tokenizers import ByteTokenizer
 from mini_gpt.pages.play import page as playground
 from tests.conftest import make_text
 from tests.pages.play_in_browser.play_page import COPY, LETTERS, TEXT, WORDS, Page

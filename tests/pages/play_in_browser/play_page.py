@@ -11,7 +11,7 @@ from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import WebDriverWait
 
 from mini_gpt.data import tasks
-from mini_gpt.data.simple_tokenizers import ByteTokenizer, CharacterTokenizer, WordTokenizer
+from mini_gpt.data.tokenizers import ByteTokenizer, CharacterTokenizer, WordTokenizer
 from mini_gpt.evaluation.perplexity import make_nll_fn
 from mini_gpt.evaluation.scoring import score_tokens
 from mini_gpt.model import editing

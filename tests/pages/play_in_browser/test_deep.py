@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from mini_gpt.data.simple_tokenizers import ByteTokenizer
+from mini_gpt.data.tokenizers import ByteTokenizer
 from mini_gpt.pages.explorer import page as explorer
 from mini_gpt.pages.play import page as playground
 from tests.pages import browser as chromium

@@ -3,7 +3,7 @@
 import pytest
 from selenium.webdriver.common.keys import Keys
 
-from mini_gpt.data.tokenizers import BpeTokenizer
+from mini_gpt.data.subwords import BpeTokenizer
 from tests.conftest import make_text
 from tests.pages.play_in_browser.play_page import COPY, LETTERS, LIMIT, TEXT, WORDS, losses_of, without_head
 from tests.pages.test_play import shown

@@ -5,7 +5,7 @@ import pytest
 from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.keys import Keys
 
-from mini_gpt.data.simple_tokenizers import ByteTokenizer
+from mini_gpt.data.tokenizers import ByteTokenizer
 from mini_gpt.insight.attention import attention_maps
 from tests.pages.play_in_browser.play_page import TEXT
 

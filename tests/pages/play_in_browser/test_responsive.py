@@ -3,7 +3,7 @@
 import pytest
 from selenium.webdriver.common.keys import Keys
 
-from mini_gpt.data.simple_tokenizers import ByteTokenizer
+from mini_gpt.data.tokenizers import ByteTokenizer
 from mini_gpt.pages.play import page as playground
 from tests.conftest import make_text
 from tests.pages.play_in_browser.play_page import Page

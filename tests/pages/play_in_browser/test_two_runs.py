@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from mini_gpt.data.simple_tokenizers import ByteTokenizer
+from mini_gpt.data.tokenizers import ByteTokenizer
 from mini_gpt.pages.play import page as playground
 from tests.conftest import make_text
 from tests.pages.play_in_browser.play_page import LIMIT, TEXT, losses_of, without_head

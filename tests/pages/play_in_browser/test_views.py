@@ -9,7 +9,7 @@ from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
-from mini_gpt.data.simple_tokenizers import ByteTokenizer
+from mini_gpt.data.tokenizers import ByteTokenizer
 from mini_gpt.insight import observing
 from mini_gpt.insight.attention import attention_maps
 from tests.pages.play_in_browser.play_page import LIMIT, TEXT, losses_of, without_head

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from selenium.webdriver.common.keys import Keys
 
-from mini_gpt.data.simple_tokenizers import ByteTokenizer
+from mini_gpt.data.tokenizers import ByteTokenizer
 from tests.pages.play_in_browser.play_page import TEXT
 
 pytestmark = pytest.mark.slow
