@@ -10,7 +10,7 @@ from jax.sharding import Mesh
 from mini_gpt.config import places
 from mini_gpt.config.schema import Config
 from mini_gpt.data import batches, corpora, token_store, tokenizers
-from mini_gpt.data.corpus import Corpus
+from mini_gpt.data.corpora import Corpus
 from mini_gpt.data.tokenizers import Tokenizer
 from mini_gpt.model import parameters as model_parameters
 from mini_gpt.model.parameters import Parameters
