@@ -96,9 +96,8 @@ def make_train_step(
             return changed if fixed is None else trainable.join(changed, fixed), optimizer_state
 
         changes, old = finite & ~halted, (state.parameters, state.optimizer_state)
-        if (
-            on_cpu
-        ):  # where jnp.where adds 1 ms to a small step of 34 ms; elsewhere a condition adds passes over gradients
+        # On CPUs, jnp.where adds 1 ms to a small step of 34 ms; elsewhere, a condition adds passes over the gradients.
+        if on_cpu:
             new = jax.lax.cond(changes, update, lambda: old)
         else:
             new = jax.tree.map(functools.partial(jnp.where, changes), update(), old)

@@ -118,7 +118,7 @@ def test_a_model_with_kernels_equals_one_without(monkeypatch, sizes):
 
 
 def test_triton_knows_the_operations_of_the_kernels():
-    """They are lowered for NVIDIA GPUs, which need not be there. From 0.11 on, JAX asks which GPU, and has none."""
+    """The kernels are lowered for NVIDIA GPUs, which need not be there. JAX 0.11 asks for one, and has none."""
 
     def total(x, added, scale):
         return sum(map(jnp.sum, gpu_norm.add_norm(x, added, scale, scale, gpu_norm.Kind(1e-5, True))))
