@@ -32,7 +32,7 @@ def queries(weights_HLS: Array, seen_HLS: Array, templates_TLS: Array) -> jax.Ar
 
 
 def telling(weights_HLS: Any, *, of_itself: bool) -> Any:
-    """Return score_H, in NumPy or JAX: the mean over queries of the largest weight on one key that is not the first one.
+    """Return score_H (NumPy or JAX): the mean over queries of the largest weight on a key other than the first.
 
     of_itself: whether the text attends to itself; then a query's own place does not count either.
     """
