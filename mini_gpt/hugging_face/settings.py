@@ -129,7 +129,9 @@ def read(path: Path) -> Settings:
     try:
         return Settings(path, files.read_json(find_file(path.parent, path.name)))
     except FileNotFoundError:
-        raise UserError(f"{path}: not found; name a directory that holds a model's config.json") from None
+        encoders = sorted(path.parent.glob(f"*_Transformer/{CONFIG}"))  # of sentence-transformers
+        remedy = f"name {encoders[0].parent}" if encoders else f"name a directory that holds a model's {CONFIG}"
+        raise UserError(f"{path}: not found; {remedy}") from None
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path}: not valid JSON ({error})") from None
 

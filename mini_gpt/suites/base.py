@@ -1,6 +1,7 @@
 """The base class and the options of all suites, and the tokens that suites measure."""
 
 import copy
+import dataclasses
 import hashlib
 import math
 import os
@@ -294,6 +295,18 @@ def own_text(run: Run, options: SuiteOptions) -> str | None:
     if options.text is not None or is_own or run.config.data.is_task:
         return options.text
     return examples.ENGLISH if examples.fits_english(run.tokenizer) else None
+
+
+def with_stories(run: Run) -> Run:
+    """Return the run; on the English stories, if it is an imported model without a corpus that knows English."""
+    if own_text(run, SuiteOptions()) is None:
+        return run
+    run = copy.copy(run)
+    run.config = dataclasses.replace(run.config, data=dataclasses.replace(run.config.data, corpus="english"))
+    run.other_text = True
+    for known in ("corpus", "store"):
+        vars(run).pop(known, None)
+    return run
 
 
 def opening_start(run: Run, options: SuiteOptions, most: int) -> int:

@@ -89,10 +89,11 @@ class Explorer(Suite):
         if sum(leaf.size for leaf in jax.tree.leaves(run.model.parameters)) > MOST_PARAMETERS:
             return None
         try:
-            heads = self.heads.measure(run, dataclasses.replace(options, tokens=LABEL_TOKENS))["heads"]
+            found = self.heads.measure(run, dataclasses.replace(options, tokens=LABEL_TOKENS))
         except UserError:
             return None  # the split is too short; the page is useful without labels
-        return _by_kind(run, heads), f"up to {LABEL_TOKENS:,} tokens of the {options.split} split"
+        source = f"up to {LABEL_TOKENS:,} tokens of the {options.split} split of {found['corpus']}"
+        return _by_kind(run, found["heads"]), source
 
 
 def _templates(run: Run, options: SuiteOptions, text: np.ndarray | Example) -> dict[str, Templates]:
@@ -105,7 +106,7 @@ def _templates(run: Run, options: SuiteOptions, text: np.ndarray | Example) -> d
         start = base.opening_start(run, options, page.most_tokens(run.config))
     relations, _ = inputs.parsed_relations(whole, run.tokenizer, np.array([start]), len(text))
     shown = inputs.Inputs(text[None], np.ones((1, len(text)), bool), relations)
-    train_tokens = base.train_tokens(run, inputs.TOKENS)
+    train_tokens = base.train_tokens(base.with_stories(run), inputs.TOKENS)
     return {"decoder": report.text_templates(run.model, run.tokenizer, shown, train_tokens)}
 
 

@@ -28,12 +28,14 @@ class Heads(Suite):
         return [("", trained.context_length)]
 
     def measure(self, run: Run, options: SuiteOptions) -> Result:
+        run = base.with_stories(run)
         every = _of_pairs(run, options) if run.config.model.has_encoder else _of_texts(run, options)
         places = removed.existing(run.trained.model)
         heads = [every[layer * run.config.model.num_heads + head] for layer, head in places]
         numbers = [head[name] for head in heads for name in ("entropy", "distance")]
         base.check_finite(run, (number for number in numbers if number is not None))
-        return {"context_length": run.config.context_length, "heads": heads, "by_depth": report.by_depth(heads)}
+        of_run = {"context_length": run.config.context_length, "corpus": run.config.data.corpus}
+        return of_run | {"heads": heads, "by_depth": report.by_depth(heads)}
 
     def compared_rows(self, result: Result) -> list[Row]:
         heads = result["heads"]

@@ -112,16 +112,15 @@ def _texts(options: SuiteOptions) -> list[tuple[str, str, str, str]]:
         assert options.text is not None and options.other is not None
         return [("--text", options.text, "--other", options.other)]
     try:
-        lines = Path(options.pairs).read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeError) as error:
+        lines = Path(options.pairs).read_text(encoding="utf-8").removesuffix("\n").split("\n")
+    except UnicodeError as error:
         raise UserError(f"--pairs={options.pairs}: {error}; give a UTF-8 file") from None
     found = []
     for number, line in enumerate(lines, 1):
-        text, tab, other = line.partition("\t")
         name = f"{options.pairs}, line {number}"
-        require(tab != "", name, line, "must be a text, a tab and the other text")
+        require(line.count("\t") == 1, name, line, "must be a text, a tab and the other text")
+        text, other = line.split("\t")
         found.append((name, text, name, other))
-    require(len(found) > 0, "--pairs", options.pairs, "must have at least one line")
     return found
 
 

@@ -264,6 +264,10 @@ def test_errors_are_one_line_and_nothing_is_written(run, out, imports, monkeypat
     message = imports("--config.context_length=64")
     assert "context_length: found 64; learned positions end at model.max_positions (32)" in message
     assert "config.json: not found; name a directory that holds" in imports(source=tmp_path)
+    (tmp_path / "sentences" / "0_Transformer").mkdir(parents=True)
+    (tmp_path / "sentences" / "0_Transformer" / "config.json").touch()
+    assert "config.json: not found; name" in (message := imports(source=tmp_path / "sentences"))
+    assert message.endswith(f"{tmp_path / 'sentences' / '0_Transformer'}")
     damaged = tmp_path / "damaged"
     damaged.mkdir()
     for file in out.iterdir():

@@ -30,24 +30,27 @@ def test_a_split_opens_at_the_start_of_a_document_that_is_like_the_others():
 
 
 @pytest.mark.parametrize(
-    "is_imported, step, corpus, tokenizer, given, expected",
+    "is_imported, step, corpus, tokenizer, given, expected, labelled_on",
     [
-        (True, 0, "python_stdlib", BYTES, None, examples.ENGLISH),
-        (True, 0, "python_stdlib", BYTES, "a text", "a text"),
-        (True, 0, "text", BYTES, None, None),
-        (True, 9, "python_stdlib", BYTES, None, None),  # trained on it
-        (False, 0, "python_stdlib", BYTES, None, None),
-        (True, 0, "python_stdlib", CharacterTokenizer("ACDEFGHIKLMNPQRSTVWY"), None, None),  # of proteins
+        (True, 0, "python_stdlib", BYTES, None, examples.ENGLISH, "english"),
+        (True, 0, "python_stdlib", BYTES, "a text", "a text", "english"),
+        (True, 0, "text", BYTES, None, None, "text"),
+        (True, 9, "python_stdlib", BYTES, None, None, "python_stdlib"),  # trained on it
+        (False, 0, "python_stdlib", BYTES, None, None, "python_stdlib"),
+        # of proteins
+        (True, 0, "python_stdlib", CharacterTokenizer("ACDEFGHIKLMNPQRSTVWY"), None, None, "python_stdlib"),
     ],
 )
-def test_an_imported_model_without_a_corpus_opens_on_english(
-    small, tmp_path, is_imported, step, corpus, tokenizer, given, expected
+def test_an_imported_model_without_a_corpus_opens_on_english_and_is_labelled_on_stories(
+    small, tmp_path, is_imported, step, corpus, tokenizer, given, expected, labelled_on
 ):
     if is_imported:
         origin.record_import(tmp_path, tmp_path, {"architecture": "LlamaForCausalLM"})
     config = small(data__corpus=corpus)
     run = SimpleNamespace(step=step, config=config, workdir=tmp_path, tokenizer=tokenizer)
     assert base.own_text(run, SuiteOptions(text=given)) == expected
+    labelled = base.with_stories(run)
+    assert labelled.config.data.corpus == labelled_on and run.config.data.corpus == corpus
 
 
 def test_the_telling_head_reads_one_token_that_is_neither_the_first_nor_its_own():
@@ -56,5 +59,5 @@ def test_the_telling_head_reads_one_token_that_is_neither_the_first_nor_its_own(
     weights_NHLS[0, 1] = np.eye(4)  # itself
     weights_NHLS[1, 0] = np.tri(4) / np.arange(1, 5)[:, None]  # all alike
     weights_NHLS[1, 1] = np.eye(4, k=-1)  # the previous one
-    assert typical.telling_head(weights_NHLS, of_itself=True) == (1, 1)
-    assert typical.telling_head(weights_NHLS, of_itself=False) == (0, 1)
+    assert typical.telling_head(typical.telling(weights_NHLS, of_itself=True)) == (1, 1)
+    assert typical.telling_head(typical.telling(weights_NHLS, of_itself=False)) == (0, 1)

@@ -14,7 +14,7 @@ from mini_gpt import suites
 from mini_gpt.commands import eval as eval_command
 from mini_gpt.data import spans, tokenizers
 from mini_gpt.insight.attention import attention_maps
-from mini_gpt.insight.heads import english_stories, python_source, templates
+from mini_gpt.insight.heads import english_stories, python_source, templates, typical
 from mini_gpt.insight.heads import inputs as head_inputs
 from mini_gpt.insight.heads import report as head_report
 from mini_gpt.model.positions import ENCODINGS
@@ -263,7 +263,9 @@ def test_a_long_page_keeps_the_largest_weights(small, monkeypatch, length, field
     held, _ = largest.packed(model, tokens, np.zeros((0, length, length), bool))
     shown, is_kept = unpacked_long(held, 8, length)
     maps = attention_maps(model, tokens[None])
-    weights = np.concatenate([layer.weights_BHLS[0] for layer in maps])
+    whole = np.stack([layer.weights_BHLS[0] for layer in maps])
+    assert held["telling"] == typical.telling_head(typical.telling(whole, of_itself=True))
+    weights = np.concatenate(whole)
     seen = np.concatenate([layer.seen_BHLS[0] for layer in maps])
     assert (is_kept.sum(-1) == np.minimum(5, seen.sum(-1))).all() and ((shown > 0) <= seen).all()
     least = np.where(is_kept, weights, 1).min(-1)
@@ -302,7 +304,7 @@ def test_heads_are_labelled_without_a_result_of_heads(trained, monkeypatch):
     )
     data = evaluated(run)
     assert data["attention"]["labels"] == [[as_shown(head) for head in measured]]
-    assert data["labels_from"] == "up to 8,192 tokens of the validation split"
+    assert data["labels_from"] == "up to 8,192 tokens of the validation split of text"
     monkeypatch.setattr(explorer_suite, "MOST_PARAMETERS", 0)
     data = evaluated(run)
     assert data["attention"]["labels"] is None and data["labels_from"] is None

@@ -1,6 +1,7 @@
 """The query of a text that shows best what a head does."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -30,16 +31,20 @@ def queries(weights_HLS: Array, seen_HLS: Array, templates_TLS: Array) -> jax.Ar
     return jnp.concatenate([of_kind_HT, mean_H1], axis=1).astype(jnp.int32)
 
 
-def telling_head(weights_NHLS: np.ndarray, *, of_itself: bool) -> tuple[int, int]:
-    """Return the (layer, head) whose queries put the most weight on one key that is not the first one.
+def telling(weights_HLS: Any, *, of_itself: bool) -> Any:
+    """Return score_H (NumPy or JAX): the mean over queries of the largest weight on a key other than the first.
 
     of_itself: whether the text attends to itself; then a query's own place does not count either.
     """
-    others_NHLS = weights_NHLS * (np.arange(weights_NHLS.shape[-1]) > 0)
+    others_HLS = weights_HLS * (np.arange(weights_HLS.shape[-1]) > 0)
     if of_itself:
-        others_NHLS = others_NHLS * ~np.eye(weights_NHLS.shape[-1], dtype=bool)
-    scores_NH = others_NHLS.max(axis=-1).mean(axis=-1)
-    layer, head = np.unravel_index(scores_NH.argmax(), scores_NH.shape)
+        others_HLS = others_HLS * ~np.eye(weights_HLS.shape[-1], dtype=bool)
+    return others_HLS.max(axis=-1).mean(axis=-1)
+
+
+def telling_head(score_NH: np.ndarray) -> tuple[int, int]:
+    """Return the (layer, head) with the highest score of `telling`."""
+    layer, head = np.unravel_index(score_NH.argmax(), score_NH.shape)
     return int(layer), int(head)
 
 

@@ -36,7 +36,7 @@ def packed(model: LoadedModel, tokens: np.ndarray, templates_TLS: np.ndarray) ->
     rows = model.rows_at_a_time(len(tokens), "maps", 1)
     templates_BTLS = np.broadcast_to(templates_TLS, (rows, *templates_TLS.shape))
     layers = attention.each_layer(model, np.resize(tokens, (rows, len(tokens))), _largest, (templates_BTLS,))
-    *of_heads, query_NHK = zip(*layers, strict=True)
+    *of_heads, query_NHK, score_NH = zip(*layers, strict=True)
     top_XL1, logits_XLK, indices_XLK, weights_XLK, means_XLC, counts_XLC, first_XL, last_XL = map(
         np.concatenate, of_heads
     )
@@ -53,6 +53,7 @@ def packed(model: LoadedModel, tokens: np.ndarray, templates_TLS: np.ndarray) ->
     error_XLK = np.where(is_kept_XLK, restored_XLK / np.maximum(sum_XL1, 1e-30) - weights_XLK, 0)
     fields = {
         "causal": model.config.model.causal,
+        "telling": typical.telling_head(np.stack(score_NH)),
         "steps": MOST_STEPS,
         "floor": FLOOR,
         "hidden": HIDDEN,
@@ -80,7 +81,7 @@ def _largest(layer: Layer, templates_BTLS: jax.Array) -> tuple[jax.Array, ...]:
 
     The largest logits_XL1; logits, places and weights_XLK of the kept keys in order of place, with the place L if fewer
     keys are visible; means and numbers_XLC of the other visible keys; the first and the last visible key_XL, + 1;
-    the typical queries_XK.
+    the typical queries_XK; how telling each head is.
     """
     logits_XLS, weights_XLS, seen_XLS = (maps[0] for maps in (*layer.attention[:2], layer.attention.seen_BHLS))
     length = seen_XLS.shape[-1]
@@ -107,6 +108,7 @@ def _largest(layer: Layer, templates_BTLS: jax.Array) -> tuple[jax.Array, ...]:
         jnp.argmax(seen_XLS, axis=-1),
         jnp.where(seen_XLS.any(-1), length - jnp.argmax(seen_XLS[..., ::-1], axis=-1), 0),
         typical.queries(weights_XLS, seen_XLS, templates_BTLS[0]),
+        typical.telling(weights_XLS, of_itself=True),
     )
 
 

@@ -25,7 +25,7 @@ function stateOf(entries, data, kinds) {
   const kind = among(entries.kind, Object.keys(kinds), Object.keys(kinds).at(-1));
   const attention = kinds[kind];
   const bases = basesOf(data);
-  const [tellingLayer, tellingHead] = attention.telling ?? [0, 0]; // the page opens on this head
+  const [tellingLayer, tellingHead] = attention.telling; // the page opens on this head
   const layer = fragment.index(entries.layer, attention.layers, tellingLayer);
   const firstHead = layer === tellingLayer ? tellingHead : 0;
   const side = among(entries.show, ["query", "key"], "query");

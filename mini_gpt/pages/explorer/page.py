@@ -168,7 +168,7 @@ def _held(
         "heads": logits_NHLS.shape[1],
         "labels": labels[0],
         "typical": _typical(query_NHK, *labels),
-        "telling": typical.telling_head(weights_NHLS, of_itself=texts[0] is texts[1]),
+        "telling": typical.telling_head(typical.telling(weights_NHLS, of_itself=texts[0] is texts[1])),
         "relations": _relations(labels[1]),
         **packed(logits_NHLS, weights_NHLS, seen_NHLS, causal=causal, share=share),
     }

@@ -76,7 +76,7 @@ def _telling_head(model: LoadedModel, tokens_L: np.ndarray) -> tuple[int, int]:
     shown_BL = tokens_L[None, : min(SHOWN, model.config.context_length)]
     layers = attention.attention_maps(removed.whole(model), shown_BL)
     weights_NHLS = np.stack([layer.weights_BHLS[0] for layer in layers])
-    return typical.telling_head(weights_NHLS, of_itself=True)
+    return typical.telling_head(typical.telling(weights_NHLS, of_itself=True))
 
 
 def _described(run: Shown, served: bool) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from mini_gpt.insight.mechanisms import patching
 from mini_gpt.insight.mechanisms.patching import TextPair
 from mini_gpt.model import editing
 from mini_gpt.runtime.errors import UserError
+from mini_gpt.suites import patching as patching_suite
 from mini_gpt.suites.base import SuiteOptions
 from mini_gpt.training.run import Run
 from tests.evaluation.models import random_model
@@ -129,9 +130,14 @@ def test_several_pairs_give_means_with_intervals_and_each_site_is_printed(traine
         run, "patching", SuiteOptions(pairs=str(file))
     )  # places of other lengths do not correspond
     assert result["by_place"] == {} and result["heads_by_place"] is None and np.shape(result["heads"]) == (1, 4)
-    file.write_text("def f(x):\tdef g(x):\nno tab\n")
-    with pytest.raises(UserError, match="line 2: found 'no tab'"):
-        suites.evaluate(run, "patching", SuiteOptions(pairs=str(file)))
+
+
+@pytest.mark.parametrize("wrong", ["no tab", "def f(x):\tdef g(x):\ta note", ""])
+def test_a_line_of_pairs_is_two_texts(tmp_path, wrong):
+    file = tmp_path / "pairs.tsv"
+    file.write_text(f"a\fb c\ta\fb d\n{wrong}\n")  # a form feed ends no line
+    with pytest.raises(UserError, match="line 2: found"):
+        patching_suite._texts(SuiteOptions(pairs=str(file)))
 
 
 def test_the_figure_of_a_deep_model_is_compact():
