@@ -84,7 +84,7 @@ def _unread(flags: argparse.Namespace) -> dict[str, str]:
     if flags.fill is not None:
         return dict.fromkeys(NOT_WITH_FILL, "is not supported with --fill")
     if flags.beams is not None:
-        return dict.fromkeys(SAMPLING, "is not used by --beams") | {"top": "is only for --fill"}
+        return dict.fromkeys((*SAMPLING, "stop"), "is not used by --beams") | {"top": "is only for --fill"}
     return {"length_penalty": "is only for --beams", "top": "is only for --fill"}
 
 

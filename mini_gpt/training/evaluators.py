@@ -78,7 +78,7 @@ class TextEvaluator(Evaluator):
 
     def __init__(self, config: Config, tokenizer: Tokenizer, tokens: np.ndarray):
         super().__init__(config, tokenizer)
-        self.has_sample = self.has_sample and config.model.causal and without_cache(config.model) is None
+        self.has_sample = self.has_sample and config.model.causal and not without_cache(config.model)
         self.tokens = tokens
         perplexity.check_scorable(config, len(tokens))
         start_BL = np.asarray(tokens[: config.context_length], np.int32)[None]
