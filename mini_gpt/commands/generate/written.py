@@ -13,7 +13,7 @@ from mini_gpt.commands.generate.request import (
 )
 from mini_gpt.data import tasks, tokenizers
 from mini_gpt.data.tokenizers import Tokenizer
-from mini_gpt.generation import beam, decoding, filling
+from mini_gpt.generation import decoding
 from mini_gpt.generation.sampling import Sampling
 from mini_gpt.generation.streaming_text import Writer
 from mini_gpt.training.run import Run
@@ -50,6 +50,8 @@ def sample(run: Run, request: Request, flags: argparse.Namespace, sampling: Samp
 
 def search(run: Run, request: Request, flags: argparse.Namespace) -> None:
     """Print the best text of each row, or all texts as JSON."""
+    from mini_gpt.generation import beam
+
     ends_in_newline = run.config.data.is_task and request.sources is None
     end = int(run.tokenizer.encode(tasks.END)[0]) if ends_in_newline else tokenizers.separator(run.tokenizer)
     options = beam.Options(end, request.length, flags.beams, flags.length_penalty, run.tokenizer.other_ends)
@@ -67,6 +69,8 @@ def search(run: Run, request: Request, flags: argparse.Namespace) -> None:
 
 def fill(run: Run, text: str, top: int, as_json: bool) -> None:
     """Print the `top` most likely tokens of each mask with their probabilities, then the text with the best ones."""
+    from mini_gpt.generation import filling
+
     tokens_L = filling.encode(run.tokenizer, text)
     check_tokens("--fill", tokens_L)
     warn_if_longer_than_trained(run, len(tokens_L))
