@@ -18,7 +18,7 @@ from pathlib import Path
 from mini_gpt.commands import command_line, run_flags, staging
 from mini_gpt.commands.generate import request, written
 from mini_gpt.config.schema import Config
-from mini_gpt.generation import beam, decoding
+from mini_gpt.generation import decoding
 from mini_gpt.generation.sampling import Sampling
 from mini_gpt.runtime import files
 from mini_gpt.runtime.errors import UserError, require
@@ -68,6 +68,8 @@ def _parse() -> argparse.Namespace:
         require(found is None or least <= found <= most, f"--{name}", found, f"must be in {least}..{most}")
     require("" not in flags.stop, "--stop", "", "must have at least one character")
     if flags.beams is not None:
+        from mini_gpt.generation import beam
+
         penalty = flags.length_penalty
         require(0 <= penalty <= beam.MOST_ALPHA, "--length_penalty", penalty, f"must be in 0..{beam.MOST_ALPHA}")
         require(1 <= flags.beams <= MOST_BEAMS, "--beams", flags.beams, f"must be in 1..{MOST_BEAMS}")
@@ -84,7 +86,7 @@ def _unread(flags: argparse.Namespace) -> dict[str, str]:
     if flags.fill is not None:
         return dict.fromkeys(NOT_WITH_FILL, "is not supported with --fill")
     if flags.beams is not None:
-        return dict.fromkeys(SAMPLING, "is not used by --beams") | {"top": "is only for --fill"}
+        return dict.fromkeys((*SAMPLING, "stop"), "is not used by --beams") | {"top": "is only for --fill"}
     return {"length_penalty": "is only for --beams", "top": "is only for --fill"}
 
 

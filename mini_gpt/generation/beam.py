@@ -62,7 +62,6 @@ class Options(NamedTuple):
     length: the maximum number of new tokens.
     beams: the number of texts to extend.
     alpha: of the length penalty; 0: none.
-    stops_SV: of the texts that end a text, see `stop_texts.table`; the tokens up to the end of such a text count.
     """
 
     end: int
@@ -70,7 +69,6 @@ class Options(NamedTuple):
     beams: int = 4
     alpha: float = 0.6
     other_ends: tuple[int, ...] = ()
-    stops_SV: np.ndarray | None = None
 
 
 def search(
@@ -79,7 +77,7 @@ def search(
     """Return up to `beams` texts for each prompt, the best first.
 
     A text that has not ended after `length` tokens takes part as it is. Raises UserError for an option of a wrong type
-    or out of range, and the errors of `prompts.prepare` and of `cache.check`.
+    or out of range, and the errors of `prompts.prepare` and of `cache.prefill`.
     """
     options = options._replace(
         length=convert("length", options.length, Count),
@@ -88,7 +86,6 @@ def search(
     )
     token_ids.check((options.end, *options.other_ends), len(model.parameters["embedding"]), "end")
     model, padded, capacity = prepare(model, prompts, sources, options.length)
-    caches.check(model.config.model, capacity)
     found = jax.device_get(_search(model, options.beams, capacity, options, padded))
     scores_BK = found.scores_BK(options.alpha)
     return [
@@ -105,15 +102,6 @@ def _penalty(length: Any, alpha: Any) -> Any:
     return ((5 + length) / 6) ** alpha
 
 
-def _best_next(texts: Beam, number: Any, log_BKV: jax.Array) -> tuple[Beam, jax.Array, jax.Array]:
-    """Return the K best of all texts with one more token, at place `number`; the parents' numbers, and the tokens."""
-    B, K, V = log_BKV.shape
-    log_BK, chosen_BK = jax.lax.top_k(log_BKV.reshape(B, -1), K)
-    parents_BK, new_BK = chosen_BK // V, chosen_BK % V
-    tokens_BKN = jnp.take_along_axis(texts.tokens_BKN, parents_BK[..., None], axis=1)
-    return Beam(tokens_BKN.at[:, :, number].set(new_BK), texts.lengths_BK + 1, log_BK), parents_BK, new_BK
-
-
 @functools.partial(jax.jit, static_argnums=(1, 2))
 def _search(model: LoadedModel, beams: int, capacity: int, options: Options, prompts: Prompts) -> Beam:
     """Return the best texts of each row: those that have ended, and those of `length` tokens.
@@ -128,7 +116,7 @@ def _search(model: LoadedModel, beams: int, capacity: int, options: Options, pro
     one_text = Beam(empty[0], empty[1], empty[2].at[:, 0].set(0.0))  # without a token
 
     def extend(carry: tuple) -> tuple:
-        number, texts, ended, states_BK, logits_XV, cache = carry
+        number, texts, ended, logits_XV, cache = carry
         log_BKV = texts.log_probabilities_BK[..., None] + jax.nn.log_softmax(logits_XV).reshape(B, K, V)
         # Texts that end here compete with those that have ended before.
         for end in ends:
@@ -136,19 +124,15 @@ def _search(model: LoadedModel, beams: int, capacity: int, options: Options, pro
             ended = ended.joined(Beam(tokens_BKN, texts.lengths_BK + 1, log_BKV[..., end]))
         for end in ends:
             log_BKV = log_BKV.at[..., end].set(-jnp.inf)
-        if options.stops_SV is not None:
-            states_BKV = options.stops_SV[states_BK]
-            stops_BKV = states_BKV == len(options.stops_SV)
-            ended = ended.joined(_best_next(texts, number, jnp.where(stops_BKV, log_BKV, -jnp.inf))[0])
-            log_BKV = jnp.where(stops_BKV, -jnp.inf, log_BKV)
         ended = ended.best(K, ended.scores_BK(alpha))
         # The others continue: the K best of all texts and tokens.
-        texts, parents_BK, new_BK = _best_next(texts, number, log_BKV)
-        if options.stops_SV is not None:
-            states_BK = options.stops_SV[jnp.take_along_axis(states_BK, parents_BK, axis=1), new_BK]
+        log_BK, chosen_BK = jax.lax.top_k(log_BKV.reshape(B, -1), K)
+        parents_BK, new_BK = chosen_BK // V, chosen_BK % V
+        tokens_BKN = jnp.take_along_axis(texts.tokens_BKN, parents_BK[..., None], axis=1).at[:, :, number].set(new_BK)
+        texts = Beam(tokens_BKN, texts.lengths_BK + 1, log_BK)
         cache = cache.take((jnp.arange(B)[:, None] * K + parents_BK).reshape(-1), same_sources=True)
         logits_XV, cache = caches.decode(model, new_BK.reshape(-1), cache)
-        return number + 1, texts, ended, states_BK, logits_XV, cache
+        return number + 1, texts, ended, logits_XV, cache
 
     def can_improve(carry: tuple) -> jax.Array:
         """Whether an open text could still be among the best: its score can rise by the length penalty only."""
@@ -156,8 +140,7 @@ def _search(model: LoadedModel, beams: int, capacity: int, options: Options, pro
         bound_B = jnp.max(texts.log_probabilities_BK, axis=1) / _penalty(options.length, alpha)
         return (number < options.length) & jnp.any(bound_B > jnp.min(ended.scores_BK(alpha), axis=1))
 
-    states_BK = jnp.zeros((B, K), jnp.int16)
-    start = (0, one_text, Beam(*empty), states_BK, logits_BV[rows_X], cache.take(rows_X))
+    start = (0, one_text, Beam(*empty), logits_BV[rows_X], cache.take(rows_X))
     number, texts, ended, *_ = jax.lax.while_loop(can_improve, extend, start)
     complete_BK = jnp.where(number == options.length, texts.log_probabilities_BK, -jnp.inf)
     found = ended.joined(texts._replace(log_probabilities_BK=complete_BK))

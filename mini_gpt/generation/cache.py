@@ -1,6 +1,9 @@
-"""Decoding with a KV cache, which has each layer's keys and values of earlier tokens in slots."""
+"""Two passes that generate text: `prefill` reads prompts, `decode` one more token; a KV cache has what they computed.
 
-import functools
+In both, the context of each attention layer has a cache of its own (`Context.cache`). The layer attends through it, and
+the cache keeps the keys and values in slots.
+"""
+
 import math
 from typing import Any, NamedTuple
 
@@ -8,18 +11,33 @@ import jax
 import jax.numpy as jnp
 
 from mini_gpt.config.model import ModelConfig
-from mini_gpt.data.layout import PLAIN
 from mini_gpt.evaluation.loaded import LoadedModel
-from mini_gpt.generation import cached_attention
-from mini_gpt.generation.cached_attention import CachedSource, KeyValues, write
+from mini_gpt.generation import full_passes
+from mini_gpt.generation.full_passes import Text
 from mini_gpt.model import running
-from mini_gpt.model.attention.context import Coordinates
-from mini_gpt.model.attention.variants import CANON_TAPS
+from mini_gpt.model.attention import reference
+from mini_gpt.model.attention.context import Context, Coordinates
+from mini_gpt.model.attention.core import Core
 from mini_gpt.runtime.errors import UserError, require
+
+Recent = tuple[jax.Array, jax.Array | None]
+
+
+class KeyValues(NamedTuple):
+    """What one attention layer keeps of a sequence. Axis X is B and G merged: with separate axes, XLA copies the cache.
+
+    decay_BSH: the decays of forgetting attention, or None.
+    recent: the last inputs_BTD of a canon layer and their segments_BT, or None.
+    """
+
+    keys_XSK: jax.Array
+    values_XSK: jax.Array
+    decay_BSH: jax.Array | None = None
+    recent: Recent | None = None
 
 
 class Source(NamedTuple):
-    """The source of each row: its tokens, and each layer's keys and values for cross-attention."""
+    """The source of each row: the coordinates of its tokens, and each layer's keys and values for cross-attention."""
 
     tokens: Coordinates
     layers: tuple[KeyValues, ...]
@@ -28,7 +46,7 @@ class Source(NamedTuple):
 class Cache(NamedTuple):
     """The keys and values of earlier tokens, in slots for each row, and the tokens in the slots.
 
-    Rows are aligned at their ends, as if padded on the left. A layer has S slots: the capacity, or its window if that
+    Rows are aligned at their ends, as if padded on the left. A layer has S slots: the capacity T, or its window if that
     is smaller. The next token of every row is written to the slot `written` % S, one slice that XLA updates in place.
     With a window, the slots are then a ring buffer.
 
@@ -36,16 +54,14 @@ class Cache(NamedTuple):
     written: the tokens written so far, padding on the left included: the length of the longest prompt, and one more for
       each decoded token.
     lengths_B: the length of each row.
-    slots: {S: the coordinates of the tokens in S slots}; an index below 0 is an empty slot.
-    random_BT: the random positions of each row up to the capacity, or None.
+    tokens: the coordinates in T slots, [B, T]. Indices of padding are below 0; causality hides tokens to come.
     source: None without an encoder.
     """
 
     layers: tuple[KeyValues, ...]
     written: jax.Array
     lengths_B: jax.Array
-    slots: dict[int, Coordinates]
-    random_BT: jax.Array | None
+    tokens: Coordinates
     source: Source | None = None
 
     def take(self, rows_B: jax.Array, *, same_sources: bool = False) -> "Cache":
@@ -65,22 +81,89 @@ class Cache(NamedTuple):
         return jax.tree.map(taken, self._replace(source=None))._replace(source=self.source)
 
 
-def without_cache(config: ModelConfig, length: float = math.inf) -> str | None:
-    """Return why texts of up to this length have no KV cache; None if they have one."""
-    if config.block != "attention":
-        return f"model.block: found {config.block!r}, which has no keys and values"
-    if config.variants.selective:
-        return "model.variants.selective: found True, and selective attention needs all earlier queries"
-    if config.rope.scaling == "dynamic" and (config.random_positions or length) > (config.rope.original_context or 0):
-        return "model.rope.scaling: found 'dynamic', which turns all keys again when the text grows; use ntk"
-    return None
+class PromptCache:
+    """A layer's cache in the pass of the prompts, which are padded on the right."""
+
+    tokens = None  # the keys of the context are all that there are
+    recent: Recent | None = None
+    last_decay = 0.0  # before the first token
+    kept: KeyValues
+
+    def __init__(self, lengths_B: jax.Array, capacity: int):
+        self.lengths_B, self.capacity = lengths_B, capacity
+
+    def attend(self, core: Core, q_BLHK, k_BLGK, v_BLGK, context: Context) -> jax.Array:
+        """Attend within the prompts, and keep the last keys and values of each row in slots."""
+        in_order = core.stick_breaking or core.needs_all_keys  # reads the slots in the order of the text
+        size = self.capacity if in_order else min(self.capacity, context.mask.window or self.capacity)
+        arrays = reference.grouped(k_BLGK), reference.grouped(v_BLGK), context.keys.decay_BLH
+        keys_XSK, values_XSK, decay = (jax.tree.map(lambda x: _to_slots(self.lengths_B, x, size), x) for x in arrays)
+        self.kept = KeyValues(keys_XSK, values_XSK, decay, self.recent)
+        return core.choose(q_BLHK, k_BLGK, v_BLGK, context, None)(q_BLHK, k_BLGK, v_BLGK, context)
+
+    def with_earlier(self, x_BLD: jax.Array, segments_BL: jax.Array | None, count: int) -> Recent:
+        """Keep the last `count` inputs of each row, with zeros before the first; return all, and their segments."""
+        indices_BT = self.lengths_B[:, None] - count + jnp.arange(count)
+        at_BT = jnp.maximum(indices_BT, 0)
+        recent_BTD = jnp.take_along_axis(x_BLD, at_BT[..., None], axis=1) * (indices_BT >= 0)[..., None]
+        segments_BT = None if segments_BL is None else jnp.take_along_axis(segments_BL, at_BT, axis=1)
+        self.recent = recent_BTD, segments_BT
+        return x_BLD, segments_BL
 
 
-def check(config: ModelConfig, length: int) -> None:
-    """Raise UserError if the model can't use a KV cache for texts of this length."""
-    require(config.causal, "model.causal", False, "a bidirectional model can't generate text")
-    if reason := without_cache(config, length):
-        raise UserError(f"{reason}; so the model can't generate text with a KV cache")
+class TokenCache:
+    """A layer's cache in the pass of one new token for each row.
+
+    kept: replaced in the pass by what the layer keeps for the next token.
+    tokens: the coordinates of the tokens in the slots, the new one included.
+    written: of the `Cache`; the new token is written to slot `written` % S.
+    """
+
+    def __init__(self, kept: KeyValues, tokens: Coordinates, written: jax.Array):
+        self.kept, self.tokens, self.written = kept, tokens, written
+
+    @property
+    def last_decay(self) -> jax.Array:
+        """The decay_B1H of the token before the new one."""
+        assert self.kept.decay_BSH is not None
+        return _slot(self.kept.decay_BSH, self.written - 1)
+
+    def attend(self, core: Core, q_B1HK, k_B1GK, v_B1GK, context: Context) -> jax.Array:
+        """Write the new token's key and value to its slot, in place, and attend to all slots."""
+        as_rows = lambda x_B1GK: x_B1GK.reshape(-1, 1, x_B1GK.shape[-1])
+        new = as_rows(k_B1GK), as_rows(v_B1GK), context.keys.decay_BLH
+        kept = KeyValues(*jax.tree.map(lambda old, x: _write(old, x, self.written), self.kept[:3], new))
+        self.kept = kept._replace(recent=self.kept.recent)
+        context = context._replace(keys=self.tokens._replace(decay_BLH=kept.decay_BSH))
+        return reference.attend(core, q_B1HK, kept.keys_XSK, kept.values_XSK, context)
+
+    def with_earlier(self, x_B1D: jax.Array, segments_B1: jax.Array | None, count: int) -> Recent:
+        """Return the last `count` inputs and the new one, and their segments."""
+        join = lambda recent, new: jnp.concatenate([recent, new], axis=1)
+        recent = jax.tree.map(join, self.kept.recent, (x_B1D, segments_B1))
+        self.kept = self.kept._replace(recent=jax.tree.map(lambda x: x[:, -count:], recent))
+        return recent
+
+
+class SourceCache:
+    """The cache of a layer's cross-attention. kept: the keys and values of the source; None before the first pass."""
+
+    tokens = None
+
+    def __init__(self, kept: KeyValues | None = None):
+        self.kept: Any = kept
+
+    def attend(self, core: Core, q_BLHK, k_BSGK, v_BSGK, context: Context) -> jax.Array:
+        if self.kept is not None:
+            return reference.attend(core, q_BLHK, self.kept.keys_XSK, self.kept.values_XSK, context)
+        self.kept = KeyValues(reference.grouped(k_BSGK), reference.grouped(v_BSGK))
+        return core.choose(q_BLHK, k_BSGK, v_BSGK, context, None)(q_BLHK, k_BSGK, v_BSGK, context)
+
+
+def without_cache(config: ModelConfig, length: float = math.inf) -> bool:
+    """Return whether a new token of a text of this length changes what earlier tokens compute, see `full_passes`."""
+    is_longer = (config.random_positions or length) > (config.rope.original_context or 0)
+    return config.block != "attention" or config.variants.selective or (config.rope.scaling == "dynamic" and is_longer)
 
 
 def prefill(
@@ -89,7 +172,7 @@ def prefill(
     lengths_B: jax.Array,
     capacity: int,
     source_BS: jax.Array | None = None,
-) -> tuple[jax.Array, Cache]:
+) -> tuple[jax.Array, Cache | Text]:
     """Run the model on prompts in one pass; return the next token's logits_BV, float32, and the cache.
 
     tokens_BL: prompts padded on the right; a causal model does not see the padding.
@@ -97,125 +180,110 @@ def prefill(
     capacity: the maximum length of a row, at least L; `decode` beyond it would overwrite old tokens.
     source_BS: the tokens of the encoder; -1 is padding.
 
-    Raises the errors of `check`.
+    A model `without_cache` keeps the tokens instead. Raises UserError for a bidirectional model.
     """
-    check(model.config.model, capacity)
-    (batch, length), config = tokens_BL.shape, model.config.model
-    positions_BT, segments_BT = model.layout.positions_and_segments(
-        config, jnp.pad(tokens_BL, ((0, 0), (0, capacity - length)))
-    )
+    length, config = tokens_BL.shape[1], model.config.model
+    require(config.causal, "model.causal", False, "a bidirectional model can't generate text")
+    text_BT = jnp.pad(tokens_BL, ((0, 0), (0, capacity - length)))
+    if without_cache(config, capacity):
+        text = Text(text_BT, lengths_B)
+        return full_passes.next_logits(model, text), text
+    positions_BT, segments_BT = model.layout.positions_and_segments(config, text_BT)
     rows = Coordinates.of(capacity, positions_BT, segments_BT)
-    module = running.unstack(model.merge())  # a scan over the layers would copy the caches for each token
-    attentions = [block.attention for block in module.blocks]
-    sizes = [cached_attention.slot_count(attention, capacity) for attention in attentions]
-    for attention in attentions:
-        cached_attention.record(attention)
     prompt = jax.tree.map(lambda x_BT: x_BT[:, :length], rows)
-    x_BLD, source = _run_prompt(model, module, (model.layout.decoder_tokens(tokens_BL), prompt), source_BS)
-    kept = list(map(cached_attention.kept_of, attentions))
-    to_slots = functools.partial(_to_slots, lengths_B)
-    layers = tuple(
-        KeyValues(
-            to_slots(layer.keys_XSK, size),
-            to_slots(layer.values_XSK, size),
-            to_slots(layer.decay_BSH, size),
-            to_slots(layer.recent_BTD, CANON_TAPS),
-        )
-        for layer, size in zip(kept, sizes, strict=True)
-    )
-    rows = jax.tree.map(lambda x_BT: jnp.broadcast_to(x_BT, (batch, capacity)), rows)
-    slots = {}
-    for size in {*sizes, *([CANON_TAPS] if config.variants.canon else [])}:
-        coordinates = jax.tree.map(lambda x_BT, size=size: to_slots(x_BT, size), rows)
-        slots[size] = coordinates._replace(indices_BL=_indices(lengths_B, size))
-    random_BT = None if config.random_positions is None else positions_BT
-    cache = Cache(layers, lengths_B.max(), lengths_B, slots, random_BT, source)
+    module = _module(model)
+    layers = [PromptCache(lengths_B, capacity) for _ in module.blocks]
+    source, crosses = None, [SourceCache() for _ in module.blocks]
+    if source_BS is not None:
+        source_arrays = model.layout.source_positions_and_segments(source_BS)
+        source = module.encode(model.layout.encoder_tokens(source_BS), *source_arrays)
+    x_BLD = _run(module, model.layout.decoder_tokens(tokens_BL), prompt, layers, source, crosses)
+    indices_BT = jnp.arange(capacity) - (lengths_B.max() - lengths_B)[:, None]
+    in_slots = lambda x_BT: jnp.take_along_axis(x_BT, jnp.maximum(indices_BT, 0), axis=1)
+    slots = jax.tree.map(in_slots, rows)._replace(indices_BL=indices_BT)
+    cache = Cache(tuple(layer.kept for layer in layers), lengths_B.max(), lengths_B, slots)
+    if source is not None:
+        tokens = jax.tree.map(lambda x: jnp.broadcast_to(x, source[0].shape[:2]), source[1])
+        cache = cache._replace(source=Source(tokens, tuple(cross.kept for cross in crosses)))
     last_B11 = lengths_B[:, None, None] - 1
     return module.logits(jnp.take_along_axis(x_BLD, last_B11, axis=1))[:, 0], cache
 
 
-def _run_prompt(
-    model: LoadedModel, module: Any, prompt: tuple[jax.Array, Coordinates], source_BS: jax.Array | None
-) -> tuple[jax.Array, Source | None]:
-    """Return the hidden states x_BLD of a prompt, and the source for the cache."""
-    tokens_BL, target = prompt
-    if source_BS is None:
-        module = _with_edits(module, model.edits)
-        return module.hidden(tokens_BL, target.positions_BL, target.segments_BL), None
-    crosses = [block.cross_attention for block in module.blocks]
-    for cross in crosses:
-        cached_attention.record(cross)
-    module = _with_edits(module, model.edits)
-    encoder_BSD, source = module.encode(
-        model.layout.encoder_tokens(source_BS), *model.layout.source_positions_and_segments(source_BS)
-    )
-    x_BLD = module.decode(tokens_BL, target, (encoder_BSD, source))
-    source = jax.tree.map(lambda x: jnp.broadcast_to(x, source_BS.shape), source)
-    return x_BLD, Source(source, tuple(map(cached_attention.kept_of, crosses)))
-
-
-def _indices(lengths_B: jax.Array, size: int) -> jax.Array:
-    """Return indices_BS of the tokens in `size` slots; below 0 if a slot is empty."""
-    return lengths_B[:, None] - 1 - (lengths_B.max() - 1 - jnp.arange(size)) % size
-
-
-def _to_slots(lengths_B: jax.Array, x_XLK: jax.Array | None, size: int) -> Any:
-    """Return the entries of axis L that belong in `size` slots. Axis X is B, or B and G merged."""
-    if x_XLK is None:
-        return None
-    at_XS = jnp.repeat(jnp.maximum(_indices(lengths_B, size), 0), len(x_XLK) // len(lengths_B), axis=0)
-    return jnp.take_along_axis(x_XLK, at_XS.reshape(*at_XS.shape, *[1] * (x_XLK.ndim - 2)), axis=1)
-
-
-def decode(model: LoadedModel, tokens_B: jax.Array, cache: Cache) -> tuple[jax.Array, Cache]:
+def decode(model: LoadedModel, tokens_B: jax.Array, cache: Cache | Text) -> tuple[jax.Array, Cache | Text]:
     """Run the model on one more token per row; return the next token's logits_BV, float32, and the new cache."""
-    token, layout = _next_token(model, tokens_B, cache), model.layout
-    slots = {
-        size: jax.tree.map(lambda old_BS, new_B1: write(old_BS, new_B1, cache.written), before, token)
-        for size, before in cache.slots.items()
-    }
-    module = running.unstack(model.merge())
-    attentions = [block.attention for block in module.blocks]
-    for attention, kept in zip(attentions, cache.layers, strict=True):
-        cached_attention.attach(attention, kept, cached_attention.NewToken(token, slots, cache.written))
-    read_B1 = layout.decoder_tokens(tokens_B)[:, None]
-    if cache.source is None:
-        x_B1D = _with_edits(module, model.edits).hidden(read_B1, token.positions_BL, token.segments_BL)
-    else:
-        for block, kept in zip(module.blocks, cache.source.layers, strict=True):
-            block.cross_attention.core = CachedSource(block.cross_attention.core, kept)
+    if isinstance(cache, Text):
+        text = cache.extended(tokens_B)
+        return full_passes.next_logits(model, text), text
+    module, token, written = _module(model), _next_token(model, tokens_B, cache), cache.written
+    tokens = jax.tree.map(lambda slots_BT, new_B1: _write(slots_BT, new_B1, written), cache.tokens, token)
+    layers = [TokenCache(kept, slots_of(tokens, written, kept.keys_XSK.shape[1]), written) for kept in cache.layers]
+    source, crosses = None, []
+    if cache.source is not None:
+        crosses = [SourceCache(kept) for kept in cache.source.layers]
         not_used_BSD = jnp.zeros((*cache.source.tokens.positions_BL.shape, model.config.model.d_model))
-        x_B1D = _with_edits(module, model.edits).decode(read_B1, token, (not_used_BSD, cache.source.tokens))
-    layers = tuple(map(cached_attention.kept_of, attentions))
-    cache = cache._replace(layers=layers, written=cache.written + 1, lengths_B=cache.lengths_B + 1, slots=slots)
+        source = not_used_BSD, cache.source.tokens
+    x_B1D = _run(module, model.layout.decoder_tokens(tokens_B)[:, None], token, layers, source, crosses)
+    kept = tuple(layer.kept for layer in layers)
+    cache = cache._replace(layers=kept, written=written + 1, lengths_B=cache.lengths_B + 1, tokens=tokens)
     return module.logits(x_B1D)[:, 0], cache
+
+
+def _module(model: LoadedModel) -> Any:
+    """Return the module with its edits, and its blocks in a list: a scan would copy the caches for each token."""
+    if model.edits is not None and model.edits.logits is not None:
+        raise UserError("edits.logits: found edits of attention with a KV cache; they need a full pass")
+    return running.unstack(model.edited())
+
+
+def _run(module: Any, tokens_BL: jax.Array, coordinates: Coordinates, layers: Any, source: Any, crosses: Any) -> Any:
+    """Return the last hidden states x_BLD, as the module's `hidden` does. Each layer attends through its cache.
+
+    source: from the module's `encode`, or None.
+    crosses: the caches of cross-attention.
+    """
+    context = Context(coordinates, coordinates, shared=module.positions)
+    x_BLD = module.embed(module.embedding, tokens_BL, coordinates.positions_BL)
+    for number, (block, cache) in enumerate(zip(module.blocks, layers, strict=True)):
+        here: Any = context._replace(cache=cache)
+        if source is not None:
+            here = here, module.cross_context(coordinates, *source)._replace(cache=crosses[number])
+        x_BLD = block(x_BLD, here)
+    return module.finish(x_BLD)
 
 
 def _next_token(model: LoadedModel, tokens_B: jax.Array, cache: Cache) -> Coordinates:
     """Return the index, the position and the segment of the new token of each row, [B, 1] each."""
-    layout = model.layout
-    newest = next(iter(cache.slots.values()))  # slots of all sizes hold the newest token
-    indices_B = positions_B = cache.lengths_B
-    segments_B1 = None
-    if layout != PLAIN:
-        next_B = _last(newest.positions_BL, cache.written) + 1
-        positions_B = jnp.where(layout.restarts(tokens_B), 0, next_B)
-    if newest.segments_BL is not None:
-        segments_B1 = (_last(newest.segments_BL, cache.written) + (tokens_B == layout.separator_id))[:, None]
-    if cache.random_BT is not None:
-        positions_B = jnp.take_along_axis(cache.random_BT, indices_B[:, None], axis=1)[:, 0]
-    return Coordinates(indices_B[:, None], positions_B[:, None], segments_B1)
+    layout, has_random = model.layout, model.config.model.random_positions is not None
+    at = lambda number: jax.tree.map(lambda x_BT: _slot(x_BT, number), cache.tokens)
+    last, token = at(cache.written - 1), at(cache.written)
+    if (layout.separator_id is not None or layout.operator_ids) and not has_random:
+        restarts_B1 = layout.restarts(tokens_B[:, None])
+        token = token._replace(positions_BL=jnp.where(restarts_B1, 0, last.positions_BL + 1))
+    if last.segments_BL is not None:
+        token = token._replace(segments_BL=last.segments_BL + (tokens_B[:, None] == layout.separator_id))
+    return token
 
 
-def _with_edits(module: Any, edits: Any) -> Any:
-    """Return the module with edits, around the parts of attention that have caches."""
-    if edits is None:
-        return module
-    if edits.logits is not None:
-        raise UserError("edits.logits: found edits of attention with a KV cache; they need a full pass")
-    return edits.apply_to(module)
+def slots_of(tokens: Coordinates, written: jax.Array, size: int) -> Coordinates:
+    """Return the coordinates of the tokens in the slots of a layer. tokens: of the `Cache`, the new one included."""
+    if size == tokens.indices_BL.shape[1]:
+        return tokens
+    places_S = written - (written - jnp.arange(size)) % size  # below 0, it takes a token to come from the end
+    return jax.tree.map(lambda x_BT: x_BT[:, places_S], tokens)
 
 
-def _last(slots_BS: jax.Array, written: jax.Array) -> jax.Array:
-    """Return the value_B in the slot of the newest token."""
-    return jax.lax.dynamic_index_in_dim(slots_BS, (written - 1) % slots_BS.shape[1], axis=1, keepdims=False)
+def _to_slots(lengths_B: jax.Array, x_XLK: jax.Array, size: int) -> jax.Array:
+    """Return x_XSK, the entries of the last tokens of each row in their slots."""
+    indices_BS = lengths_B[:, None] - 1 - (lengths_B.max() - 1 - jnp.arange(size)) % size
+    at_XS = jnp.repeat(jnp.maximum(indices_BS, 0), len(x_XLK) // len(lengths_B), axis=0)
+    return jnp.take_along_axis(x_XLK, at_XS.reshape(*at_XS.shape, *[1] * (x_XLK.ndim - 2)), axis=1)
+
+
+def _slot(slots_XSK: jax.Array, number: jax.Array) -> jax.Array:
+    """Return x_X1K of the slot `number` % S."""
+    return jax.lax.dynamic_slice_in_dim(slots_XSK, number % slots_XSK.shape[1], 1, axis=1)
+
+
+def _write(slots_XSK: jax.Array, new_X1K: jax.Array, written: jax.Array) -> jax.Array:
+    """Return the slots with the new value in slot `written` % S; XLA updates them in place."""
+    return jax.lax.dynamic_update_slice_in_dim(slots_XSK, new_X1K, written % slots_XSK.shape[1], axis=1)

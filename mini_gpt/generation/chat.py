@@ -1,18 +1,28 @@
 """Chats: a message in the format of a model, by the chat template of its tokenizer."""
 
+import datetime
 import json
-import signal
-import subprocess
-import sys
-from pathlib import Path
+from typing import Any
 
+import jinja2
 import numpy as np
+from jinja2.ext import Extension, loopcontrols
+from jinja2.nodes import Node
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from mini_gpt.data.tokenizers import Tokenizer
 from mini_gpt.runtime.errors import UserError
 
-PROGRAM = Path(__file__).with_name("render_chat.py")
-LONGEST_WAIT = 60  # seconds, for a process with a limit of its own on processor time
+
+class Generation(Extension):
+    """{% generation %}, which marks the text of the assistant for training. Here it has no effect."""
+
+    tags = {"generation"}  # noqa: RUF012  a set in the base class
+
+    def parse(self, parser: Parser) -> list[Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
 def encode(message: str, tokenizer: Tokenizer) -> np.ndarray:
@@ -26,30 +36,34 @@ def encode(message: str, tokenizer: Tokenizer) -> np.ndarray:
 def render(message: str, tokenizer: Tokenizer) -> str:
     """Return the text of a chat with one message of the user, up to the start of the answer.
 
-    Raises UserError if the tokenizer has no chat template, or if the template fails or exceeds a limit.
+    As in Transformers' apply_chat_template, the template runs in the sandbox of Jinja: it can reach neither files nor
+    attributes of Python, but an endless one does not end. Raises UserError if the tokenizer has no chat template, or if
+    the template fails.
     """
     template = tokenizer.source.template
     if template is None:
         remedy = "only runs of an imported model with a chat template have one; give the whole prompt, without --chat"
         raise UserError(f"--chat: the run has no chat template; {remedy}")
     variables = {"messages": [{"role": "user", "content": message}], "tools": None, "documents": None}
-    asked = {"template": template, "variables": {**tokenizer.special, **variables, "add_generation_prompt": True}}
-    command, content = [sys.executable, "-P", str(PROGRAM)], json.dumps(asked).encode()
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
+    )
+    environment.filters["tojson"] = _tojson
+    environment.globals["raise_exception"] = _raise
+    environment.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
     try:
-        done = subprocess.run(command, input=content, capture_output=True, timeout=LONGEST_WAIT)
-    except subprocess.TimeoutExpired:
-        raise _error(f"more than {LONGEST_WAIT} seconds") from None
-    if done.returncode in (-signal.SIGXCPU, -signal.SIGKILL):
-        raise _error("more processor time or memory than the limit")
-    try:
-        answer = json.loads(done.stdout)
-    except ValueError:
-        reason = (done.stderr.decode(errors="replace").splitlines() or [f"exit status {done.returncode}"])[-1]
-        raise _error(reason) from None
-    if "error" in answer:
-        raise _error(answer["error"])
-    return answer["text"]
+        return environment.from_string(template).render(**tokenizer.special, **variables, add_generation_prompt=True)
+    except Exception as error:  # a template can raise any
+        reason = f"{type(error).__name__}: {str(error)[:200]}"
+        remedy = "give the whole prompt, without --chat"
+        raise UserError(f"--chat: the chat template of the run failed ({reason}); {remedy}") from error
 
 
-def _error(reason: str) -> UserError:
-    return UserError(f"--chat: the chat template of the run failed ({reason}); give the whole prompt, without --chat")
+def _raise(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def _tojson(
+    value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
+) -> str:  # the filter of Jinja would escape HTML
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)

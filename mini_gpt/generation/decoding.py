@@ -13,6 +13,7 @@ from mini_gpt.data.batches import in_full_batches
 from mini_gpt.evaluation.loaded import LoadedModel
 from mini_gpt.generation import cache as caches
 from mini_gpt.generation.cache import Cache
+from mini_gpt.generation.full_passes import Text
 from mini_gpt.generation.prompts import Prompt, Prompts, prepare
 from mini_gpt.generation.sampling import Sampling, draw, noise
 from mini_gpt.runtime import progress
@@ -32,7 +33,7 @@ class _State(NamedTuple):
     tokens_B: jax.Array
     seen_BV: jax.Array | None
     keys_B: jax.Array
-    cache: Cache
+    cache: Cache | Text
 
 
 def stream(
@@ -51,18 +52,18 @@ def stream(
 
     sources: the encoder's tokens for each prompt.
 
-    Raises the errors of `prompts.prepare` and of `cache.check`.
+    Raises the errors of `prompts.prepare` and of `cache.prefill`.
     """
     seed = convert("seed", seed, int)
     model, padded, capacity = prepare(model, prompts, sources, length)
-    caches.check(model.config.model, capacity)
     if length == 0:
         return
     state = _start(model, sampling, capacity, padded, seed)
     state, _ = _continue(model, sampling, state, 0)  # compiles the loop, so that no pause follows the first token
     yield np.asarray(state.tokens_B)[:, None]
-    for written in range(1, length, CHUNK):
-        count = min(CHUNK, length - written)
+    chunk = 1 if isinstance(state.cache, Text) else CHUNK  # a full pass takes long
+    for written in range(1, length, chunk):
+        count = min(chunk, length - written)
         state, tokens_BN = _continue(model, sampling, state, count)
         yield np.asarray(tokens_BN)[:, :count]
 

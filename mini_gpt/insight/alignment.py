@@ -12,7 +12,7 @@ from mini_gpt.data.batches import in_full_batches
 from mini_gpt.data.pairs import batch_of
 from mini_gpt.data.tasks.base import Link, Problem
 from mini_gpt.data.tokenizers import Tokenizer
-from mini_gpt.evaluation import pair_accuracy
+from mini_gpt.evaluation import task_accuracy
 from mini_gpt.evaluation.loaded import LoadedModel
 from mini_gpt.insight import observing
 from mini_gpt.runtime import sharding
@@ -59,7 +59,7 @@ def error_rates(model: LoadedModel, tokenizer: Tokenizer, problems: Sequence[Pro
     total = []
     separator = tokenizers.separator(tokenizer)
     pairs = [task_batches.pair_of(tokenizer, problem) for problem in problems]
-    limits = pair_accuracy.row_lengths(model, pairs)
+    limits = task_accuracy.row_lengths(model, pairs)
     rows = model.rows_at_a_time(max(limits), "maps", len(problems))
     for count, indices in in_full_batches(range(len(problems)), rows):
         batch = batch_of([[pairs[index]] for index in indices], separator, limits)

@@ -54,28 +54,31 @@ def masks() -> list[Masks]:
     definition, parameters = build.split(build.make(config.model, VOCABULARY, rngs=nnx.Rngs(0)))
     mesh = sharding.make_reading_mesh(1, 1)
     model = LoadedModel(parameters, definition, config, mesh, config.batch_tokens, PLAIN)
-    slots, sizes = _slots(model, np.zeros((len(LENGTHS), max(LENGTHS)), np.int32), config.context_length)
+    steps = _steps(model, np.zeros((len(LENGTHS), max(LENGTHS)), np.int32), config.context_length)
     found = []
-    for kind, size in zip(config.model.layer_kinds, map(int, sizes), strict=True):
+    for layer, kind in enumerate(config.model.layer_kinds):
         mask = Mask(True, kind.window)
         rows = Coordinates.of(max(LENGTHS))
         prompt_BLL = np.repeat(np.asarray(mask.visible(rows, rows)), len(LENGTHS), axis=0)
-        new = [(Coordinates(lengths_B[:, None] - 1, lengths_B[:, None] - 1), at[size]) for lengths_B, at in slots]
+        new = [
+            (Coordinates(lengths_B[:, None] - 1, lengths_B[:, None] - 1), slots[layer]) for lengths_B, slots in steps
+        ]
         visible_BTS = np.concatenate([mask.visible(query, keys) for query, keys in new], axis=1)
-        indices_BTS = np.stack([keys.indices_BL for _, keys in new], axis=1)
-        found.append(Masks(kind.window, prompt_BLL, visible_BTS, indices_BTS))
+        filled = [np.where(keys.indices_BL > query.indices_BL, -1, keys.indices_BL) for query, keys in new]
+        found.append(Masks(kind.window, prompt_BLL, visible_BTS, np.stack(filled, axis=1)))
     return found
 
 
 @functools.partial(jax.jit, static_argnums=2)
-def _slots(model: LoadedModel, tokens_BL: jax.Array, capacity: int) -> tuple[Any, list[int]]:
-    """Return the lengths and the slots after each new token, and each layer's number of slots."""
-    _, cache = caches.prefill(model, tokens_BL, jnp.array(LENGTHS), capacity)
+def _steps(model: LoadedModel, tokens_BL: jax.Array, capacity: int) -> list[tuple[jax.Array, list[Coordinates]]]:
+    """Return, after each new token, the lengths of the rows and the tokens in the slots of each layer."""
+    cache: Any = caches.prefill(model, tokens_BL, jnp.array(LENGTHS), capacity)[1]
     after = []
     for _ in range(STEPS):
-        _, cache = caches.decode(model, tokens_BL[:, 0], cache)
-        after.append((cache.lengths_B, cache.slots))
-    return after, [kept.keys_XSK.shape[1] for kept in cache.layers]
+        written, cache = cache.written, caches.decode(model, tokens_BL[:, 0], cache)[1]
+        sizes = [kept.keys_XSK.shape[1] for kept in cache.layers]
+        after.append((cache.lengths_B, [caches.slots_of(cache.tokens, written, size) for size in sizes]))
+    return after
 
 
 def figure() -> Figure:

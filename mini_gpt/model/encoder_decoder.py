@@ -121,13 +121,13 @@ class EncoderDecoder(MiniGPT):
         dropout_key: jax.Array | None = None,
     ) -> jax.Array:
         """Return the last hidden states x_BLD. source: from `encode`."""
-        contexts = Context(coordinates, coordinates, shared=self.positions), self._cross_context(coordinates, *source)
+        contexts = Context(coordinates, coordinates, shared=self.positions), self.cross_context(coordinates, *source)
         keys = dropout_keys(dropout_key, self.config.num_layers + 1)
         x_BLD = self.embed(self.embedding, tokens_BL, coordinates.positions_BL)
         x_BLD = dropout(x_BLD, self.config.embedding_dropout, keys[-1])
         return self.finish(_apply_blocks(self, x_BLD, contexts, keys[:-1]))
 
-    def _cross_context(self, target: Coordinates, encoder_BSD: jax.Array, source: Coordinates) -> Context:
+    def cross_context(self, target: Coordinates, encoder_BSD: jax.Array, source: Coordinates) -> Context:
         """Return the context of cross-attention: each query sees all keys of its segment.
 
         By default it has no positional encoding: the embeddings and the encoder have the order already.

@@ -36,7 +36,7 @@ class TextObjective(Objective):
         vocab = text_batches.vocab_of(tokenizer)
         self.train_batches = text_batches.TextBatches(tokens_of("train"), config, vocab=vocab, rows=rows)
         self.tokens = tokens = tokens_of("validation")
-        self.has_sample = self.has_sample and config.model.causal and without_cache(config.model) is None
+        self.has_sample = self.has_sample and config.model.causal and not without_cache(config.model)
         perplexity.check_scorable(config, len(tokens))
         start_BL = np.asarray(tokens[: config.context_length], np.int32)[None]
         self.probe_row = ProbeRow(start_BL, np.ones(start_BL.shape, bool))

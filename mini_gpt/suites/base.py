@@ -18,7 +18,7 @@ from mini_gpt.config.schema import Config
 from mini_gpt.data import task_batches, tasks, tokenizers
 from mini_gpt.data.batches import Batch, windows
 from mini_gpt.data.tasks import Problem
-from mini_gpt.evaluation import extrapolation, memory, task_lengths
+from mini_gpt.evaluation import extrapolation, memory
 from mini_gpt.hugging_face import origin
 from mini_gpt.insight import budget, examples, removed, samples
 from mini_gpt.insight.curves import Curve, token_label
@@ -33,6 +33,7 @@ Result = dict[str, Any]
 Row = dict[str, Any]
 DEFAULT_CORPUS = "python_stdlib"
 LONGEST_TITLE = 40  # characters of a text
+FRACTIONS = (0.25, 0.5, 0.75, 1, 1.25, 1.5, 1.75, 2)  # default lengths of problems, over the longest trained one
 
 
 @dataclass(frozen=True)
@@ -221,10 +222,17 @@ def train_tokens(run: Run, num_tokens: int) -> np.ndarray:
     return inputs_BL[~np.isin(inputs_BL, (tokenizers.separator(run.tokenizer), tokenizers.mask(run.tokenizer)))]
 
 
+def default_lengths(corpus: str, trained_length: int) -> tuple[int, ...]:
+    """Return lengths up to twice the longest trained one, within the limits of the task."""
+    task = tasks.find(corpus)
+    lengths = {round(fraction * trained_length) for fraction in FRACTIONS}
+    return tuple(sorted(n for n in lengths if task.shortest <= n <= task.longest))
+
+
 def problem_lengths(corpus: str, trained_length: int, options: SuiteOptions) -> tuple[int, ...]:
     """Return the lengths of --lengths, or the default ones. Raise UserError if the task has no problems of a length."""
     if options.lengths is None:
-        return task_lengths.default_lengths(corpus, trained_length)
+        return default_lengths(corpus, trained_length)
     lengths = extrapolation.parse_lengths("--lengths", options.lengths, trained_length, 1)
     for length in lengths:
         tasks.check_length(corpus, "--lengths", length)

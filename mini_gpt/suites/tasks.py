@@ -1,20 +1,66 @@
-"""Measure the share of a task's problems that a model solves, by length."""
+"""The share of a task's problems that a model solves, for each length of the problems."""
 
+import functools
+import math
+import re
 import textwrap
+from typing import Any
 
 from matplotlib.figure import Figure
 
 from mini_gpt.config.data import TASK
+from mini_gpt.config.fields import Count, convert
 from mini_gpt.config.schema import Config
 from mini_gpt.data import task_batches, tasks
 from mini_gpt.data.tasks import published
-from mini_gpt.evaluation import task_lengths
-from mini_gpt.evaluation.task_accuracy import METRICS
+from mini_gpt.data.tokenizers import Tokenizer
+from mini_gpt.evaluation import items, perplexity
+from mini_gpt.evaluation.loaded import LoadedModel
+from mini_gpt.evaluation.task_accuracy import METRICS, accuracy, metrics
 from mini_gpt.insight import curves
+from mini_gpt.runtime import progress
 from mini_gpt.runtime.errors import UserError
 from mini_gpt.suites import base, results
 from mini_gpt.suites.base import Result, Suite, SuiteOptions
 from mini_gpt.training.run import Run
+
+PROBLEMS = 512  # at most, of each length
+
+
+def _longest_word(problems: list[tuple[str, str]]) -> int:
+    """Return the length of the longest run of letters and digits, and so the largest of the position ids."""
+    return max(len(word) for problem in problems for part in problem for word in re.findall(r"[^\W_]+", part))
+
+
+def by_length(model: LoadedModel, tokenizer: Tokenizer, split: str, lengths: tuple[int, ...]) -> list[dict]:
+    """Return a row for each length: the METRICS, nll in nats per token, and counts.
+
+    The end of an answer counts in exact_match and nll, but not in token_accuracy, because it would be half of the
+    tokens of a one-letter answer. For each length, up to PROBLEMS different problems of the split are scored, the same
+    ones for every model and seed. `reason`: why a row is undefined, or None.
+    """
+    rows, config, lengths = [], model.config, tuple(convert("lengths", length, Count) for length in lengths)
+    sources, needed = ({n: task_batches.row_lengths(config, n)[side] for n in lengths} for side in (0, 1))
+    draw = functools.cache(lambda n: tasks.different(config.data.corpus, split, PROBLEMS, shortest=n, longest=n))
+    in_sequence = config.data.position_ids == "sequence"
+    most = {n: max(sources[n], needed[n]) if in_sequence else 1 + _longest_word(draw(n)) for n in lengths}
+    reasons = {length: perplexity.why_undefined(config.model, most[length]) for length in lengths}
+    problems = {length: draw(length) for length in lengths if reasons[length] is None}
+    title = f"{sum(map(len, problems.values())):,} problems of {len(problems)} lengths"
+    with progress.shown(title, sum(len(found) * needed[length] for length, found in problems.items())):
+        for length, reason in reasons.items():
+            row: dict[str, Any] = {"length": length, **dict.fromkeys(METRICS), "nll": None}
+            row |= {"problems": 0, "answer_tokens": 0, "items": {}}
+            if length in problems:
+                score = accuracy(model, tokenizer, problems[length], needed[length])
+                reason = None if math.isfinite(score.nll_sum) else perplexity.NOT_FINITE
+            if reason is None:
+                row |= {**metrics(score), "nll": score.nll}
+                row |= {"problems": score.problems, "answer_tokens": score.tokens}
+                row |= {"items": items.packed(score.items)}
+            rows.append(row | {"status": "undefined" if reason else "ok", "reason": reason})
+    return rows
+
 
 CURVES = {"exact_match": "problems solved", "token_accuracy": "tokens of the answers"}
 
@@ -42,18 +88,18 @@ class Tasks(Suite):
 
     def cost(self, trained: Config, options: SuiteOptions, num_tokens: int) -> int:
         rows = (sum(task_batches.row_lengths(trained, n)) for n in _lengths(trained, options))
-        return task_lengths.PROBLEMS * sum(rows)
+        return PROBLEMS * sum(rows)
 
     def measure(self, run: Run, options: SuiteOptions) -> Result:
         task_batches.check_alphabet(run.config.data.corpus, run.tokenizer)
         lengths = _lengths(run.trained, options, run.config.data.corpus)
-        costs = [task_lengths.PROBLEMS * sum(task_batches.row_lengths(run.config, length)) for length in lengths]
+        costs = [PROBLEMS * sum(task_batches.row_lengths(run.config, length)) for length in lengths]
         lengths = base.lengths_within_budget(run, lengths, costs)
         return {
             "task": run.corpus.name,
             "train_length": run.trained.data.task_length,
             "published": [row._asdict() for row in published.of_task(run.corpus.name.removeprefix(TASK))],
-            "rows": task_lengths.by_length(run.model, run.tokenizer, options.split, lengths),
+            "rows": by_length(run.model, run.tokenizer, options.split, lengths),
         }
 
     def printed(self, result: Result) -> str:

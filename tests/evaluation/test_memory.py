@@ -73,11 +73,13 @@ def test_the_estimate_covers_what_xla_allocates(kept, attention_of):
         weights_BL = jax.ShapeDtypeStruct((rows, 512), jnp.float32)
         batch = {"inputs": tokens_BL, "targets": tokens_BL, "weights": weights_BL, "rows": rows_B}
         mask_NBH = jax.ShapeDtypeStruct((3, rows, 4), jnp.float32)
-        inputs = (tokens_BL, tokens_BL, rows_B)
+        rows_of_task = {"inputs": tokens_BL, "targets": tokens_BL, "numbers": rows_B}
         lowered = {
             "losses": lambda: LoadedModel.nll.lower(model, tokens_BL, tokens_BL),
-            "logits": lambda: task_accuracy._predict.lower(model, *inputs),
-            "maps": lambda: attention._each_layer.lower(model, inputs, (), reduce=probe.statistics),
+            "logits": lambda: task_accuracy._predict.lower(model, rows_of_task),
+            "maps": lambda: attention._each_layer.lower(
+                model, (tokens_BL, tokens_BL, rows_B), (), reduce=probe.statistics
+            ),
             "gradients": lambda: pruning._mask_gradient.lower(model, batch, mask_NBH),
         }[kept]()
         return lowered.compile().memory_analysis().temp_size_in_bytes

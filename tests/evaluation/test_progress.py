@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from mini_gpt.data import tasks, tokenizers
-from mini_gpt.evaluation import extrapolation, perplexity, task_lengths
+from mini_gpt.evaluation import extrapolation, perplexity
 from mini_gpt.runtime import progress
+from mini_gpt.suites import tasks as task_suite
 from tests.evaluation.models import random_model
 
 TOKEN_BYTES = np.array([1] * 256 + [0])
@@ -55,7 +56,7 @@ def test_short_and_undefined_lengths_of_a_task_are_not_counted(small, announced)
     fields = {"data__corpus": "task:copy", "data__tokenizer": "characters", "data__task_length": 4}
     tokenizer = tokenizers.CharacterTokenizer(tasks.ALPHABET)
     model = random_model(small(context_length=10, model__position="learned", **fields), tokenizer.token_bytes)
-    rows = task_lengths.by_length(model, tokenizer, "test", (2, 4, 9))
+    rows = task_suite.by_length(model, tokenizer, "test", (2, 4, 9))
     assert [row["status"] for row in rows] == ["ok", "ok", "undefined"]
     assert rows[0]["problems"] < 26**2 / 4 and rows[1]["problems"] == 512
     assert announced == [[rows[0]["problems"] * 5 + 512 * 9] * 2]

@@ -6,8 +6,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from mini_gpt.evaluation import extrapolation, needles, perplexity, scoring, task_lengths
+from mini_gpt.evaluation import extrapolation, perplexity, scoring
 from mini_gpt.runtime.errors import UserError
+from mini_gpt.suites import needles, tasks
 
 
 class FakeModel:
@@ -54,7 +55,7 @@ def test_windows_of_wrong_types_and_ranges_are_refused(name, value):
     [
         lambda lengths: extrapolation.plan(100, "test", lengths, ()),
         lambda lengths: needles.measure(None, None, None, lengths),
-        lambda lengths: task_lengths.by_length(SimpleNamespace(config=None), None, "test", lengths),
+        lambda lengths: tasks.by_length(SimpleNamespace(config=None), None, "test", lengths),
     ],
 )
 @pytest.mark.parametrize("length", [2.5, "8", 0])

@@ -7,10 +7,12 @@ import pytest
 
 from mini_gpt.data import task_batches, tasks, tokenizers
 from mini_gpt.data.layout import PLAIN
-from mini_gpt.evaluation import task_accuracy, task_lengths
+from mini_gpt.evaluation import task_accuracy
 from mini_gpt.generation import decoding as generation
 from mini_gpt.generation.sampling import Sampling
 from mini_gpt.model import loss as losses
+from mini_gpt.suites import base
+from mini_gpt.suites import tasks as task_suite
 from tests.conftest import slow
 from tests.evaluation.models import random_model
 
@@ -69,24 +71,25 @@ def test_known_errors_in_answers_are_counted(config, monkeypatch):
     problems = problems_of(config, 10)
     wrong = {2: [0], 5: [0, 3], 9: [5]}  # {answer: its wrong tokens}; token 5 is the end
 
-    def predict(model, inputs_BL, targets_BL, numbers_B):
-        predicted = np.array(targets_BL)
+    def predict(model, batch):
+        predicted = np.array(batch["targets"])
         for row, tokens in enumerate(predicted):
-            text = TOKENIZER.decode([*np.asarray(inputs_BL)[row, :1], *tokens])
+            text = TOKENIZER.decode([*np.asarray(batch["inputs"])[row, :1], *tokens])
             number = [question for question, _ in problems].index(text.split(tasks.ANSWER)[0])
             for fault in wrong.get(number, []):
                 tokens[text.index(tasks.ANSWER) + fault] += 1
             tokens[: text.index(tasks.ANSWER)] = 0  # predictions within the question do not count
-        return jnp.full(predicted.shape, 0.5), predicted
+        half_BL = jnp.full(predicted.shape, 0.5)
+        return predicted, half_BL, half_BL
 
     monkeypatch.setattr(task_accuracy, "_predict", predict)
     model = model_of(config)
     score = task_accuracy.accuracy(model, TOKENIZER, problems, config.context_length)
     assert (score.problems, score.solved, score.tokens, score.right) == (10, 7, 50, 47)
     assert score.nll_sum == pytest.approx(30)
-    monkeypatch.setattr(task_lengths, "PROBLEMS", 10)
-    monkeypatch.setattr(task_lengths.tasks, "different", lambda *args, **kwargs: problems)
-    (row,) = task_lengths.by_length(model, TOKENIZER, "test", (5,))
+    monkeypatch.setattr(task_suite, "PROBLEMS", 10)
+    monkeypatch.setattr(task_suite.tasks, "different", lambda *args, **kwargs: problems)
+    (row,) = task_suite.by_length(model, TOKENIZER, "test", (5,))
     assert (row["exact_match"], row["token_accuracy"], row["nll"]) == (0.7, pytest.approx(47 / 50), 0.5)
     assert (row["length"], row["problems"], row["answer_tokens"], row["status"]) == (5, 10, 50, "ok")
 
@@ -113,7 +116,7 @@ def test_a_non_finite_loss_is_undefined(config):
     config = config()
     model = model_of(config)
     model.parameters["embedding"] *= np.nan
-    (row,) = task_lengths.by_length(model, TOKENIZER, "test", (4,))
+    (row,) = task_suite.by_length(model, TOKENIZER, "test", (4,))
     assert (row["status"], row["exact_match"], row["nll"]) == ("undefined", None, None)
 
 
@@ -135,9 +138,9 @@ def test_masked_answers_are_scored_at_their_masks(config):
 
 
 def test_lengths_have_defaults_and_may_be_undefined(config):
-    assert task_lengths.default_lengths("task:copy", 20) == (5, 10, 15, 20, 25, 30, 35, 40)
-    assert task_lengths.default_lengths("task:associative_recall", 30) == (8, 15, 22, 30, 38, 45, 52)
+    assert base.default_lengths("task:copy", 20) == (5, 10, 15, 20, 25, 30, 35, 40)
+    assert base.default_lengths("task:associative_recall", 30) == (8, 15, 22, 30, 38, 45, 52)
     config = config(model__position="learned")
-    rows = task_lengths.by_length(model_of(config), TOKENIZER, "test", (4, 8))
+    rows = task_suite.by_length(model_of(config), TOKENIZER, "test", (4, 8))
     assert [row["status"] for row in rows] == ["ok", "undefined"]
     assert rows[1]["exact_match"] is None and "the learned table has 14 positions" in rows[1]["reason"]

@@ -13,15 +13,14 @@ from mini_gpt.config import loading
 from mini_gpt.data.layout import Layout
 from mini_gpt.data.tokenizers import ByteTokenizer
 from mini_gpt.evaluation.loaded import LoadedModel
+from mini_gpt.generation import beam, full_passes
 from mini_gpt.generation import cache as caches
 from mini_gpt.generation import decoding as generation
-from mini_gpt.generation import full_passes
 from mini_gpt.generation import prompts as prepared_prompts
 from mini_gpt.generation.prompts import Prompts
 from mini_gpt.generation.sampling import Sampling
 from mini_gpt.insight import attention
 from mini_gpt.model import build
-from mini_gpt.objectives.text import TextObjective
 from mini_gpt.runtime import devices, sharding
 from mini_gpt.runtime.errors import UserError
 from tests.conftest import slow
@@ -197,7 +196,8 @@ RECURRENT = {"model.block": "gru", "model.position": "none", "model.use_bias": T
 def test_a_full_pass_predicts_what_a_pass_of_its_own_length_does(fields):
     model, lengths = make(**fields), (7, 9)
     tokens_BT, module = np.random.default_rng(0).integers(VOCAB, size=(2, 12)), model.merge()
-    found_BV = jax.jit(full_passes.next_logits)(model, jnp.asarray(tokens_BT), jnp.array(lengths))
+    text = full_passes.Text(jnp.asarray(tokens_BT), jnp.array(lengths))
+    found_BV = jax.jit(full_passes.next_logits)(model, text)
     for row, length in enumerate(lengths):
         np.testing.assert_allclose(found_BV[row], module(tokens_BT[row : row + 1, :length])[0, -1], atol=1e-4)
     longer_V = module(tokens_BT[:1])[0, lengths[0] - 1]
@@ -208,14 +208,24 @@ def test_full_passes_draw_the_same_tokens_as_decoding_with_a_cache(monkeypatch):
     model, prompts = make(**{"model.position": "alibi"}), ([3], [1, 2, 3, 4, 5, 6, 7])
     options = {"length": 20, "sampling": Sampling(temperature=2.0, repetition_penalty=3.0), "seed": 4}
     cached = generation.generate(model, prompts, **options)
-    monkeypatch.setattr(caches, "without_cache", lambda config, length: "none")
-    np.testing.assert_array_equal(np.concatenate(list(full_passes.stream(model, prompts, **options)), axis=1), cached)
+    search = beam.Options(end=0, length=6, beams=3)
+    searched = beam.search(model, prompts, search)
+    monkeypatch.setattr(caches, "without_cache", lambda config, length: True)
+    for program in (generation._start, generation._continue, beam._search):
+        program.clear_cache()
+    parts = list(generation.stream(model, prompts, **options))
+    assert [part.shape[1] for part in parts] == [1] * 20, "each token is shown as soon as it is written"
+    np.testing.assert_array_equal(np.concatenate(parts, axis=1), cached)
+    for found, expected in zip(beam.search(model, prompts, search), searched, strict=True):
+        assert [one.tokens.tolist() for one in found] == [one.tokens.tolist() for one in expected]
 
 
-@pytest.mark.parametrize("fields", [SELECTIVE, DYNAMIC, RECURRENT])
-def test_a_cache_is_refused_where_it_would_be_wrong(fields):
-    with pytest.raises(UserError, match=r"^model\.\S+: found .*can't generate text with a KV cache"):
-        caches.prefill(make(**fields), jnp.array([[1, 2]]), jnp.array([2]), 8)
+@pytest.mark.parametrize("fields, wrong", [(SELECTIVE, True), (DYNAMIC, True), (RECURRENT, True), ({}, False)])
+def test_no_cache_is_used_where_it_would_be_wrong(fields, wrong):
+    model = make(**fields)
+    _, cache = caches.prefill(model, jnp.array([[1, 2]]), jnp.array([2]), 8)
+    assert isinstance(cache, full_passes.Text) == wrong
+    assert not (wrong and TextObjective(model.config, ByteTokenizer(), lambda _: np.arange(100)).has_sample)
 
 
 @pytest.mark.parametrize("separator_id", [None, 0])
@@ -225,17 +235,3 @@ def test_a_text_past_the_learned_table_is_refused(separator_id):
     for read in (model.logits, lambda tokens: attention.attention_maps(model, np.asarray(tokens))):
         with pytest.raises(UserError, match="the learned table has 8 positions; found a length of 9"):
             read(tokens)
-
-
-@pytest.mark.parametrize(
-    "fields, reason",
-    [
-        ({"model.variants.selective": True}, r"model\.variants\.selective: found True"),
-        ({"model.rope.scaling": "dynamic", "model.rope.factor": 2.0}, r"model\.rope\.scaling: found 'dynamic'"),
-    ],
-)
-def test_models_without_a_cache_generate_nothing(fields, reason):
-    model = make(**fields)
-    with pytest.raises(UserError, match=rf"^{reason}, .*; so the model can't generate text with a KV cache$"):
-        generate(model, [1, 2])
-    assert not TextObjective(model.config, ByteTokenizer(), lambda _: np.arange(100)).has_sample

@@ -20,7 +20,7 @@ from mini_gpt.config import loading
 from mini_gpt.data.layout import PLAIN
 from mini_gpt.evaluation.loaded import LoadedModel
 from mini_gpt.generation import cache as caches
-from mini_gpt.generation import full_passes
+from mini_gpt.generation import decoding
 from mini_gpt.generation.sampling import Sampling
 from mini_gpt.hugging_face import architectures, exporting, importing, settings
 from mini_gpt.model import build, parameters
@@ -186,12 +186,12 @@ def measure(family: str, seed: int, directory: pathlib.Path) -> dict[str, float 
         "greedy text": None,
     }
     if mine.config.model.causal:
-        has_cache = caches.without_cache(mine.config.model, LONG) is None
+        has_cache = not caches.without_cache(mine.config.model, LONG)
         if has_cache:
             results["with a cache"] = error(_cached_logits(mine, tokens_BL, source_BS), wanted_BLV[:, PROMPT - 1 :])
         prompts, sources = list(tokens_BL[:, :PROMPT]), None if source_BS is None else list(source_BS)
         options = {"length": WRITTEN, "sampling": Sampling(temperature=0.0)}
-        text_BN = np.concatenate(list(full_passes.stream(mine, prompts, sources=sources, **options)), axis=1)
+        text_BN = np.concatenate(list(decoding.stream(mine, prompts, sources=sources, **options)), axis=1)
         greedy_BN = _greedy(load(directory / "there"), tokens_BL, source_BS, use_cache=has_cache)
         results["greedy text"] = bool((text_BN == greedy_BN).all())
     (directory / "again").mkdir()

@@ -10,10 +10,10 @@ import pytest
 from mini_gpt.data import corpora, splits, token_store
 from mini_gpt.data.subwords import BpeTokenizer, ImportedTokenizer
 from mini_gpt.data.text_batches import TextBatches, corrupted_blocks, vocab_of
-from mini_gpt.evaluation import extrapolation, needles, perplexity
+from mini_gpt.evaluation import extrapolation, perplexity
 from mini_gpt.insight import samples
 from mini_gpt.insight.heads import inputs
-from mini_gpt.suites import base
+from mini_gpt.suites import base, needles
 from mini_gpt.suites.base import SuiteOptions
 from mini_gpt.training.layouts import layout_of
 from tests.evaluation.models import random_model

@@ -15,7 +15,7 @@ from mini_gpt.data.layout import Layout
 from mini_gpt.data.pairs import StoredPairs
 from mini_gpt.data.subwords import ImportedTokenizer
 from mini_gpt.data.tokenizers import ByteTokenizer, CharacterTokenizer
-from mini_gpt.evaluation import pair_accuracy, scoring
+from mini_gpt.evaluation import scoring, task_accuracy
 from mini_gpt.hugging_face import importing, tokenizer_files
 from mini_gpt.runtime.errors import UserError
 from mini_gpt.suites.base import SuiteOptions
@@ -200,7 +200,7 @@ def test_an_imported_t5_reads_its_own_start_and_end(corpus_files, tmp_path, capl
     stored = StoredPairs(run.store.tokens("train"), end)
     assert len(stored) == run.store.meta["splits"]["train"]["documents"] / 2
     pairs = stored.take(np.arange(3))
-    for pair, nll in zip(pairs, pair_accuracy.predict(run.model, pairs, end).nll, strict=True):
+    for pair, nll in zip(pairs, task_accuracy.predict_pairs(run.model, pairs, end).nll, strict=True):
         source, target = ([*tokens, 1] for tokens in pair)
         logits_LV = numpy_forwards.logits(described, tensors, np.array([[0, *target[:-1]]]), np.array([source]))[0]
         wanted = logsumexp(logits_LV, axis=-1) - logits_LV[np.arange(len(target)), target]

@@ -6,7 +6,7 @@ import pytest
 
 from mini_gpt.data import tokenizers
 from mini_gpt.data.pairs import StoredPairs, in_rows
-from mini_gpt.evaluation import pair_accuracy
+from mini_gpt.evaluation import task_accuracy
 from mini_gpt.generation import beam, filling
 from mini_gpt.generation import decoding as generation
 from mini_gpt.hugging_face import exporting, importing, tokenizer_files
@@ -166,7 +166,7 @@ def test_targets_of_t5_start_with_its_own_token(tied, imports, tmp_path):
     stored = StoredPairs(run.store.tokens("validation"), end)
     pairs = stored.take(np.arange(len(stored)))
     assert len(pairs) > 8 and len(list(in_rows(pairs, (64, 64)))) < len(pairs), "a row has several pairs"
-    found = pair_accuracy.predict(run.model, pairs, end)
+    found = task_accuracy.predict_pairs(run.model, pairs, end)
     for pair, nll in zip(pairs, found.nll, strict=True):
         source, target = ([*tokens.tolist(), 1] for tokens in pair)
         with torch.inference_mode():

@@ -14,7 +14,7 @@ from jax._src.cudnn import fused_attention_stablehlo
 from jax.sharding import NamedSharding, PartitionSpec
 
 from mini_gpt.config import loading
-from mini_gpt.generation import cached_attention
+from mini_gpt.generation.cache import KeyValues, TokenCache
 from mini_gpt.model import MiniGPT
 from mini_gpt.model.attention import blockwise, core, kernels, reference
 from mini_gpt.model.attention.context import Context, Coordinates, Mask
@@ -300,10 +300,9 @@ def test_training_with_a_kernel_of_other_devices_is_an_error(setting, platform, 
 
 def attend_to_cache(core, q, k, v, row):
     token = Coordinates.of(1)._replace(indices_BL=jnp.full((1, 1), k.shape[1] - 1))
-    new = cached_attention.NewToken(token, {k.shape[1]: row.keys}, written=0)
-    kept = cached_attention.KeyValues(reference.grouped(k), reference.grouped(v))
+    kept = KeyValues(reference.grouped(k), reference.grouped(v))
     context = Context(token, token, row.mask)
-    return cached_attention.CachedCore(core, kept, new).attend(q[:, :1], k[:, :1], v[:, :1], context)
+    return TokenCache(kept, row.keys, written=0).attend(core, q[:, :1], k[:, :1], v[:, :1], context)
 
 
 SCALED = {"reference": reference.attend, "blockwise": blockwise.attend, "cached": attend_to_cache, "splash": splash}

@@ -8,7 +8,7 @@ from flax import nnx
 from mini_gpt.config import loading
 from mini_gpt.config import model as model_fields
 from mini_gpt.data.pairs import Pair
-from mini_gpt.evaluation import pair_accuracy
+from mini_gpt.evaluation import task_accuracy
 from mini_gpt.generation import decoding, prompts
 from mini_gpt.model import positions
 from mini_gpt.pages.play import answers
@@ -44,6 +44,6 @@ def test_any_encoding_with_a_table_ends_with_its_rows(monkeypatch):
     with too_long():
         next(decoding.stream(model, [token * 8], length=5))
     assert prompts.prepare(model, [token * 9], None, length=3)[1].tokens_BL.shape == (1, 12)
-    assert pair_accuracy.row_lengths(model, [Pair(token * 3, token * 3)])[1] == 12
+    assert task_accuracy.row_lengths(model, [Pair(token * 3, token * 3)])[1] == 12
     with pytest.raises(UserError, match="The learned table has 12 positions: a text of 13 tokens needs 13"):
         answers._place(model, token * 13)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from mini_gpt import suites
-from mini_gpt.generation import cache, full_passes
+from mini_gpt.generation import cache, decoding
 from mini_gpt.generation.sampling import Sampling
 from mini_gpt.insight import attention
 from mini_gpt.pages.play import pack
@@ -59,7 +59,7 @@ def test_a_recurrent_run_is_trained_resumed_and_measured(small, tmp_path, optimi
         loop.train(small(**fields, optimizer__name=optimizer, train__steps=steps), tmp_path)
     run = Run(tmp_path)
     suites.evaluate(run, "extrapolation", SuiteOptions(lengths="2x", strides="2x"))
-    written = list(full_passes.stream(run.model, [np.array([1, 2])], length=3, sampling=Sampling(temperature=0.0)))
+    written = list(decoding.stream(run.model, [np.array([1, 2])], length=3, sampling=Sampling(temperature=0.0)))
     tokens_L = np.array([1, 2, *(int(token[0, 0]) for token in written)])
     assert (np.asarray(run.model(tokens_L[None, :-1]))[0, 1:].argmax(-1) == tokens_L[2:]).all()
     with pytest.raises(

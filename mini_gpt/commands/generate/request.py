@@ -12,7 +12,6 @@ from typing import NamedTuple
 import numpy as np
 
 from mini_gpt.data import spans, tokenizers
-from mini_gpt.generation import chat
 from mini_gpt.hugging_face import origin
 from mini_gpt.runtime.errors import UserError
 from mini_gpt.training.run import Run
@@ -92,7 +91,11 @@ def make(run: Run, texts: Sequence[str], flags: argparse.Namespace, seed: int) -
 def _encode(text: str, run: Run, *, is_chat: bool) -> np.ndarray:
     if run.config.train.objective == "span_corruption":
         return spans.encode(text, run.tokenizer)
-    return chat.encode(text, run.tokenizer) if is_chat else run.tokenizer.encode_prompt(text)
+    if is_chat:
+        from mini_gpt.generation import chat
+
+        return chat.encode(text, run.tokenizer)
+    return run.tokenizer.encode_prompt(text)
 
 
 def check_tokens(flag: str, tokens: np.ndarray) -> None:

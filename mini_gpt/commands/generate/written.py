@@ -13,7 +13,7 @@ from mini_gpt.commands.generate.request import (
 )
 from mini_gpt.data import tasks, tokenizers
 from mini_gpt.data.tokenizers import Tokenizer
-from mini_gpt.generation import beam, filling, full_passes, stop_texts
+from mini_gpt.generation import decoding
 from mini_gpt.generation.sampling import Sampling
 from mini_gpt.generation.streaming_text import Writer
 from mini_gpt.training.run import Run
@@ -26,7 +26,7 @@ def sample(run: Run, request: Request, flags: argparse.Namespace, sampling: Samp
     streams = len(writers) == 1 and not flags.json and flags.source_file is None
     unprinted = request.shown
     options: dict[str, Any] = {"length": request.length, "sampling": sampling, "seed": request.seed}
-    for tokens_BN in full_passes.stream(run.model, request.prompts, sources=request.sources, **options):
+    for tokens_BN in decoding.stream(run.model, request.prompts, sources=request.sources, **options):
         for writer, tokens in zip(writers, tokens_BN, strict=True):
             new = writer.add(tokens)
             if streams:
@@ -49,16 +49,16 @@ def sample(run: Run, request: Request, flags: argparse.Namespace, sampling: Samp
 
 
 def search(run: Run, request: Request, flags: argparse.Namespace) -> None:
-    """Print the best text of each row, or all texts as JSON. A text ends before a stop text, or at its own end."""
+    """Print the best text of each row, or all texts as JSON."""
+    from mini_gpt.generation import beam
+
     ends_in_newline = run.config.data.is_task and request.sources is None
     end = int(run.tokenizer.encode(tasks.END)[0]) if ends_in_newline else tokenizers.separator(run.tokenizer)
-    size = len(run.model.parameters["embedding"])
-    stops_SV = stop_texts.table(run.tokenizer, flags.stop, size) if flags.stop else None
-    options = beam.Options(end, request.length, flags.beams, flags.length_penalty, run.tokenizer.other_ends, stops_SV)
+    options = beam.Options(end, request.length, flags.beams, flags.length_penalty, run.tokenizer.other_ends)
     ends = (end, *options.other_ends)
     for row, found in enumerate(beam.search(run.model, request.prompts, options, request.sources)):
         for rank, one in enumerate(found if flags.json else found[:1]):
-            writer = Writer(run.tokenizer, flags.stop)
+            writer = Writer(run.tokenizer)
             text = writer.add([token for token in one.tokens if token not in ends]) + writer.finish()
             if flags.json:
                 about = {"rank": rank, "log_probability": one.log_probability, "score": one.score}
@@ -69,6 +69,8 @@ def search(run: Run, request: Request, flags: argparse.Namespace) -> None:
 
 def fill(run: Run, text: str, top: int, as_json: bool) -> None:
     """Print the `top` most likely tokens of each mask with their probabilities, then the text with the best ones."""
+    from mini_gpt.generation import filling
+
     tokens_L = filling.encode(run.tokenizer, text)
     check_tokens("--fill", tokens_L)
     warn_if_longer_than_trained(run, len(tokens_L))

@@ -81,6 +81,7 @@ class Context(NamedTuple):
     shared: {name: a positional encoding whose parameters all layers share}.
     encoder_BSD: in cross-attention, the hidden states of the encoder, from which keys and values are computed.
     q_BLHK: the queries, for score mods that need them.
+    cache: while text is generated, what the layer keeps of earlier tokens: a class of `generation.cache`.
     """
 
     queries: Coordinates
@@ -89,13 +90,16 @@ class Context(NamedTuple):
     shared: Mapping[str, Any] = MappingProxyType({})
     encoder_BSD: jax.Array | None = None
     q_BLHK: jax.Array | None = None
+    cache: Any = None
 
     def visible(self) -> jax.Array:
         """Return visible_BLS, whether each query sees each key."""
         return self.mask.visible(self.queries, self.keys)
 
     def visible_counts(self) -> jax.Array:
-        """Return the number of keys that each query sees, counts_BL."""
+        """Return the number of keys that each query sees, counts_BL; those in a cache too."""
+        if self.cache is not None and self.cache.tokens is not None:
+            return self.mask.visible(self.queries, self.cache.tokens).sum(axis=-1)
         if self.queries is self.keys:
             return self.mask.visible_counts(self.queries)  # without an array of all pairs
         return self.visible().sum(axis=-1)

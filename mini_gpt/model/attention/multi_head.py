@@ -55,8 +55,11 @@ class MultiHeadAttention(nnx.Module):
         for module in self.on_heads:
             q_BLHK, k_BSGK = module(q_BLHK, k_BSGK, context)
         # 3. Attend.
-        attend = self.core.choose(q_BLHK, k_BSGK, v_BSGK, context, dropout_key)
-        out_BLHK = attend(q_BLHK, k_BSGK, v_BSGK, context)
+        if context.cache is None:
+            attend = self.core.choose(q_BLHK, k_BSGK, v_BSGK, context, dropout_key)
+            out_BLHK = attend(q_BLHK, k_BSGK, v_BSGK, context)
+        else:  # while text is generated
+            out_BLHK = context.cache.attend(self.core, q_BLHK, k_BSGK, v_BSGK, context)
         if self.gate is not None:
             out_BLHK = self.gate(out_BLHK, x_BLD)
         observe(self, "heads", out_BLHK)

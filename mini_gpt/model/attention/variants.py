@@ -104,14 +104,17 @@ class Canon(InputChange):
         self.taps = nnx.Param(jax.random.uniform(rngs.params(), shape, jnp.float32, -most, most))
 
     def __call__(self, x_BLD: jax.Array, context: Context) -> tuple[jax.Array, Context]:
-        length, mixed_BLD, segments_BL = x_BLD.shape[1], x_BLD, context.queries.segments_BL
+        new, segments_BL = x_BLD.shape[1], context.queries.segments_BL
+        if context.cache is not None:
+            x_BLD, segments_BL = context.cache.with_earlier(x_BLD, segments_BL, CANON_TAPS - 1)
+        length, mixed_BLD = x_BLD.shape[1], x_BLD
         for age in range(min(CANON_TAPS, length)):
             moved_BLD = jnp.pad(x_BLD, ((0, 0), (age, 0), (0, 0)))[:, :length]
             if segments_BL is not None:
                 same_BL = jnp.pad(segments_BL, ((0, 0), (age, 0)), mode="edge")[:, :length] == segments_BL
                 moved_BLD = jnp.where(same_BL[..., None], moved_BLD, 0)
             mixed_BLD = mixed_BLD + self.taps[age] * moved_BLD
-        return mixed_BLD.astype(x_BLD.dtype), context
+        return mixed_BLD[:, length - new :].astype(x_BLD.dtype), context
 
 
 class LengthScale(HeadChange):

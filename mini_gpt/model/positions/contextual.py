@@ -29,7 +29,10 @@ class Fox(Encoding, InputChange):
         return jax.nn.log_sigmoid(self.gate(x_BLD.astype(jnp.float32)))
 
     def __call__(self, x_BLD: jax.Array, context: Context) -> tuple[jax.Array, Context]:
-        tokens = context.queries._replace(decay_BLH=jnp.cumsum(self.log_gates(x_BLD), axis=1))
+        decay_BLH = jnp.cumsum(self.log_gates(x_BLD), axis=1)
+        if context.cache is not None:
+            decay_BLH += context.cache.last_decay
+        tokens = context.queries._replace(decay_BLH=decay_BLH)
         return x_BLD, context._replace(queries=tokens, keys=tokens)
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from mini_gpt.data import tokenizers
-from mini_gpt.evaluation import needles
+from mini_gpt.suites import needles
 from mini_gpt.suites.base import SuiteOptions
 from mini_gpt.suites.needles import Needles
 from tests.evaluation.models import random_model

@@ -8,9 +8,9 @@ import pytest
 
 from mini_gpt import suites
 from mini_gpt.data import english, tokenizers
-from mini_gpt.evaluation import grammar
 from mini_gpt.runtime import sharding
 from mini_gpt.runtime.errors import UserError
+from mini_gpt.suites import grammar
 from mini_gpt.suites.base import SuiteOptions
 from mini_gpt.suites.grammar import Grammar
 from mini_gpt.training import loop

@@ -12,11 +12,11 @@ from mini_gpt import suites
 from mini_gpt.data import task_batches, tasks, tokenizers
 from mini_gpt.data.layout import Layout
 from mini_gpt.data.pairs import Pair
-from mini_gpt.evaluation import pair_accuracy, task_accuracy, translation
+from mini_gpt.evaluation import task_accuracy
 from mini_gpt.generation import decoding
 from mini_gpt.insight import alignment, observing
-from mini_gpt.runtime import progress
 from mini_gpt.runtime.errors import UserError
+from mini_gpt.suites import translation
 from mini_gpt.suites.base import SuiteOptions
 from mini_gpt.training import loop
 from mini_gpt.training.run import Run
@@ -63,34 +63,32 @@ def log_probabilities(model, pair):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("position", ["rope", *slow("learned", "t5", "alibi")])
-def test_predictions_in_shared_rows_are_those_of_each_pair_alone(model, position, monkeypatch):
+def test_predictions_in_shared_rows_are_those_of_each_pair_alone(model, position):
     made = model(model__position=position)
     pairs = [*pairs_of(drawn(3)), *pairs_of([("ab cd", ""), ("", "x y"), ("abcdef abcdefg abcdefg abcdefgh", "z")])]
-    seen = []
-    monkeypatch.setattr(progress, "advance", seen.append)
-    found = pair_accuracy.predict(made, pairs, SEPARATOR)
-    assert sum(seen) == sum(len(pair.target) + 1 for pair in pairs)
-    for pair, predicted, confidence, nll in zip(pairs, *found, strict=True):
+    found = task_accuracy.predict_pairs(made, pairs, SEPARATOR)
+    for pair, predicted, confidence, nll, right in zip(pairs, *found, strict=True):
         true_LV, answer = log_probabilities(made, pair), [*pair.target, SEPARATOR]
         np.testing.assert_array_equal(predicted, true_LV.argmax(axis=-1))
+        np.testing.assert_array_equal(right, predicted == answer)
         np.testing.assert_allclose(confidence, np.exp(true_LV.max(axis=-1)), rtol=1e-4)
         np.testing.assert_allclose(nll, -true_LV[np.arange(len(answer)), answer], rtol=1e-4, atol=1e-5)
 
 
 def test_longer_pairs_than_in_training_have_longer_rows(model):
     long = Pair(np.zeros(50, np.int32), np.zeros(3, np.int32))
-    assert pair_accuracy.row_lengths(model(), [long]) == (64, 32)
+    assert task_accuracy.row_lengths(model(), [long]) == (64, 32)
     made = model(model__position="learned", model__max_positions=55)
-    assert pair_accuracy.row_lengths(made, [long]) == (55, 32)
+    assert task_accuracy.row_lengths(made, [long]) == (55, 32)
     with pytest.raises(UserError, match=r"^a length of 64 exceeds|model\.max_positions"):
-        pair_accuracy.predict(made, [Pair(np.zeros(60, np.int32), np.zeros(3, np.int32))], SEPARATOR)
+        task_accuracy.predict_pairs(made, [Pair(np.zeros(60, np.int32), np.zeros(3, np.int32))], SEPARATOR)
 
 
 def test_the_score_of_problems_counts_the_end_in_the_loss_but_not_in_the_tokens(model):
     made, problems = model(), drawn(5)
     score = task_accuracy.accuracy(made, TOKENIZER, problems, 32)
     assert score.problems == 5 and score.tokens == sum(len(answer) for _, answer in problems)
-    predicted, _, nll = pair_accuracy.predict(made, pairs_of(problems), SEPARATOR)
+    predicted, _, nll, _ = task_accuracy.predict_pairs(made, pairs_of(problems), SEPARATOR)
     assert score.nll == pytest.approx(np.concatenate(nll).mean(), rel=1e-6)
     right = [tokens[:-1] == TOKENIZER.encode(answer) for tokens, (_, answer) in zip(predicted, problems, strict=True)]
     assert score.right == np.concatenate(right).sum()
