@@ -21,6 +21,7 @@ from mini_gpt.generation.prompts import Prompts
 from mini_gpt.generation.sampling import Sampling
 from mini_gpt.insight import attention
 from mini_gpt.model import build
+from mini_gpt.objectives.text import TextObjective
 from mini_gpt.runtime import devices, sharding
 from mini_gpt.runtime.errors import UserError
 from tests.conftest import slow
