@@ -15,7 +15,8 @@ from mini_gpt.model.output import logits, product
 from mini_gpt.runtime import devices, sharding
 
 LIMIT = 2**27  # bytes of float32 logits that a CPU holds at a time
-LIMITS = {"tpu": 8, "gpu": 32}  # the same of others, where chunks are slow, in multiples of LIMIT
+LIMITS = {"tpu": 2**30, "gpu": 2**30}  # the same of others, where chunks are slow
+LIMIT_OF_KERNEL = 2**32
 
 
 def nll(logits_BLV: jax.Array, targets_BL: jax.Array) -> jax.Array:
@@ -70,11 +71,11 @@ def loss_sums(
 
 
 def _loss_sums_forward(x_BLD, table_VD, targets_BL, weights_BL, options, mesh):
-    gradients = _gradients
+    gradients, limit = _gradients, LIMITS.get(jax.default_backend(), LIMIT)
     if options == LossOptions() and devices.has_triton():
         from mini_gpt.model import gpu_loss  # imports Pallas
 
-        gradients = gpu_loss.gradients
+        gradients, limit = gpu_loss.gradients, LIMIT_OF_KERNEL
 
     def local(x_BLD, table_VD, targets_BL, weights_BL):
         table_VD = table_VD.astype(x_BLD.dtype)
@@ -86,7 +87,7 @@ def _loss_sums_forward(x_BLD, table_VD, targets_BL, weights_BL, options, mesh):
             return jax.tree.map(jnp.add, carry, sums), d_x_TD
 
         zero = jnp.float32(0), jnp.float32(0), jnp.zeros(table_VD.shape, jnp.float32)
-        sums, d_x_TD = _scan(add, zero, (x_BLD, targets_BL, weights_BL), len(table_VD))
+        sums, d_x_TD = _scan(add, zero, (x_BLD, targets_BL, weights_BL), len(table_VD), limit)
         return jax.lax.psum(sums, rows[0]), d_x_TD.reshape(x_BLD.shape)
 
     rows, replicated = sharding.batch_sharding(mesh).spec, PartitionSpec()
@@ -126,10 +127,10 @@ def _loss_sums_backward(options, mesh, gradients, cotangents):
 loss_sums.defvjp(_loss_sums_forward, _loss_sums_backward)
 
 
-def _scan(function, carry, arrays_BL, classes: int):
-    """Scan over tokens in as few equal chunks as LIMIT allows; one chunk needs no loop. Padding does not count."""
+def _scan(function, carry, arrays_BL, classes: int, limit: int):
+    """Scan over tokens in as few equal chunks as the limit allows; one chunk needs no loop. Padding does not count."""
     tokens = arrays_BL[0].shape[0] * arrays_BL[0].shape[1]
-    size = -(-tokens // -(-4 * tokens * classes // (LIMIT * LIMITS.get(jax.default_backend(), 1))))
+    size = -(-tokens // -(-4 * tokens * classes // limit))
 
     def chunks(array_BL: jax.Array) -> jax.Array:
         rest = array_BL.shape[2:]

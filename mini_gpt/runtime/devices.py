@@ -62,8 +62,11 @@ def has_bfloat16(device: Any) -> bool:
 
 
 def has_triton() -> bool:
-    """Return whether this process computes on NVIDIA GPUs for which Triton compiles Pallas kernels, Ampere or newer."""
-    if jax.default_backend() != "gpu":
+    """Return whether to use Pallas kernels: $MINI_GPT_GPU_KERNELS is set, and the GPUs are NVIDIA's, Ampere or newer.
+
+    They are not the default: they were compiled for an H100, and have not run on a GPU yet.
+    """
+    if not os.environ.get("MINI_GPT_GPU_KERNELS") or jax.default_backend() != "gpu":
         return False
     device = jax.devices()[0]
     return platform(device) == "cuda" and has_bfloat16(device)
