@@ -92,8 +92,8 @@ def test_a_run_that_is_killed_in_an_upload_resumes_to_the_same_bits_on_another_m
     server.fault = kill
     finish(killed, -signal.SIGKILL)
     server.fault = lambda method, path: None
-    steps, names = steps_of(place), place.files(f"checkpoints/{cut_off[0]}")
-    assert 0 < max(steps) < 600 and cut_off[0] not in steps and names
+    steps = steps_of(place)
+    assert 0 < max(steps) < 600 and cut_off[0] not in steps
     said = finish(start(server, tmp_path / "c", *train, "--config.data.path", TEXTS))
     assert f"copied to {tmp_path}/c" in said and "process" not in said
     assert f"is at step {max(steps)}: resuming" in said
