@@ -71,7 +71,7 @@ def loss_sums(
 
 
 def _loss_sums_forward(x_BLD, table_VD, targets_BL, weights_BL, options, mesh):
-    gradients, limit = _gradients, LIMITS.get(jax.default_backend(), LIMIT)
+    gradients, limit = _gradients, None
     if options == LossOptions() and devices.has_triton():
         from mini_gpt.model import gpu_loss  # imports Pallas
 
@@ -127,9 +127,10 @@ def _loss_sums_backward(options, mesh, gradients, cotangents):
 loss_sums.defvjp(_loss_sums_forward, _loss_sums_backward)
 
 
-def _scan(function, carry, arrays_BL, classes: int, limit: int):
-    """Scan over tokens in as few equal chunks as the limit allows; one chunk needs no loop. Padding does not count."""
+def _scan(function, carry, arrays_BL, classes: int, limit: int | None = None):
+    """Scan over tokens in as few equal chunks as the limit, by default that of the device, allows; one chunk needs no loop. Padding does not count."""
     tokens = arrays_BL[0].shape[0] * arrays_BL[0].shape[1]
+    limit = limit or LIMITS.get(jax.default_backend(), LIMIT)
     size = -(-tokens // -(-4 * tokens * classes // limit))
 
     def chunks(array_BL: jax.Array) -> jax.Array:

@@ -36,12 +36,12 @@ def study(overrides):
 @pytest.mark.parametrize(
     "given, varied, named",
     [
-        ({}, ("train.lora_alpha", 4.0, 8.0), ["train.lora_alpha: found 4.0", "(conditions: first)"]),
-        ({"model.alibi_exponent": 4.0}, ("model.position", "alibi", "rope"), []),  # one condition reads it
+        ({}, ("model.t5.max_distance", 99, 128), ["model.t5.max_distance: found 99", "(conditions: first)"]),
+        ({"model.t5.max_distance": 99}, ("model.position", "t5", "rope"), []),  # one condition reads it
         (
-            {"model.alibi_exponent": 4.0},
+            {"model.t5.max_distance": 99},
             ("model.d_ff", 64, 96),
-            ["model.alibi_exponent:", "(conditions: first, second)"],
+            ["model.t5.max_distance:", "(conditions: first, second)"],
         ),
         ({}, ("optimizer.schedule", "wsd", "cosine"), []),  # it reads what the config file gives to the other
     ],
@@ -258,7 +258,12 @@ def test_the_places_of_data_are_not_part_of_a_plan(study, overrides):
     assert plans[0].configs["wide"].data.cache_dir == "a" and plans[0].configs["wide"].data.path
 
 
-DESCRIPTIVE = ("encoder_decoder_length", "encoder_decoder_recipe", "encoder_decoder_words")  # with too few seeds
+DESCRIPTIVE = (
+    "encodings_10m",
+    "encoder_decoder_length",
+    "encoder_decoder_recipe",
+    "encoder_decoder_words",
+)  # with too few seeds
 
 
 def test_the_study_files_of_the_project_are_valid():
