@@ -128,7 +128,10 @@ loss_sums.defvjp(_loss_sums_forward, _loss_sums_backward)
 
 
 def _scan(function, carry, arrays_BL, classes: int, limit: int | None = None):
-    """Scan over tokens in as few equal chunks as the limit, by default that of the device, allows; one chunk needs no loop. Padding does not count."""
+    """Scan over tokens in as few equal chunks as the limit allows; one chunk needs no loop. Padding does not count.
+
+    limit: bytes of float32 logits; None: that of the device.
+    """
     tokens = arrays_BL[0].shape[0] * arrays_BL[0].shape[1]
     limit = limit or LIMITS.get(jax.default_backend(), LIMIT)
     size = -(-tokens // -(-4 * tokens * classes // limit))
