@@ -1,11 +1,9 @@
-"""An import reads one array at a time, and compares sizes with the files before it allocates anything."""
+"""An import compares sizes with the files before it allocates anything."""
 
 import dataclasses
 import json
 import os
 import re
-import subprocess
-import sys
 import tracemalloc
 
 import jax
@@ -13,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tokenizers as library
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import save_file
 from tokenizers import decoders, models, pre_tokenizers
 
 from mini_gpt import suites
@@ -26,7 +24,6 @@ from mini_gpt.suites.base import SuiteOptions
 from mini_gpt.suites.play import runs_of
 from mini_gpt.training import assembly, loop
 from mini_gpt.training.run import Run
-from tests.conftest import REPOSITORY
 from tests.faults.limits import seconds
 from tests.hugging_face.bpe_tokenizers import foreign
 from tests.hugging_face.models import written
@@ -119,44 +116,6 @@ def like_gpt2(directory, vocab_size, width, layers):
     tokenizer.add_special_tokens([library.AddedToken("<|endoftext|>", special=True, normalized=False)])
     tokenizer.save(str(directory / "tokenizer.json"))
     return sum(tensor.nbytes for tensor in tensors.values())
-
-
-# VmHWM is the peak of this program. ru_maxrss would start at the peak of the tests' process.
-PEAK = """
-import re
-from pathlib import Path
-peak = lambda: 1024 * int(re.search(r"VmHWM:\\s*(\\d+)", Path("/proc/self/status").read_text())[1])
-from mini_gpt.commands import hugging_face
-base = peak()
-hugging_face.main()
-print("above:", peak() - base)
-"""
-
-
-def peak_above(tmp_path, flags):
-    """Return the peak of a command in bytes, above that of its imports."""
-    environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
-    environment |= {"XDG_CACHE_HOME": str(tmp_path / "cache"), "PYTHONPATH": str(REPOSITORY)}
-    done = subprocess.run(
-        [sys.executable, "-c", PEAK, *flags], env=environment, text=True, capture_output=True, check=True
-    )
-    return int(done.stdout.partition("above:")[2])
-
-
-@pytest.mark.slow
-def test_the_peak_memory_of_an_import_and_of_an_export_is_below_1_3_times_the_weights(tmp_path, corpus_files):
-    weights = like_gpt2(tmp_path / "model", 50_257, 512, 10)
-    assert weights > 230e6
-    flags = ["import", f"--input={tmp_path / 'model'}", f"--workdir={tmp_path / 'run'}"]
-    flags += ["--config.data.corpus=text", f"--config.data.path={corpus_files}"]
-    assert 0.4 * weights < peak_above(tmp_path, flags) < 1.3 * weights  # the largest table alone is 0.45 of the weights
-    wte = load_file(tmp_path / "model" / "model.safetensors")["wte.weight"]
-    found = importing.stored.find(tmp_path / "model")["wte.weight"]
-    np.testing.assert_array_equal(found.read(), wte)
-    flags = ["export", f"--workdir={tmp_path / 'run'}", f"--output={tmp_path / 'out'}"]
-    assert 0.4 * weights < peak_above(tmp_path, flags) < 1.3 * weights
-    again = load_file(tmp_path / "out" / "model.safetensors")
-    np.testing.assert_array_equal(again["transformer.wte.weight"], wte)
 
 
 def imported(source, workdir, corpus, **overrides):
