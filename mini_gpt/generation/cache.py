@@ -97,8 +97,8 @@ class PromptCache:
         in_order = core.stick_breaking or core.needs_all_keys  # reads the slots in the order of the text
         size = self.capacity if in_order else min(self.capacity, context.mask.window or self.capacity)
         arrays = reference.grouped(k_BLGK), reference.grouped(v_BLGK), context.keys.decay_BLH
-        keys_XSK, values_XSK, decay = (jax.tree.map(lambda x: _to_slots(self.lengths_B, x, size), x) for x in arrays)
-        self.kept = KeyValues(keys_XSK, values_XSK, decay, self.recent)
+        keys_XSK, values_XSK, decay_BSH = jax.tree.map(lambda x_XLK: _to_slots(self.lengths_B, x_XLK, size), arrays)
+        self.kept = KeyValues(keys_XSK, values_XSK, decay_BSH, self.recent)
         return core.choose(q_BLHK, k_BLGK, v_BLGK, context, None)(q_BLHK, k_BLGK, v_BLGK, context)
 
     def with_earlier(self, x_BLD: jax.Array, segments_BL: jax.Array | None, count: int) -> Recent:

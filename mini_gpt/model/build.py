@@ -1,6 +1,6 @@
 """The model of a config, and its split into a definition and parameters."""
 
-import importlib
+import pkgutil
 
 from flax import nnx
 
@@ -18,8 +18,7 @@ CLASSES = {
 def make(config: ModelConfig, vocab_size: int, *, rngs: nnx.Rngs) -> MiniGPT:
     """Return a new model, of the class for `model.encoder_layers` and `model.block`."""
     name = "encoder_decoder" if config.has_encoder else "gru" if config.block == "gru" else "decoder"
-    module, _, class_name = CLASSES[name].partition(":")
-    return getattr(importlib.import_module(module), class_name)(config, vocab_size, rngs=rngs)
+    return pkgutil.resolve_name(CLASSES[name])(config, vocab_size, rngs=rngs)
 
 
 def split(model: MiniGPT) -> tuple[nnx.GraphDef, Parameters]:

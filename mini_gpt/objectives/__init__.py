@@ -1,6 +1,6 @@
 """Objectives: what a run learns to predict, one module each, found by name. Imports the rooms of the core before it."""
 
-import importlib
+import pkgutil
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -10,11 +10,11 @@ from mini_gpt.data.tokenizers import Tokenizer
 from mini_gpt.objectives.base import Objective
 
 OBJECTIVES = {
-    "next_token": "text:TextObjective",
-    "masked": "text:TextObjective",
-    "span_corruption": "spans:SpanObjective",
-    "pairs": "pairs:PairObjective",
-    "task": "tasks:TaskObjective",
+    "next_token": "mini_gpt.objectives.text:TextObjective",
+    "masked": "mini_gpt.objectives.text:TextObjective",
+    "span_corruption": "mini_gpt.objectives.spans:SpanObjective",
+    "pairs": "mini_gpt.objectives.pairs:PairObjective",
+    "task": "mini_gpt.objectives.tasks:TaskObjective",
 }
 
 
@@ -27,6 +27,4 @@ def make(
     rows: the rows of the global batch on this host; None: all.
     """
     name = "task" if config.data.is_task else "pairs" if config.data.has_pairs else config.train.objective
-    module, _, class_name = OBJECTIVES[name].partition(":")
-    found = getattr(importlib.import_module(f"{__name__}.{module}"), class_name)
-    return found(config, tokenizer, tokens_of, rows)
+    return pkgutil.resolve_name(OBJECTIVES[name])(config, tokenizer, tokens_of, rows)

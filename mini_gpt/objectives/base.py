@@ -54,10 +54,13 @@ class Objective(ABC):
         tokens_of: Callable[[str], np.ndarray],
         rows: Sequence[int] | None = None,
     ):
-        del tokens_of, rows
-        self.config = config
-        self.tokenizer = tokenizer
+        self.config, self.tokenizer = config, tokenizer
         self.has_sample = config.eval.sample_tokens > 0
+        self.prepare(tokens_of, rows)
+
+    @abstractmethod
+    def prepare(self, tokens_of: Callable[[str], np.ndarray], rows: Sequence[int] | None) -> None:
+        """Set train_batches, probe_row and prompt. tokens_of, rows: as for `objectives.make`."""
 
     @abstractmethod
     def scalars(self, model: LoadedModel) -> dict[str, float]:

@@ -5,10 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from mini_gpt.config.schema import Config
 from mini_gpt.data import tokenizers
 from mini_gpt.data.pairs import Pair, PairBatches, StoredPairs, batch_of
-from mini_gpt.data.tokenizers import Tokenizer
 from mini_gpt.evaluation import task_accuracy
 from mini_gpt.evaluation.loaded import LoadedModel
 from mini_gpt.generation import decoding as generation
@@ -21,14 +19,8 @@ class PairObjective(Objective):
     suite_flag = " --suite=translation"
     sample_title = "Sources of the validation split, with the model's targets:"
 
-    def __init__(
-        self,
-        config: Config,
-        tokenizer: Tokenizer,
-        tokens_of: Callable[[str], np.ndarray],
-        rows: Sequence[int] | None = None,
-    ):
-        super().__init__(config, tokenizer, tokens_of, rows)
+    def prepare(self, tokens_of: Callable[[str], np.ndarray], rows: Sequence[int] | None) -> None:
+        config, tokenizer = self.config, self.tokenizer
         self.separator = tokenizers.separator(tokenizer)
         trained = StoredPairs(tokens_of("train"), self.separator)
         self.train_batches = PairBatches(trained, config, self.separator, rows=rows)

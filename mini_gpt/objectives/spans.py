@@ -4,9 +4,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from mini_gpt.config.schema import Config
 from mini_gpt.data import spans, text_batches, tokenizers
-from mini_gpt.data.tokenizers import Tokenizer
 from mini_gpt.evaluation.loaded import LoadedModel
 from mini_gpt.generation import decoding as generation
 from mini_gpt.objectives.base import ProbeRow
@@ -18,14 +16,9 @@ class SpanObjective(TextObjective):
 
     sample_title = "The start of the validation text without some spans, and the spans that the model writes:"
 
-    def __init__(
-        self,
-        config: Config,
-        tokenizer: Tokenizer,
-        tokens_of: Callable[[str], np.ndarray],
-        rows: Sequence[int] | None = None,
-    ):
-        super().__init__(config, tokenizer, tokens_of, rows)
+    def prepare(self, tokens_of: Callable[[str], np.ndarray], rows: Sequence[int] | None) -> None:
+        super().prepare(tokens_of, rows)
+        config, tokenizer = self.config, self.tokenizer
         vocab = text_batches.vocab_of(tokenizer)
         blocks = text_batches.corrupted_blocks(self.tokens, config, vocab=vocab, batch_size=1, seed=0)
         _, batch = next(blocks)

@@ -5,9 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from mini_gpt.config.schema import Config
 from mini_gpt.data import task_batches, tasks, tokenizers
-from mini_gpt.data.tokenizers import Tokenizer
 from mini_gpt.evaluation import task_accuracy
 from mini_gpt.evaluation.loaded import LoadedModel
 from mini_gpt.objectives.base import SAMPLE_PROBLEMS, Objective, ProbeRow, scalars
@@ -19,14 +17,8 @@ class TaskObjective(Objective):
     suite_flag = " --suite=tasks"
     sample_title = "Problems of the validation split, with the model's answers:"
 
-    def __init__(
-        self,
-        config: Config,
-        tokenizer: Tokenizer,
-        tokens_of: Callable[[str], np.ndarray],
-        rows: Sequence[int] | None = None,
-    ):
-        super().__init__(config, tokenizer, tokens_of, rows)
+    def prepare(self, tokens_of: Callable[[str], np.ndarray], rows: Sequence[int] | None) -> None:
+        config, tokenizer = self.config, self.tokenizer
         self.train_batches = task_batches.TaskBatches(config, tokenizer, rows=rows)
         # Each problem (question, answer) counts as context_length tokens of `eval.tokens`.
         count = max(1, config.eval.tokens // config.context_length)

@@ -5,9 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from mini_gpt.config.schema import Config
 from mini_gpt.data import text_batches
-from mini_gpt.data.tokenizers import Tokenizer
 from mini_gpt.evaluation import perplexity, scoring
 from mini_gpt.evaluation.loaded import LoadedModel
 from mini_gpt.evaluation.scoring import Score
@@ -25,14 +23,8 @@ class TextObjective(Objective):
 
     sample_title = "The start of the validation text, continued by the model:"
 
-    def __init__(
-        self,
-        config: Config,
-        tokenizer: Tokenizer,
-        tokens_of: Callable[[str], np.ndarray],
-        rows: Sequence[int] | None = None,
-    ):
-        super().__init__(config, tokenizer, tokens_of, rows)
+    def prepare(self, tokens_of: Callable[[str], np.ndarray], rows: Sequence[int] | None) -> None:
+        config, tokenizer = self.config, self.tokenizer
         vocab = text_batches.vocab_of(tokenizer)
         self.train_batches = text_batches.TextBatches(tokens_of("train"), config, vocab=vocab, rows=rows)
         self.tokens = tokens = tokens_of("validation")

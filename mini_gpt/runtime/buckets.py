@@ -178,7 +178,8 @@ def copied(address: str, cache: Path) -> Path:
             else:
                 old.unlink()  # a local glob must not find it
         size = sum(entry.size for entry in found.values()) / 1e6
-        log.info(f"{address}: copying {len(found):,} files, {size:,.1f} MB, to {local}") if found else None
+        if found:
+            log.info(f"{address}: copying {len(found):,} files, {size:,.1f} MB, to {local}")
         for name in found:
             place.download(name, local)
     return local / relative

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import logging
 import math
 import sys
@@ -50,7 +51,7 @@ def train(
     run = start.open_run(config, workdir, init_from)
     assembly, last, stop = run.assembly, config.train.steps, StopRequest()
     with (
-        start.held(run, workdir),
+        workdirs.held(workdir, run.corpus, claim=functools.partial(run.claim, workdir) if run.is_new else None),
         contextlib.closing(Checkpoints(workdir / workdirs.CHECKPOINTS, keep=config.checkpoint.keep)) as checkpoints,
     ):
         start.describe(run, parameters=conclude)
@@ -100,13 +101,15 @@ class Loop:
     probe: Probe | None
     bad_steps: int
 
+    def __post_init__(self):
+        self.config = self.assembly.config
+        self.clock, self.spikes = Clock(self.config.train.batch_size * self.config.context_length), Spikes()
+
     def run(self, begin: int, state: TrainState) -> TrainState:
         """Train from the state of step `begin`; return the last one, whose checkpoint may still be incomplete.
 
         Raises UserError for a non-finite loss or gradient that `train.nonfinite` and its limit do not allow.
         """
-        self.config = self.assembly.config
-        self.clock, self.spikes = Clock(self.config.train.batch_size * self.config.context_length), Spikes()
         self.best_loss = self.checkpoints.best_loss(self.config.eval.tokens)
         steps = range(begin + 1, self.config.train.steps + 1)
         host_batches = batches.iterate(self.assembly.objective.train_batches, begin, len(steps))

@@ -47,6 +47,10 @@ class Start:
             parameters = self.weights.parameters(self.assembly.mesh)
         return self.assembly.first_state(parameters)
 
+    def claim(self, workdir: Path) -> None:
+        """Write the files of a new run."""
+        workdirs.claim(workdir, self.assembly.config, self.corpus, self.tokenizer, self.origin(workdir))
+
     def origin(self, workdir: Path) -> dict[str, str | int] | None:
         """Return the run and the step of the initial weights, for init_from.json; None if they are random."""
         return self.weights.record(workdir) if self.weights else None
@@ -75,14 +79,6 @@ def open_run(config: Config, workdir: Path, init_from: Path | None) -> Start:
     run = assembly.assemble(config, mesh, corpus, tokenizer)
     parameters = weights.parameters(mesh) if is_new and weights else None
     return Start(run, corpus, tokenizer, weights, parameters, is_new)
-
-
-def held(run: Start, workdir: Path) -> contextlib.AbstractContextManager[None]:
-    """Hold the run directory while the run trains in it; write the files of a new run."""
-    claim = None
-    if run.is_new:
-        claim = lambda: workdirs.claim(workdir, run.assembly.config, run.corpus, run.tokenizer, run.origin(workdir))
-    return workdirs.held(workdir, run.assembly.config, run.corpus, claim)
 
 
 def _holds_run(workdir: Path, config: Config, mesh: Mesh, init_from: Path | None) -> bool:

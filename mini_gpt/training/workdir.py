@@ -116,7 +116,7 @@ def locked(workdir: Path, *, new: bool) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def held(workdir: Path, config: Config, corpus: Corpus, claim: Callable[[], None] | None) -> Iterator[None]:
+def held(workdir: Path, corpus: Corpus, claim: Callable[[], None] | None) -> Iterator[None]:
     """Hold the directory while a run trains in it, in all processes, and make its errors clear.
 
     claim: writes the files of a new run; None: the run is resumed. Raises UserError if another run trains there, or if

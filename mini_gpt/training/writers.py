@@ -1,12 +1,12 @@
 """The logs of a run, as a list of writers: metrics.jsonl, TensorBoard's files, the terminal, and another service."""
 
 import contextlib
-import importlib
 import importlib.util
 import json
 import logging
 import math
 import os
+import pkgutil
 import re
 import shutil
 import sys
@@ -73,19 +73,13 @@ def check(config: Config) -> None:
 def opened(workdir: Path, config: Config, *, start: int) -> Iterator[list[Writer]]:
     """Yield the writers of a run that starts or resumes at step `start`; rows after this step are deleted."""
     with contextlib.ExitStack() as stack:
+        service = SERVICES.get(config.train.logger)
+        kinds: list[Any] = [*([pkgutil.resolve_name(service)] if service else []), MetricsFile, TensorBoard, Terminal]
         writers: list[Writer] = []
-        for make in (_service(config), MetricsFile, TensorBoard, Terminal):
-            if make is not None:
-                writers.append(make(workdir, config, start))
-                stack.callback(writers[-1].close)
+        for kind in kinds:
+            writers.append(kind(workdir, config, start))
+            stack.callback(writers[-1].close)
         yield writers
-
-
-def _service(config: Config) -> Any:
-    if config.train.logger == "none":
-        return None
-    module, _, name = SERVICES[config.train.logger].partition(":")
-    return getattr(importlib.import_module(module), name)
 
 
 class MetricsFile:
