@@ -243,3 +243,17 @@ def test_only_invalid_rows_of_metrics_are_dropped(small, tmp_path):
     assert writers.read(tmp_path / "metrics.jsonl") == [*right, {"step": 4}], "without invalid values"
     writers.MetricsFile(tmp_path, small(), 2).close()
     assert [row["step"] for row in rows(tmp_path)] == [1, 2]
+
+
+def test_a_resumed_run_shows_its_own_rows_after_its_start(small, tmp_path):
+    """TensorBoard and metrics.jsonl forget the rows of the killed run after the step at which the run resumes."""
+    for start, steps, loss in ((0, range(1, 5), 2.0), (2, range(3, 6), 1.0)):
+        with writers.opened(tmp_path, small(), start=start) as opened:
+            for step in steps:
+                for writer in opened:
+                    writer.write(Row(step, {"train/loss": loss}))
+    expected = [(1, 2.0), (2, 2.0), (3, 1.0), (4, 1.0), (5, 1.0)]
+    board = EventAccumulator(str(tmp_path / "tensorboard"))
+    board.Reload()
+    assert [(event.step, event.value) for event in board.Scalars("loss/train")] == expected
+    assert [(row["step"], row["train/loss"]) for row in rows(tmp_path)] == expected
