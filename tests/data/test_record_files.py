@@ -140,6 +140,7 @@ def test_what_texts_depend_on_is_in_the_fingerprint(small, tmp_path):
 
 
 GOOD = b'{"text": "good"}\n'
+BETWEEN = arrow(TEXTS, pa.ipc.new_stream)[:-8]  # cut between two batches: without the mark of the end
 FAULTS = {  # {name: (content, records before it, part of the message)}
     "broken.jsonl": (GOOD + b'{"text": "a}\n', 1, "Invalid control character"),
     "deep.jsonl": (GOOD + b"[" * 100_000 + b"\n", 1, "recursion"),
@@ -150,13 +151,16 @@ FAULTS = {  # {name: (content, records before it, part of the message)}
     "half.jsonl": (b'{"text": "a\\ud800"}\n', 0, "surrogates not allowed"),
     "mixed.json": (b'[{"text": "a"}, {"txt": "b"}]', 1, "no field 'text'"),
     "columns.csv": (b"text,n\ngood,1\na,2,3\n", 1, "line 3 has 3 columns, the header 2"),
+    "two.jsonl": (GOOD + b'{"text": "a", "text": "b"}\n', 1, "several fields 'text'"),
     "two.csv": (b"text,text\na,b\n", 0, "several fields 'text'"),
     "quote.csv": (b'text\ngood\n"a\n', 1, "unexpected end of data"),
     "joined.tsv": (b'text\tn\n"No\t1\nb\t2\nc"\t3\n', 0, "a quote joins the lines up to 4"),
     "numbers.parquet": (parquet([1, 2]), 0, "found 1; text must be a text"),
     "cut.parquet": (parquet(TEXTS)[:-9], 0, ""),
     "cut.arrow": (arrow(TEXTS, pa.ipc.new_stream)[:-99], 3, ""),
-    "two.arrow": (arrow(TEXTS, pa.ipc.new_stream) * 2, 4, "there is more after the end"),
+    "between.arrow": (BETWEEN, 4, "cut off"),
+    "between.arrow.gz": (gzip.compress(BETWEEN), 4, "cut off"),
+    "two.arrow": (arrow(TEXTS, pa.ipc.new_stream) * 2, 4, "more after its end"),
     "jsonl.gz": (GOOD, None, "gzipped"),
 }
 
@@ -168,6 +172,20 @@ def test_what_cannot_be_read_is_refused_in_one_line(small, tmp_path, name):
     after = "" if records is None else f"after {records} records: "
     with pytest.raises(UserError, match=rf"^{tmp_path}/{name}: {after}[^\n]*{part}[^\n]*$"):
         texts_of(small, tmp_path / name)
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".bz2", ".xz", ".zst", ".lz4"])
+def test_a_damaged_part_of_several_is_not_taken_for_the_end(small, tmp_path, suffix):
+    """Compressed files can be joined. `bz2` and `lzma` read a joined part with a damaged start as nothing."""
+    first, second = COMPRESSED[suffix](b"one " * 999), COMPRESSED[suffix](b"two " * 999)
+    whole, damaged, cut = (tmp_path / f"{name}.txt{suffix}" for name in ("whole", "damaged", "cut"))
+    whole.write_bytes(first + second + first)
+    assert texts_of(small, whole) == ["one " * 999 + "two " * 999 + "one " * 999]
+    damaged.write_bytes(first + b"?" + second[1:] + first)
+    cut.write_bytes(first + second[:-9])
+    for path in (damaged, cut):
+        with pytest.raises(UserError, match=rf"^{path}: [^\n]*$"):
+            texts_of(small, path)
 
 
 @pytest.mark.parametrize(

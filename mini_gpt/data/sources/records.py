@@ -2,6 +2,7 @@
 
 import csv
 import functools
+import io
 import json
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ from mini_gpt.data.sources.text import kind, open_bytes, open_text
 from mini_gpt.runtime.errors import UserError, first_line, shown
 
 ROWS = 256  # read at a time
+END = b"\xff\xff\xff\xff\0\0\0\0"  # of an Arrow stream
 
 
 def read(path: Path, field: str) -> Iterator[Piece]:
@@ -31,7 +33,7 @@ def read(path: Path, field: str) -> Iterator[Piece]:
 def _json_lines(path: Path, field: str) -> Iterator[Any]:
     with open_text(path) as file:
         for line in filter(str.strip, file):
-            yield _field(json.loads(line), field)
+            yield _field(_parsed(line, field), field)
 
 
 def _json(path: Path, field: str) -> Iterator[Any]:
@@ -39,14 +41,26 @@ def _json(path: Path, field: str) -> Iterator[Any]:
     with open_text(path) as file:
         first = file.readline()
         try:
-            is_lines = isinstance(json.loads(first), dict)
+            is_lines = isinstance(_parsed(first, field), dict)
         except ValueError:
             is_lines = False
         if not is_lines:
-            value = json.loads(first + file.read() or "[]")
+            value = _parsed(first + file.read() or "[]", field)
             yield from (_field(record, field) for record in (value if isinstance(value, list) else [value]))
             return
     yield from _json_lines(path, field)
+
+
+def _parsed(text: str, field: str) -> Any:
+    """Parse JSON. Raises ValueError for an object with several fields of this name: Python takes the last one."""
+
+    def checked(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        made = dict(pairs)
+        if len(made) < len(pairs) and field in made:
+            _check_names(field, [name for name, _ in pairs])
+        return made
+
+    return json.loads(text, object_pairs_hook=checked)
 
 
 def _field(record: Any, field: str) -> Any:
@@ -98,8 +112,12 @@ def _arrow(path: Path, field: str) -> Iterator[Any]:
         table = pa.ipc.open_file(stream) if is_file else pa.ipc.open_stream(stream)
         _check_names(field, table.schema.names)
         yield from _values(map(table.get_batch, range(table.num_record_batches)) if is_file else table, field)
-        if not is_file and stream.read(1):
-            raise ValueError("there is more after the end of the Arrow stream")
+        if is_file:
+            return
+        end = stream.tell()
+        stream.seek(-len(END), io.SEEK_END)
+        if stream.read() != END or stream.tell() != end:  # Arrow takes the end of the file for that of the stream
+            raise ValueError("the Arrow stream is cut off, or there is more after its end")
 
 
 def _values(batches: Iterable[Any], field: str) -> Iterator[Any]:

@@ -1,6 +1,5 @@
 """Your own files: which they are, their fingerprint, and the documents of plain text. `records` reads other kinds."""
 
-import bz2
 import contextlib
 import functools
 import glob
@@ -191,15 +190,46 @@ def open_bytes(path: Path) -> BinaryIO:
 
 
 def _by_arrow(path: Path) -> BinaryIO:
-    import pyarrow as pa  # slow to import
+    import pyarrow as pa  # slow to import; unlike Python's bz2, it does not take a damaged part for the end
 
-    return cast(BinaryIO, io.BufferedReader(pa.input_stream(str(path), "zstd" if path.suffix == ".zst" else "lz4")))
+    codec = {".zst": "zstd", ".lz4": "lz4", ".bz2": "bz2"}[path.suffix.lower()]
+    return cast(BinaryIO, io.BufferedReader(pa.input_stream(str(path), codec)))
+
+
+class Xz(io.RawIOBase):
+    """The content of all parts of an xz file. Python's `lzma.open` takes a damaged part for the end."""
+
+    def __init__(self, path: Path):
+        self.file, self.decoder = path.open("rb"), lzma.LZMADecompressor()
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        found = b""
+        while not found:
+            raw = self.decoder.unused_data
+            if not raw and (self.decoder.eof or self.decoder.needs_input):
+                raw = self.file.read(2**16)
+                if not raw and self.decoder.eof:
+                    return 0
+                if not raw:
+                    raise EOFError("the file is cut off")
+            if self.decoder.eof:
+                self.decoder = lzma.LZMADecompressor()
+            found = self.decoder.decompress(raw, len(buffer))
+        buffer[: len(found)] = found
+        return len(found)
+
+    def close(self) -> None:
+        super().close()
+        self.file.close()
 
 
 OPENERS: dict[str, Callable[[Path], BinaryIO]] = {
     ".gz": cast(Callable[[Path], BinaryIO], gzip.open),
-    ".bz2": cast(Callable[[Path], BinaryIO], bz2.open),
-    ".xz": cast(Callable[[Path], BinaryIO], lzma.open),
+    ".bz2": _by_arrow,
+    ".xz": lambda path: cast(BinaryIO, io.BufferedReader(Xz(path))),
     ".zst": _by_arrow,
     ".lz4": _by_arrow,
 }
