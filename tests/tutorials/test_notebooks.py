@@ -55,6 +55,12 @@ def test_notebooks_use_public_names_only(path):
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=name)
+def test_what_notebooks_import_exists(path):
+    for source in sources(path, "code"):
+        exec("\n".join(line for line in source.splitlines() if re.match(r"(from|import) ", line)), {})
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=name)
 def test_stored_notebooks_have_figures_with_descriptions_and_no_errors(path):
     figures = 0
     for cell in nbformat.read(path, as_version=4).cells:
