@@ -55,7 +55,8 @@ def test_notebooks_use_public_names_only(path):
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=name)
-def test_what_notebooks_import_exists(path):
+def test_what_notebooks_import_exists(path, monkeypatch):
+    monkeypatch.syspath_prepend(execute.FOLDER)
     for source in sources(path, "code"):
         exec("\n".join(line for line in source.splitlines() if re.match(r"(from|import) ", line)), {})
 
