@@ -29,8 +29,9 @@ from jax._src.cudnn import fused_attention_stablehlo
 from benchmarks.gpu import processes
 from mini_gpt.commands import command_line
 from mini_gpt.config import loading
+from mini_gpt.config.attention import ENCODINGS
 from mini_gpt.config.schema import Config
-from mini_gpt.model import build, positions
+from mini_gpt.model import build
 from mini_gpt.model.attention import core
 from mini_gpt.runtime import devices
 
@@ -68,7 +69,7 @@ class Case(NamedTuple):
 NOT_CAUSAL = {"model.causal": False, "train.objective": "masked"}
 PAIRS = {"model.encoder_layers": 1, "data.corpus": "task:copy", "data.tokenizer": "characters"}
 CASES = (
-    *(Case(name, "causal", {"model.position": name}) for name in positions.ENCODINGS),
+    *(Case(name, "causal", {"model.position": name}) for name in ENCODINGS),
     *(
         Case("rope", mask, {"model.position": "rope"} | fields, documents)
         for mask, fields, documents in [

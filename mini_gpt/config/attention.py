@@ -2,18 +2,48 @@
 
 import dataclasses
 import math
+import pkgutil
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
-from mini_gpt.config.fields import Epsilon, OptionalSize, Positive, Section, ShareAbove0, Size, above, at_least, field
+from mini_gpt.config.fields import (
+    Count,
+    Epsilon,
+    OptionalSize,
+    Positive,
+    Section,
+    ShareAbove0,
+    Size,
+    above,
+    at_least,
+    field,
+)
 
-Rotary = Literal["rope", "pope"]
-Bias = Literal["alibi", "hard_alibi", "t5", "kerple", "fire"]
-Position = Literal["none", "learned", "sinusoidal", Rotary, Bias, "fox", "cope"]
-ROPE_FREQUENCIES = ("turning", "scaling", "factor", "original_context", "beta_slow", "beta_fast", "attention_factor")
+ENCODINGS = {  # {model.position: its class}, which is imported when a config chooses it
+    "none": "mini_gpt.model.positions.base:NoEncoding",
+    "learned": "mini_gpt.model.positions.absolute:Learned",
+    "sinusoidal": "mini_gpt.model.positions.absolute:Sinusoidal",
+    "rope": "mini_gpt.model.positions.rotary:Rope",
+    "pope": "mini_gpt.model.positions.rotary:Pope",
+    "alibi": "mini_gpt.model.positions.biases:Alibi",
+    "hard_alibi": "mini_gpt.model.positions.biases:HardAlibi",
+    "t5": "mini_gpt.model.positions.biases:T5",
+    "kerple": "mini_gpt.model.positions.biases:Kerple",
+    "fire": "mini_gpt.model.positions.biases:Fire",
+    "fox": "mini_gpt.model.positions.contextual:Fox",
+    "cope": "mini_gpt.model.positions.contextual:Cope",
+}
 Base = Annotated[float, above(1)]
 Factor = Annotated[float, at_least(1)]
-PER_LAYER = ("kerple", "fire", "fox", "cope")  # with parameters in each layer
+if TYPE_CHECKING:
+    Position = str
+else:
+    Position = Literal[tuple(ENCODINGS)]
+
+
+def encoding(name: str) -> Any:
+    """Return the class of an encoding, a subclass of `model.positions.base.Encoding`."""
+    return pkgutil.resolve_name(ENCODINGS[name])
 
 
 class LayerKind(NamedTuple):
@@ -35,11 +65,9 @@ def pattern(value: Any) -> tuple[Any, ...]:
     return tuple(value) if isinstance(value, list | tuple) else (value,)
 
 
-def _original_context(values: Mapping[str, Any]) -> int | None:
+def _original_context(values: Mapping[str, Any]) -> int:
     """context_length / model.rope.factor"""
-    rotary = "rope" in pattern(values["model.position"])
-    factor = max(pattern(values["model.rope.factor"]), default=1)
-    return max(1, round(values["context_length"] / factor)) if rotary else None
+    return max(1, round(values["context_length"] / max(pattern(values["model.rope.factor"]), default=1)))
 
 
 def beta_fast(values: Mapping[str, Any]) -> float:
@@ -57,7 +85,7 @@ class RopeConfig(Section, prefix="model.rope."):
         "none", "for longer contexts: linear (Chen 2023), ntk, dynamic, three forms of yarn (Peng 2023), llama3"
     )
     factor: Factor | tuple[Factor, ...] = field(1.0, "target / original context; a tuple repeats over the layers")
-    original_context: Annotated[int | None, at_least(1)] = field(None, "tokens, before scaling", _original_context)
+    original_context: Count = field(None, "tokens, before scaling", _original_context)
     beta_slow: Positive = field(1.0, "yarns, llama3: pairs with fewer turns in the original context are interpolated")
     beta_fast: float = field(None, "yarns, llama3: pairs with more turns are unchanged", beta_fast)
     attention_factor: Annotated[float | None, above(0)] = field(None, "yarns: factor of q and k; None: the paper's")

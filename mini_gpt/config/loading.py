@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from mini_gpt.config import places
-from mini_gpt.config.attention import beta_fast, pattern
+from mini_gpt.config.attention import beta_fast
 from mini_gpt.config.data import NO_FILES
 from mini_gpt.config.fields import Spec, build, choices, convert, specs
 from mini_gpt.config.schema import Config
@@ -72,8 +72,6 @@ def override(config: Config, overrides: Mapping[str, Any]) -> Config:
     """Return the config with some fields replaced. Checks all fields again. Raises UserError if one is invalid."""
     old = flatten(to_dict(config))
     values = old | _parse_overrides(overrides)
-    if "rope" not in pattern(values["model.position"]) and "model.rope.original_context" not in overrides:
-        values["model.rope.original_context"] = None  # it was filled in for the previous encoding
     if "model.rope.beta_fast" not in overrides and values["model.rope.beta_fast"] == beta_fast(old):
         values["model.rope.beta_fast"] = None  # it was filled in for the previous scaling
     return _checked(values)

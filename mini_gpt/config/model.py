@@ -13,13 +13,21 @@ import mini_gpt.config.attention as sections
 from mini_gpt.config.fields import Epsilon, OptionalSize, Positive, Rate, Section, Size, above, field, specs, up_to
 from mini_gpt.runtime.errors import UserError
 
-INPUT_POSITIONS = ("learned", "sinusoidal")  # added once, at the input, so not allowed in a pattern of layers
-TABLES = ("learned",)  # encodings with a row for each position below max_positions
-CROSS_POSITIONS = ("rope", "alibi", "t5", "kerple")  # encodings that cross-attention can have
 PATTERNS = ("position", "attention_window", "rope.base", "rope.factor")  # their tuples repeat over the layers
 GATED = ("swiglu", "geglu")  # activations of two arrays, gate and up
 MOST_LAYERS = 4096  # above any real model, as LARGEST; they bound the memory that a config can ask for
 MOST_HEADS = 4096  # the time of some checks grows with its square
+CAUSAL = {"causal": True, "encoder_layers": 0}  # a causal mask in every layer
+PARALLEL = {"encoder_layers": 0, "norm_placement": "pre", "residual": True}
+NEEDS: dict[str, dict[Any, dict[str, Any]]] = {  # {field: {value: {another field: the value that it must have}}}
+    "scan_layers": {True: {"heads": None}},
+    "parallel_residual": {"two_norms": PARALLEL, "one_norm": PARALLEL},
+    "prediction_head": {True: {"output_bias": False}},  # it has a bias of the logits
+    "variants.qk_norm": {"all_heads": {"heads": None}},
+    "variants.selective": {True: CAUSAL | {"heads": None}},
+    "variants.canon": {True: CAUSAL},
+    "variants.normaliser": {"stick_breaking": CAUSAL | {"variants.sink": "none"}},  # the rest goes to the token itself
+}
 
 
 def _feed_forward_width(values: Mapping[str, Any]) -> int:
@@ -114,76 +122,47 @@ class ModelConfig(Section, prefix="model."):
     def check(self) -> None:
         for name in PATTERNS:
             self._check_pattern(name)
-        encodings, heads, period = self.position_pattern, self.num_heads, self.period
-        if self.d_model % heads and self.head_width == self.d_model // heads:
-            self.refuse("d_model", f"must be divisible by model.num_heads ({heads})")
-        if heads % self.num_kv_heads:
-            self.refuse("num_kv_heads", f"must divide model.num_heads ({heads})")
+        if self.d_model % self.num_heads and self.head_width == self.d_model // self.num_heads:
+            self.refuse("d_model", f"must be divisible by model.num_heads ({self.num_heads})")
+        if self.num_heads % self.num_kv_heads:
+            self.refuse("num_kv_heads", f"must divide model.num_heads ({self.num_heads})")
         if self.heads is not None:
             self._check_heads(self.heads)
-        for name in set(encodings) & set(INPUT_POSITIONS) if len(encodings) > 1 else ():
-            self.refuse("position", f"{name} acts once at the input and can't be part of a pattern over the layers")
-        if self.scan_layers and self.num_layers % period:
-            self.refuse("num_layers", f"with model.scan_layers it must be divisible by {period}, the pattern's length")
-        if self.scan_layers and len(encodings) > 1 and self.own_encodings:
-            reason = f"{self.own_encodings[0]} has parameters in each layer, and the scan needs the same in every layer"
-            self.refuse("position", f"with model.scan_layers, {reason}")
-        for name in ("parallel_residual", "heads", "block"):
-            if getattr(self, name) not in ("none", None, "attention"):
-                self._needs(name, encoder_layers=0)
-        if self.parallel_residual != "none":
-            self._needs("parallel_residual", norm_placement="pre", residual=True)
-        if self.sinusoidal.columns and (encodings != ("sinusoidal",) or self.sinusoidal.columns >= self.d_model):
-            self.refuse("sinusoidal.columns", f"needs sinusoidal positions, and less than model.d_model={self.d_model}")
-        if self.block == "gru":
-            self._check_gru()
-        self._check_causal()
-        self._check_encoder()
         if self.prediction_head and self.gated:
             self.refuse("prediction_head", f"must be False with model.activation={self.activation}, which needs a gate")
-        if self.prediction_head and self.output_bias:
-            self.refuse("output_bias", "must be False with model.prediction_head, which has a bias of the logits")
-        if self.variants.normaliser == "stick_breaking" and self.variants.sink != "none":
-            self.refuse("variants.sink", "must be none: stick-breaking gives the remaining weight to the token itself")
-        if "pope" in encodings and "rope" not in encodings and self.rope.fraction != 1:
-            self.refuse("rope.fraction", "must be 1 for pope, which has a frequency for each dimension")
-        if "pope" in encodings and isinstance(self.rope.base, tuple):
-            self.refuse("rope.base", "must be one number with pope, whose layers share one module")
-        if "hard_alibi" in encodings:
-            self._check_hard_alibi()
+        if self.block == "gru":
+            self._check_gru()
+        for name, needs_of in NEEDS.items():
+            self.check_needs(name, needs_of.get(operator.attrgetter(name)(self), {}))
+        for name, encoding in self.encodings.items():
+            if encoding.stage == "embeddings" and len(self.position_pattern) > 1:
+                self.refuse("position", f"{name} acts once at the input and can't be part of a pattern over the layers")
+            encoding.check(self)
+        if self.scan_layers and self.num_layers % self.period:
+            reason = f"it must be divisible by {self.period}, the pattern's length"
+            self.refuse("num_layers", f"with model.scan_layers {reason}")
+        if self.scan_layers and len(self.position_pattern) > 1 and self.own_encodings:
+            reason = f"{self.own_encodings[0]} has parameters in each layer, and the scan needs the same in every layer"
+            self.refuse("position", f"with model.scan_layers, {reason}")
+        self._check_encoder()
         if (self.random_positions or 0) > (self.table_length or math.inf):
             self.refuse("random_positions", f"learned positions end at model.max_positions ({self.max_positions})")
-        if "rope" in encodings:
-            self._check_rope()
-        else:
-            of_rope = specs(sections.RopeConfig)
-            unused = {name: of_rope[f"model.rope.{name}"].default for name in sections.ROPE_FREQUENCIES}
-            for name, default in (unused | {"beta_fast": 32.0}).items():
-                if getattr(self.rope, name) != default:
-                    self.refuse(f"rope.{name}", f"it is for rotary positions, but model.position is {self.position!r}")
+
+    def check_needs(self, chosen: str, needs: Mapping[str, Any]) -> None:
+        """Raise UserError for the field `chosen` if another field does not have the value that it needs."""
+        for name, needed in needs.items():
+            if operator.attrgetter(name)(self) != needed:
+                self.refuse(chosen, f"needs model.{name}={needed}")
 
     def _check_heads(self, heads: tuple[tuple[int, ...], ...]) -> None:
-        """Raise UserError for heads that do not exist, and for a part that needs all heads."""
+        """Raise UserError for heads that do not exist, or that leave groups of different sizes."""
+        self.check_needs("heads", {"encoder_layers": 0})
         numbers, groups = set(range(self.num_heads)), self.num_kv_heads
         if len(heads) != self.num_layers or any(sorted(numbers & {*kept}) != [*kept] or not kept for kept in heads):
             self.refuse("heads", f"needs for each of {self.num_layers} layers numbers below {len(numbers)}, in order")
         for shared in ([head * groups // len(numbers) for head in kept] for kept in heads):
             if len({shared.count(group) for group in shared}) > 1:
                 self.refuse("heads", "a layer must keep equally many heads in each of its groups: remove whole groups")
-        variants, found = self.variants, {"pope", "t5"} & {*self.position_pattern}
-        parts = {"scan_layers": self.scan_layers, "position": found, "variants.selective": variants.selective}
-        parts["variants.qk_norm"] = variants.qk_norm == "all_heads"
-        for name in filter(parts.get, parts):
-            self.refuse(name, "it needs all heads of each layer, and model.heads removes some")
-
-    def _check_causal(self) -> None:
-        """Raise UserError for a part that needs a causal mask in every layer."""
-        variants = self.variants
-        parts = {"position": {"fox", "cope"} & set(self.position_pattern), "variants.selective": variants.selective}
-        parts |= {"variants.normaliser": variants.normaliser == "stick_breaking", "variants.canon": variants.canon}
-        for name, found in parts.items():
-            if found:
-                self._needs(name, causal=True, encoder_layers=0)
 
     def _check_encoder(self) -> None:
         """Raise UserError for a part that the encoder or cross-attention does not support."""
@@ -192,8 +171,9 @@ class ModelConfig(Section, prefix="model."):
                 if getattr(self, name) != without:
                     self.refuse(name, "needs an encoder: set model.encoder_layers")
             return
-        if self.cross_positions and not set(self.position_pattern) <= set(CROSS_POSITIONS):
-            self.refuse("cross_positions", f"needs model.position to be one of {', '.join(CROSS_POSITIONS)}")
+        for name, encoding in self.encodings.items():
+            if self.cross_positions and not encoding.in_cross:
+                self.refuse("cross_positions", f"must be False with model.position={name}")
         if not self.causal:
             self.refuse("encoder_layers", "must be 0 with model.causal=False, which makes the whole model an encoder")
         if self.encoder_layers % self.period:
@@ -201,49 +181,16 @@ class ModelConfig(Section, prefix="model."):
         if self.random_positions is not None:
             self.refuse("random_positions", "must be None with model.encoder_layers")
 
-    def _needs(self, chosen: str, **others: Any) -> None:
-        for name, needed in others.items():
-            if getattr(self, name) != needed:
-                self.refuse(chosen, f"needs model.{name}={needed}")
-
     def _check_gru(self) -> None:
         """Raise UserError for a part of attention, or one that the recurrent block does not have."""
-        self._needs("block", causal=True, parallel_residual="none", output_norm=False, use_bias=True, attention="auto")
-        self._needs("block", qkv_bias=True, attention_out_bias=True, attention_dropout=self.dropout)
-        self._needs("block", scale_attention=True, scale_width=self.head_width)
-        if not {"none", *INPUT_POSITIONS} >= set(self.position_pattern):
-            self.refuse("position", f"must be none, {' or '.join(INPUT_POSITIONS)} with model.block=gru")
-        for name, spec in specs(ModelConfig).items():
-            name = name.removeprefix(self.prefix)
-            is_unused = name.startswith(("variants.", "attention_window", "heads")) and spec.follows is None
-            if is_unused and operator.attrgetter(name)(self) != spec.default:
-                self.refuse(name, "it changes attention, but model.block is gru")
-
-    def _check_hard_alibi(self) -> None:
-        if self.hard_alibi.heads > self.num_heads:
-            self.refuse("hard_alibi.heads", f"must be at most model.num_heads ({self.num_heads})")
-        if self.random_positions is not None:
-            self.refuse("random_positions", "must be None for hard_alibi, which counts tokens by their positions")
-        if self.variants.selective:
-            self.refuse("variants.selective", "must be False for hard_alibi: its first head sees one token")
-        if self.variants.query_scale == "ssmax":
-            self.refuse("variants.query_scale", "must be none for hard_alibi: its heads see different numbers of keys")
-
-    def _check_rope(self) -> None:
-        scaling, rotated = self.rope.scaling, self.rotated_width
-        if scaling == "dynamic" and isinstance(self.rope.factor, tuple):
-            self.refuse("rope.factor", "must be one number with model.rope.scaling=dynamic")
-        if scaling not in ("none", "dynamic") and max(sections.pattern(self.rope.factor)) == 1:
-            self.refuse("rope.factor", f"model.rope.scaling={scaling} changes nothing with a factor of 1; raise it")
-        if scaling in ("ntk", "dynamic") and rotated <= 2:
-            self.refuse("rope.scaling", f"needs more than one pair of dimensions, but {rotated} dimensions are rotated")
-        if rotated == 0 or rotated % 2:
-            fields = f"model.num_heads={self.num_heads} and model.rope.fraction={self.rope.fraction}"
-            count = f"{fields} give {rotated} of {self.head_width} per head"
-            name = "d_model" if self.head_width * self.num_heads == self.d_model else "head_width"
-            self.refuse(name, f"rope needs an even number of rotated dimensions, at least 2; {count}")
-        if int(self.rope.turning * rotated / 2) == 0:
-            self.refuse("rope.turning", f"none of the {rotated // 2} pairs of dimensions would turn; raise it")
+        needs = CAUSAL | {"parallel_residual": "none", "output_norm": False, "use_bias": True, "qkv_bias": True}
+        needs |= {"attention": "auto", "attention_out_bias": True, "attention_dropout": self.dropout, "heads": None}
+        needs |= {"scale_attention": True, "scale_width": self.head_width, "attention_window": None}
+        variants = specs(sections.VariantsConfig)
+        needs |= {name.removeprefix(self.prefix): spec.default for name, spec in variants.items() if not spec.follows}
+        self.check_needs("block", needs)
+        if any(encoding.stage not in ("nowhere", "embeddings") for encoding in self.encodings.values()):
+            self.refuse("position", "must be none, or added to the embeddings, with model.block=gru")
 
     def _check_pattern(self, name: str) -> None:
         """Raise UserError for a pattern of a wrong length. A pattern of one value becomes this value."""
@@ -314,10 +261,15 @@ class ModelConfig(Section, prefix="model."):
     def position_pattern(self) -> tuple[str, ...]:
         return sections.pattern(self.position)
 
+    @functools.cached_property
+    def encodings(self) -> dict[str, Any]:
+        """The classes of the layers' encodings, by name; subclasses of `model.positions.base.Encoding`."""
+        return {name: sections.encoding(name) for name in self.position_pattern}
+
     @property
     def table_length(self) -> int | None:
         """The number of positions that the encodings have; None: any number."""
-        return self.max_positions if set(self.position_pattern) & set(TABLES) else None
+        return self.max_positions if any(encoding.has_table for encoding in self.encodings.values()) else None
 
     @property
     def gated(self) -> bool:
@@ -327,7 +279,7 @@ class ModelConfig(Section, prefix="model."):
     @property
     def own_encodings(self) -> list[str]:
         """The encodings in the pattern that have parameters in each layer."""
-        return [name for name in self.position_pattern if name in sections.PER_LAYER]
+        return [name for name, encoding in self.encodings.items() if encoding.own_parameters]
 
     @property
     def attention_width(self) -> int:

@@ -4,7 +4,7 @@ import dataclasses
 import json
 import math
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -142,7 +142,7 @@ def _positions(config: ModelConfig, length: int) -> np.ndarray:
     name = positions.input_encoding(config)
     if name is None:
         return np.zeros((length, config.d_model), np.float32)
-    encoding: Any = positions.ENCODINGS[name](config, rngs=nnx.Rngs(0))
+    encoding = config.encodings[name](config, rngs=nnx.Rngs(0))
     return np.asarray(encoding.vectors(jnp.arange(length), config.d_model))
 
 

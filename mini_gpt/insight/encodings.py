@@ -11,10 +11,9 @@ from mini_gpt.config.model import ModelConfig
 from mini_gpt.evaluation.loaded import LoadedModel
 from mini_gpt.model import running
 from mini_gpt.model.attention.parts import Shared
-from mini_gpt.model.positions import T5, Alibi, Learned, Rope, Sinusoidal
-from mini_gpt.model.positions.absolute import InputEncoding
-from mini_gpt.model.positions.biases import Bias
-from mini_gpt.model.positions.rotary import Rotation
+from mini_gpt.model.positions.absolute import InputEncoding, Learned, Sinusoidal
+from mini_gpt.model.positions.biases import T5, Alibi, Bias
+from mini_gpt.model.positions.rotary import Rope, Rotation
 from mini_gpt.runtime import sharding
 
 WITH_FIGURES = (Learned, Sinusoidal, Rope, Alibi, T5)  # these classes, not subclasses, have figures of their own

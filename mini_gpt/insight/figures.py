@@ -12,14 +12,15 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Circle
 
+from mini_gpt.config import attention
 from mini_gpt.config.model import ModelConfig
 from mini_gpt.evaluation.loaded import LoadedModel
 from mini_gpt.insight import colours, encodings, images
 from mini_gpt.insight.curves import COLOURS, finish, new_figure
 from mini_gpt.insight.encodings import Curves
-from mini_gpt.model import positions
-from mini_gpt.model.positions.absolute import InputEncoding
-from mini_gpt.model.positions.biases import alibi_slopes, t5_bucket
+from mini_gpt.model.positions.absolute import InputEncoding, Learned, Sinusoidal
+from mini_gpt.model.positions.biases import T5, Alibi, alibi_slopes, t5_bucket
+from mini_gpt.model.positions.rotary import Rope
 from mini_gpt.model.positions.waves import geometric_frequencies, rope_frequencies
 from mini_gpt.runtime import sharding
 
@@ -35,14 +36,14 @@ def model_figures(name: str, model: LoadedModel, tokens: np.ndarray) -> dict[str
     config, by_name = model.config.model, {}
     layers = encodings.of_layers(model)
     used = {type(encoding): encoding for layer in layers for encoding in layer}
-    if positions.Sinusoidal in used:
+    if Sinusoidal in used:
         by_name["sinusoids"] = sinusoids(config)
-    if positions.Rope in used:
+    if Rope in used:
         by_name["rope"] = rope(config)
-    if used.keys() & {positions.Alibi, positions.T5}:
-        t5 = used.get(positions.T5)
+    if used.keys() & {Alibi, T5}:
+        t5 = used.get(T5)
         by_name["biases"] = biases(config, None if t5 is None else np.asarray(t5.bias_table[...]))
-    learned = used.get(positions.Learned)
+    learned = used.get(Learned)
     by_name["similarity"] = similarity(config, None if learned is None else np.asarray(learned.embedding[...]))
     by_name |= other_encodings(layers, config)
     for encoding in (encoding for encoding in used.values() if isinstance(encoding, InputEncoding)):
@@ -95,13 +96,13 @@ def _curves_figure(found: list[Curves], distances_S: np.ndarray) -> Figure:
 
 def initial_table(encoding: str, config: ModelConfig, length: int) -> np.ndarray:
     """Return table_LD, the vectors that an encoding adds to the embeddings before training."""
-    position: Any = positions.ENCODINGS[encoding](config, rngs=nnx.Rngs(0))
+    position: Any = attention.encoding(encoding)(config, rngs=nnx.Rngs(0))
     return np.asarray(position.vectors(jnp.arange(length), config.d_model))
 
 
 def sinusoids(config: ModelConfig, length: int = 128) -> Figure:
     """Plot the table, four of its dimensions, and the wavelength of every pair (Vaswani et al. 2017, 3.5)."""
-    encoding, width = positions.Sinusoidal(config, rngs=nnx.Rngs(0)), config.sinusoidal.columns or config.d_model
+    encoding, width = Sinusoidal(config, rngs=nnx.Rngs(0)), config.sinusoidal.columns or config.d_model
     table_LD = initial_table("sinusoidal", config, length)[:, -width:] / encoding.amplitude
     title = f"Sinusoidal positions, width {width}, base {encoding.base:,g}"
     figure, (heat, bands, waves) = new_figure((3 * 5.0, 4.3), 1, 3, title=title)
@@ -165,7 +166,7 @@ def similarity(config: ModelConfig, trained: np.ndarray | None = None, length: i
 def rope(config: ModelConfig) -> Figure:
     """Plot the rotation of two pairs, and the scores with RoPE and with added sinusoids against the offset."""
     first_layer = dataclasses.replace(config, rope=config.rope.of_first_layer)
-    encoding, width = positions.Rope(first_layer, rngs=nnx.Rngs(0)), config.rotated_width
+    encoding, width = Rope(first_layer, rngs=nnx.Rngs(0)), config.rotated_width
     title = f"RoPE on heads of {config.head_width} dimensions: a unit vector at positions 0 to 7, and scores by offset"
     figure, (fast, slow, score) = new_figure((3 * 4.6, 4.3), 1, 3, title=title)
     _plot_rotation(fast, encoding, 0)
@@ -194,7 +195,7 @@ def rope(config: ModelConfig) -> Figure:
     return figure
 
 
-def _plot_rotation(axes: Axes, encoding: positions.Rope, pair: int) -> None:
+def _plot_rotation(axes: Axes, encoding: Rope, pair: int) -> None:
     """Plot a unit vector of one pair of dimensions at the first eight positions."""
     partner = pair + encoding.width // 2
     unit_BLHK = np.zeros((1, 8, 1, encoding.width), np.float32)
@@ -221,7 +222,7 @@ def biases(config: ModelConfig, t5_table: np.ndarray | None = None, length: int 
     """Plot the biases of ALiBi and T5 against distance. Without t5_table[bucket, H], plot T5's buckets."""
     figure, (alibi, t5) = new_figure((2 * 5.4, 4.3), 1, 2, title="Biases that are added to the attention logits")
     distance = np.arange(length)
-    encoding = positions.Alibi(config, rngs=nnx.Rngs(0))
+    encoding = Alibi(config, rngs=nnx.Rngs(0))
     bias_BHLS = np.asarray(encoding.bias(jnp.full((1, 1), length - 1), (length - 1 - jnp.asarray(distance))[None]))
     for head, bias in enumerate(bias_BHLS[0, :, 0]):
         alibi.plot(distance, bias, label=f"head {head}: slope {encoding.slopes[head]:.4g}")

@@ -1,10 +1,9 @@
 """Settings that cannot take effect in a run, and the passes of a run over its data."""
 
 import logging
-from typing import get_args
 
 from mini_gpt.config import loading
-from mini_gpt.config.attention import Position
+from mini_gpt.config.attention import ENCODINGS
 from mini_gpt.config.fields import specs
 from mini_gpt.config.schema import Config
 from mini_gpt.data import text_batches
@@ -41,7 +40,7 @@ def unread(config: Config) -> dict[str, str]:
     used = {"rope" if name == "pope" else name for name in config.model.position_pattern}
     for field in specs(Config).keys() - loading.computed(values):
         _, name, *rest = field.split(".") if field.startswith("model.") else ("", "")
-        if rest and name in get_args(Position) and name not in used and values[field] != specs(Config)[field].default:
+        if rest and name in ENCODINGS and name not in used and values[field] != specs(Config)[field].default:
             found[field] = (
                 f"{field}: found {shown(values[field])}, but no layer has model.position={name}; leave it out"
             )

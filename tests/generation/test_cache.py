@@ -10,11 +10,11 @@ import pytest
 from flax import nnx
 
 from mini_gpt.config import loading
+from mini_gpt.config.attention import ENCODINGS
 from mini_gpt.data.layout import Layout
 from mini_gpt.evaluation.loaded import LoadedModel
 from mini_gpt.generation import cache
 from mini_gpt.model import build
-from mini_gpt.model.positions import ENCODINGS
 from mini_gpt.runtime import sharding
 from tests.conftest import slow
 

@@ -5,9 +5,12 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from mini_gpt.config.attention import ENCODINGS
 from mini_gpt.insight import encodings, figures
 from mini_gpt.insight.training_curves import attention_metrics
-from mini_gpt.model.positions import ENCODINGS, Alibi, Learned, Rope
+from mini_gpt.model.positions.absolute import Learned
+from mini_gpt.model.positions.biases import Alibi
+from mini_gpt.model.positions.rotary import Rope
 from mini_gpt.model.positions.waves import rope_frequencies
 from mini_gpt.objectives.base import ProbeRow
 from mini_gpt.pages.explorer import page
@@ -55,7 +58,7 @@ class Doubled(Learned):
 @pytest.fixture
 def make_model(small, monkeypatch):
     def make(name, encoding, **fields):
-        monkeypatch.setitem(ENCODINGS, name, encoding)
+        monkeypatch.setitem(ENCODINGS, name, f"{__name__}:{encoding.__name__}")
         return random_model(small(model__position=name, model__num_layers=2, **fields), TOKEN_BYTES)
 
     return make

@@ -9,7 +9,8 @@ from flax import nnx
 
 from mini_gpt.config import loading
 from mini_gpt.insight import figures
-from mini_gpt.model.positions import Alibi, Rope
+from mini_gpt.model.positions.biases import Alibi
+from mini_gpt.model.positions.rotary import Rope
 
 
 @pytest.fixture

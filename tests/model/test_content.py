@@ -7,11 +7,12 @@ import pytest
 from flax import nnx
 
 from mini_gpt.config import loading
-from mini_gpt.model import MiniGPT, positions
+from mini_gpt.model import MiniGPT
 from mini_gpt.model.attention import reference, rows
 from mini_gpt.model.attention.context import Mask
 from mini_gpt.model.attention.variants import Canon
 from mini_gpt.model.positions import biases, waves
+from mini_gpt.model.positions.contextual import Fox
 from tests import oracle
 from tests.model.cores import draw, make_core, row_context, visible_BLS
 
@@ -23,7 +24,8 @@ def make(name="rope", **fields):
 
 
 def encoding(name, **fields):
-    return positions.ENCODINGS[name](make(name, **fields), rngs=nnx.Rngs(0))
+    config = make(name, **fields)
+    return config.encodings[name](config, rngs=nnx.Rngs(0))
 
 
 def test_alibi_is_forgetting_with_constant_gates():
@@ -37,7 +39,7 @@ def test_alibi_is_forgetting_with_constant_gates():
 
 def test_the_gates_of_fox_are_float32_and_start_as_in_the_released_code():
     config = make("fox", d_model=512, dtype="bfloat16")
-    fox = positions.ENCODINGS["fox"](config, rngs=nnx.Rngs(0))
+    fox = Fox(config, rngs=nnx.Rngs(0))
     assert fox.gate.kernel[...].std() == pytest.approx(0.02, rel=0.1) and not fox.gate.bias[...].any()
     assert fox.log_gates(jnp.ones((1, 3, 512), jnp.bfloat16)).dtype == jnp.float32
     np.testing.assert_allclose(encoding("fox").log_gates(jnp.zeros((1, 3, 32))), np.log(0.5), rtol=1e-6)

@@ -10,7 +10,8 @@ import pytest
 from flax import nnx
 
 from mini_gpt.config import loading
-from mini_gpt.model import MiniGPT, build, parameters, positions
+from mini_gpt.config.attention import ENCODINGS
+from mini_gpt.model import MiniGPT, build, parameters
 from mini_gpt.model import loss as losses
 from mini_gpt.model.layers import ACTIVATIONS
 from mini_gpt.runtime import sharding
@@ -18,7 +19,6 @@ from mini_gpt.runtime.errors import UserError
 from tests import oracle
 from tests.conftest import slow
 
-ENCODINGS = tuple(positions.ENCODINGS)
 VOCAB = 23
 
 

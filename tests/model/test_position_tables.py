@@ -6,11 +6,11 @@ import pytest
 from flax import nnx
 
 from mini_gpt.config import loading
-from mini_gpt.config import model as model_fields
+from mini_gpt.config.attention import ENCODINGS
 from mini_gpt.data.pairs import Pair
 from mini_gpt.evaluation import task_accuracy
 from mini_gpt.generation import decoding, prompts
-from mini_gpt.model import positions
+from mini_gpt.model.positions.absolute import Sinusoidal
 from mini_gpt.pages.play import answers
 from mini_gpt.runtime.errors import UserError
 from mini_gpt.training import inputs
@@ -18,15 +18,15 @@ from tests.evaluation.models import random_model
 from tests.model.test_positions import make
 
 
-def test_the_config_knows_which_encodings_have_a_row_for_each_position():
-    shapes = lambda name: [x.shape for x in jax.tree.leaves(nnx.state(make(name, max_positions=777)))]
-    found = [name for name in positions.ENCODINGS if any(777 in shape for shape in shapes(name))]
-    assert tuple(found) == model_fields.TABLES
+@pytest.mark.parametrize("name", ENCODINGS)
+def test_an_encoding_with_a_row_for_each_position_says_so(name):
+    made = make(name, max_positions=777)
+    assert any(777 in x.shape for x in jax.tree.leaves(nnx.state(made))) == made.has_table
 
 
 def test_any_encoding_with_a_table_ends_with_its_rows(monkeypatch):
     """Such as one of the user's own; here sinusoids stand for it."""
-    monkeypatch.setattr(model_fields, "TABLES", ("sinusoidal",))
+    monkeypatch.setattr(Sinusoidal, "has_table", True)
     fields = {"model.position": "sinusoidal", "model.max_positions": 12, "model.num_layers": 1, "model.d_model": 16}
     fields |= {"model.num_heads": 2, "context_length": 12, "model.dtype": "float32"}
     load = lambda **more: loading.load("configs/default.py", fields | more)

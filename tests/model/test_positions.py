@@ -1,7 +1,6 @@
 """Position encodings against the formulas of their papers."""
 
 import math
-from typing import get_args
 
 import jax
 import jax.numpy as jnp
@@ -9,16 +8,14 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from mini_gpt.config import attention as attention_fields
 from mini_gpt.config import loading
+from mini_gpt.config.attention import ENCODINGS
 from mini_gpt.insight.observing import layers
 from mini_gpt.model import MiniGPT, positions
 from mini_gpt.model.positions import absolute, biases, rotary
-from mini_gpt.runtime.errors import UserError
+from mini_gpt.model.positions.base import NoEncoding
 from tests import oracle
 from tests.conftest import slow
-
-ENCODINGS = tuple(positions.ENCODINGS)
 
 
 def make(name, **overrides):
@@ -214,7 +211,7 @@ def test_encodings_work_on_any_block_of_positions(name):
 
 
 def test_none_is_the_base_class_and_adds_no_module():
-    assert type(make("none")) is positions.Encoding
+    assert type(make("none")) is NoEncoding
     config = loading.load("configs/default.py", {"model.position": "none"}).model
     assert positions.modules(config, config.layer_kinds[0], cross=False, rngs=nnx.Rngs(0)) == []
 
@@ -277,7 +274,7 @@ def test_t5_has_a_bias_for_each_head_and_bucket():
 def test_layers_share_the_encodings_of_a_pattern():
     config = loading.load("configs/default.py", {"model.position": ("rope", "none", "t5"), "model.num_layers": 7}).model
     made = positions.make(config, rngs=nnx.Rngs(0))
-    assert [type(e).__name__ for e in made] == ["Rope", "Encoding", "T5", "Rope", "Encoding", "T5", "Rope"]
+    assert [type(e).__name__ for e in made] == ["Rope", "NoEncoding", "T5", "Rope", "NoEncoding", "T5", "Rope"]
     assert made[2] is made[5] and made[0] is made[3] is made[6]
 
 
@@ -323,17 +320,14 @@ def test_p_rope_stops_the_slowest_pairs():
     assert make("rope", **{"rope.fraction": 0.5}).frequencies != plain.frequencies[:16]
 
 
-def test_a_name_without_a_class_is_one_line(monkeypatch):
-    monkeypatch.setattr(positions, "ENCODINGS", {})
-    with pytest.raises(UserError, match=r"^model\.position: found 'kerple'; has no class in CLASSES of "):
-        make("kerple")
+@pytest.mark.parametrize("name", ENCODINGS)
+def test_an_encoding_with_parameters_in_each_layer_says_so(name):
+    made = make(name)
+    assert (bool(jax.tree.leaves(nnx.state(made))) and not made.shared) == made.own_parameters
+    assert made.name == name
 
 
-def test_the_config_knows_which_encodings_have_parameters_in_each_layer():
-    has_parameters = lambda name: bool(jax.tree.leaves(nnx.state(make(name))))
-    in_layers = [name for name, encoding in positions.ENCODINGS.items() if has_parameters(name) and not encoding.shared]
-    assert tuple(in_layers) == attention_fields.PER_LAYER
-    assert get_args(attention_fields.Position) == tuple(positions.ENCODINGS)
+def test_layers_share_an_encoding_without_parameters_of_their_own():
     config = loading.load("configs/default.py", {"model.position": ("fire", "t5"), "model.num_layers": 4}).model
     made = positions.make(config, rngs=nnx.Rngs(0))
     assert made[1] is made[3] and made[0] is not made[2]

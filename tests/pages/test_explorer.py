@@ -17,7 +17,8 @@ from mini_gpt.insight.attention import attention_maps
 from mini_gpt.insight.heads import english_stories, python_source, templates, typical
 from mini_gpt.insight.heads import inputs as head_inputs
 from mini_gpt.insight.heads import report as head_report
-from mini_gpt.model.positions import ENCODINGS
+from mini_gpt.model.positions.biases import T5
+from mini_gpt.model.positions.rotary import Rope
 from mini_gpt.pages import document
 from mini_gpt.pages.explorer import largest
 from mini_gpt.pages.explorer import page as explorer
@@ -130,7 +131,7 @@ def test_the_page_holds_the_learned_positions(small, tmp_path, position):
         assert held["t5"] is None and len(rows) == size
     else:
         config = run.config.model
-        encoding = ENCODINGS["t5"](config, rngs=nnx.Rngs(0))
+        encoding = T5(config, rngs=nnx.Rngs(0))
         encoding.bias_table[...] = parameters["bias_table"]
         length = 2 * config.t5.max_distance
         bias_BHLS = encoding.bias(np.full((1, 1), length - 1), np.arange(length)[None])
@@ -179,7 +180,7 @@ def test_the_page_has_the_frequencies_of_the_runs_rope(small, scaling):
     scaled = {} if scaling == "none" else {"model__rope__scaling": scaling, "model__rope__factor": 4.0}
     config = small(model__position="rope", model__d_model=64, model__rope__base=500.0, **scaled)
     shown = explorer._positions(random_model(config, tokenizers.ByteTokenizer().token_bytes))
-    encoding = ENCODINGS["rope"](config.model, rngs=nnx.Rngs(0))
+    encoding = Rope(config.model, rngs=nnx.Rngs(0))
     page = [factor * shown["base"] ** (-pair / 8) for pair, factor in enumerate(shown["factors"])]
     np.testing.assert_allclose(page, encoding.frequencies, rtol=1e-6)
     assert shown["scaling"] == (None if scaling == "none" else f"{scaling}, factor 4")

@@ -13,7 +13,7 @@ import pytest
 from flax import nnx
 
 from mini_gpt.config import load
-from mini_gpt.model import positions
+from mini_gpt.config.attention import ENCODINGS
 from mini_gpt.model.attention import reference
 from mini_gpt.model.attention.context import MASKING_BIAS, Context, Coordinates, Mask
 from mini_gpt.model.attention.core import Core
@@ -29,7 +29,7 @@ COMMON = ("../common/numbers", "../common/tokens", "../common/random")
 SCRIPTS = [page.FOLDER / f"{name}.js" for name in (*COMMON, *NAMES)]
 LETTERS = "QKVO"
 OF_CONTENT = ("pope", "fox", "cope")  # PoPE too: it is not linear in the content
-DRAWN = [encoding.name for encoding in positions.CLASSES if encoding.name not in OF_CONTENT]
+DRAWN = [name for name in ENCODINGS if name not in OF_CONTENT]
 SETTINGS = list(itertools.product(DRAWN, (False, True), (False, True), (1, 2)))
 DATA = functools.cache(example.data)
 
@@ -91,7 +91,7 @@ def test_each_step_is_the_librarys(shown, setting):
     fields = {f"model.{name}": str(value) for name, value in fields.items()} | {"context_length": "6"}
     config = dataclasses.replace(load("configs/tiny.py", fields).model, causal=causal)
     attention, words = MultiHeadAttention(config, config.layer_kinds[0], rngs=nnx.Rngs(0)), Coordinates.of(6)
-    encoding = positions.ENCODINGS[position](config, rngs=nnx.Rngs(0))
+    encoding = config.encodings[position](config, rngs=nnx.Rngs(0))
     with_seed = lambda parts: [encoding if isinstance(part, Shared | type(encoding)) else part for part in parts]
     results = shown[setting]
     input_BLD = x_BLD = jnp.asarray(stacked(results, "x"))

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from mini_gpt.model import positions
+from mini_gpt.config.attention import ENCODINGS
 from mini_gpt.model.positions.absolute import InputEncoding
 from mini_gpt.model.positions.biases import Bias
 from mini_gpt.model.positions.rotary import Rotation
@@ -78,7 +78,8 @@ class Wide(Recent):
 
 @pytest.fixture
 def data(monkeypatch):
-    monkeypatch.setattr(positions, "CLASSES", (*positions.CLASSES, Ramp, Shear, Polar, Recent, Wide))
+    for own in (Ramp, Shear, Polar, Recent, Wide):
+        monkeypatch.setitem(ENCODINGS, own.name, f"{__name__}:{own.__name__}")
     return example.data()
 
 

@@ -10,10 +10,10 @@ import pytest
 from jax.sharding import Mesh
 
 from mini_gpt.config import loading
+from mini_gpt.config.attention import ENCODINGS
 from mini_gpt.data import batches
 from mini_gpt.data.layout import PLAIN, Layout
 from mini_gpt.model import build, parameters
-from mini_gpt.model.positions import ENCODINGS
 from mini_gpt.runtime import sharding
 from mini_gpt.runtime.errors import UserError
 from mini_gpt.training import state as states

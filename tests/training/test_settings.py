@@ -198,4 +198,8 @@ def test_fields_of_an_encoding_that_no_layer_has_are_named():
     assert settings.unread(load({"model.position": ("t5", "none")})) == {}
     rope = {"model.t5.max_distance": 128, "model.rope.base": 500.0}
     assert [*settings.unread(load(rope))] == ["model.rope.base"]
+    assert settings.unread(load(rope | {"model.rope.original_context": 7})).keys() == {
+        "model.rope.base",
+        "model.rope.original_context",
+    }
     assert settings.unread(load(rope | {"model.position": "pope"})) == {}

@@ -13,6 +13,7 @@ from mini_gpt.model.positions.waves import geometric_frequencies
 class InputEncoding(Encoding):
     """Acts once, on the embeddings of the tokens."""
 
+    stage = "embeddings"
     shared = True
 
     def embed(self, x_BLD: jax.Array, positions_BL: jax.Array) -> jax.Array:
@@ -28,6 +29,7 @@ class Learned(InputEncoding):
     """A trained vector for each position (Gehring et al. 2017), initialized like token embeddings."""
 
     name = "learned"
+    has_table = True
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
         shape = (config.max_positions, config.d_model)
@@ -46,6 +48,11 @@ class Sinusoidal(InputEncoding):
     """
 
     name = "sinusoidal"
+
+    @classmethod
+    def check(cls, config: ModelConfig) -> None:
+        if (config.sinusoidal.columns or 0) >= config.d_model:
+            config.refuse("sinusoidal.columns", f"must be less than model.d_model={config.d_model}")
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
         self.base, self.columns = config.sinusoidal.base, config.sinusoidal.columns

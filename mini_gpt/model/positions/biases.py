@@ -29,6 +29,7 @@ class Alibi(Bias):
     """A penalty linear in distance, with a slope for each head (Press et al. 2022, 3); symmetric if not causal."""
 
     name = "alibi"
+    in_cross = True
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
         slopes = alibi_slopes(len(config.kept), config.alibi_exponent)
@@ -42,6 +43,15 @@ class HardAlibi(Bias):
     """The first heads see 1, 2, 3, … tokens, their own included; the others have no encoding (Jelassi et al. 2024)."""
 
     name = "hard_alibi"
+
+    @classmethod
+    def check(cls, config: ModelConfig) -> None:
+        # It counts tokens by their positions, and its first head sees one token.
+        config.check_needs("position", {"random_positions": None, "variants.selective": False})
+        if config.hard_alibi.heads > config.num_heads:
+            config.refuse("hard_alibi.heads", f"must be at most model.num_heads ({config.num_heads})")
+        if config.variants.query_scale == "ssmax":
+            config.refuse("variants.query_scale", "hard_alibi has heads that see different numbers of keys")
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
         del rngs
@@ -62,6 +72,11 @@ class T5(Bias):
 
     name = "t5"
     shared = True
+    in_cross = True
+
+    @classmethod
+    def check(cls, config: ModelConfig) -> None:
+        config.check_needs("position", {"heads": None})
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
         self.causal = config.causal
@@ -79,6 +94,8 @@ class Kerple(Bias):
     """A trained penalty p · ln(1 + a · distance) for each head and layer (Chi et al. 2022, logarithmic variant)."""
 
     name = "kerple"
+    own_parameters = True
+    in_cross = True
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
         # Stored before a softplus, which keeps both positive without the released code's clamp after each step.
@@ -101,6 +118,7 @@ class Fire(Bias):
     """
 
     name = "fire"
+    own_parameters = True
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
         width, heads = config.fire.width, config.num_heads

@@ -1,10 +1,12 @@
 """Positions that depend on the content of the tokens."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from mini_gpt.config.model import ModelConfig
+from mini_gpt.config.model import CAUSAL, ModelConfig
 from mini_gpt.model.attention import rows
 from mini_gpt.model.attention.context import Context
 from mini_gpt.model.attention.parts import InputChange, ScoreMod
@@ -19,6 +21,11 @@ class Fox(Encoding, InputChange):
     """
 
     name = "fox"
+    own_parameters = True
+
+    @classmethod
+    def check(cls, config: ModelConfig) -> None:
+        config.check_needs("position", CAUSAL)
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
         init = nnx.initializers.normal(0.02)
@@ -34,6 +41,9 @@ class Fox(Encoding, InputChange):
             decay_BLH += context.cache.last_decay
         tokens = context.queries._replace(decay_BLH=decay_BLH)
         return x_BLD, context._replace(queries=tokens, keys=tokens)
+
+    def modules(self) -> list[Any]:
+        return [self, DecayBias()]
 
 
 class DecayBias(ScoreMod):
@@ -53,6 +63,11 @@ class Cope(Encoding, ScoreMod):
 
     name = "cope"
     needs_all_keys = "the positions of cope"
+    own_parameters = True
+
+    @classmethod
+    def check(cls, config: ModelConfig) -> None:
+        config.check_needs("position", CAUSAL)
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
         del rngs

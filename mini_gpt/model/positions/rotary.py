@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from mini_gpt.config.attention import pattern
 from mini_gpt.config.model import ModelConfig
 from mini_gpt.model.attention.context import Context
 from mini_gpt.model.attention.parts import HeadChange
@@ -40,6 +41,24 @@ class Rope(Rotation):
     """
 
     name = "rope"
+    in_cross = True
+
+    @classmethod
+    def check(cls, config: ModelConfig) -> None:
+        rope, width = config.rope, config.rotated_width
+        if rope.scaling == "dynamic" and isinstance(rope.factor, tuple):
+            config.refuse("rope.factor", "must be one number with model.rope.scaling=dynamic")
+        if rope.scaling not in ("none", "dynamic") and max(pattern(rope.factor)) == 1:
+            config.refuse("rope.factor", f"model.rope.scaling={rope.scaling} changes nothing with it; raise it")
+        if rope.scaling in ("ntk", "dynamic") and width <= 2:
+            config.refuse("rope.scaling", f"needs more than one pair of dimensions, but {width} dimensions are rotated")
+        if width == 0 or width % 2:
+            fields = f"model.num_heads={config.num_heads} and model.rope.fraction={rope.fraction}"
+            count = f"{fields} give {width} of {config.head_width} per head"
+            name = "d_model" if config.attention_width == config.d_model else "head_width"
+            config.refuse(name, f"rope needs an even number of rotated dimensions, at least 2; {count}")
+        if int(rope.turning * width / 2) == 0:
+            config.refuse("rope.turning", f"none of the {width // 2} pairs of dimensions would turn; raise it")
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
         self.width, self.config = config.rotated_width, config.rope
@@ -75,6 +94,14 @@ class Pope(Rotation):
 
     name = "pope"
     shared = True
+
+    @classmethod
+    def check(cls, config: ModelConfig) -> None:
+        config.check_needs("position", {"heads": None})
+        if isinstance(config.rope.base, tuple):
+            config.refuse("rope.base", "must be one number with pope, whose layers share one module")
+        if "rope" not in config.position_pattern:  # the other fields of rope are not for pope
+            config.check_needs("position", {"rope.fraction": 1, "rope.turning": 1, "rope.scaling": "none"})
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
         del rngs

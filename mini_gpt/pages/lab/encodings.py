@@ -11,9 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from mini_gpt.config import loading
+from mini_gpt.config import attention, loading
 from mini_gpt.config.model import ModelConfig
-from mini_gpt.model import positions
 from mini_gpt.model.attention.context import MASKING_BIAS
 from mini_gpt.model.positions.absolute import InputEncoding
 from mini_gpt.model.positions.base import Encoding
@@ -40,7 +39,7 @@ def computed(width: int, length: int) -> dict[str, dict[str, Any]]:
         for heads, causal in itertools.product(HEADS, (False, True))
     }
     found: dict[str, dict[str, Any]] = {"none": {"title": "none", "kind": "none", "trained": False, "numbers": {}}}
-    for encoding in positions.CLASSES:
+    for encoding in map(attention.encoding, attention.ENCODINGS):
         kind, compute = next((row for base, row in KINDS.items() if issubclass(encoding, base)), ("none", None))
         if compute is None:
             continue
