@@ -115,8 +115,8 @@ def recorded() -> Iterator[set[str]]:
         return lambda *arguments, **options: names.add(name) or attend(*arguments, **options)
 
     with TRACING:
-        recordings = {name: recording(name, attend) for name, attend in core.IMPLEMENTATIONS.items()}
-        with mock.patch.dict(core.IMPLEMENTATIONS, recordings):
+        recordings = {name: recording(name, core.implementation(name)) for name in core.IMPLEMENTATIONS}
+        with mock.patch.object(core, "implementation", recordings.__getitem__):
             yield names
 
 

@@ -9,10 +9,10 @@ from flax import nnx
 
 from mini_gpt.config.attention import LayerKind
 from mini_gpt.config.model import ModelConfig
-from mini_gpt.model import other_blocks, positions
+from mini_gpt.model import positions
 from mini_gpt.model.attention.context import Context, Coordinates
 from mini_gpt.model.attention.multi_head import MultiHeadAttention
-from mini_gpt.model.gpt import Block, MiniGPT, Stack
+from mini_gpt.model.gpt import MiniGPT, Stack, block_of
 from mini_gpt.model.layers import Mlp, dropout, dropout_keys, make_table, observe
 from mini_gpt.model.other_blocks import OtherBlock, norm_of_branch
 from mini_gpt.runtime import token_ids
@@ -50,7 +50,7 @@ class Encoder(Stack):
     """The encoder's blocks, between embeddings with positions and a last norm."""
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
-        super().__init__(config, other_blocks.choose(config) or Block, rngs=rngs)
+        super().__init__(config, block_of(config), rngs=rngs)
 
     def __call__(self, table: nnx.Param, tokens_BS: jax.Array, source: Coordinates, dropout_key: Any) -> jax.Array:
         """Return the last hidden states x_BSD, float32. table: of embeddings."""

@@ -12,7 +12,7 @@ from flax import nnx
 
 from mini_gpt.config.attention import LayerKind
 from mini_gpt.config.model import ModelConfig
-from mini_gpt.model import other_blocks, output, positions, running
+from mini_gpt.model import output, positions, running
 from mini_gpt.model.attention.context import Context, Coordinates
 from mini_gpt.model.attention.multi_head import MultiHeadAttention
 from mini_gpt.model.layers import Mlp, dropout, dropout_keys, gather, make_norm, make_table, observe
@@ -40,6 +40,15 @@ class Block(nnx.Module):
         x_BLD = x_BLD + dropout(added_BLD, self.dropout_rate, keys[1])
         added_BLD = self.mlp(self.mlp_norm(x_BLD))
         return x_BLD + dropout(added_BLD, self.dropout_rate, keys[2])
+
+
+def block_of(config: ModelConfig) -> type:
+    """Return the class of the blocks."""
+    if config.norm_placement == "pre" and config.parallel_residual == "none" and config.residual:
+        return Block
+    from mini_gpt.model import other_blocks
+
+    return other_blocks.ParallelBlock if config.parallel_residual != "none" else other_blocks.OtherBlock
 
 
 class Stack(nnx.Module):
@@ -78,7 +87,7 @@ class MiniGPT(Stack):
         for name, plain in {} if self.block_class else PLAIN.items():
             require(getattr(config, name) == plain, f"model.{name}", getattr(config, name), "use build.make")
         self.embedding = make_table(vocab_size, config, rngs=rngs)
-        super().__init__(config, self.block_class or other_blocks.choose(config) or Block, rngs=rngs)
+        super().__init__(config, self.block_class or block_of(config), rngs=rngs)
         self.unembedding = None if config.tie_embeddings else make_table(vocab_size, config, rngs=rngs)
         self.output = output.make(config, vocab_size, rngs=rngs)
 

@@ -13,13 +13,6 @@ from mini_gpt.model.attention.multi_head import MultiHeadAttention
 from mini_gpt.model.layers import Mlp, dropout, dropout_keys, make_norm, observe
 
 
-def choose(config: ModelConfig) -> type | None:
-    """Return the class of the blocks, or None for Pre-LN blocks."""
-    if config.parallel_residual != "none":
-        return ParallelBlock
-    return OtherBlock if config.norm_placement != "pre" or not config.residual else None
-
-
 class OtherBlock(nnx.Module):
     """A block with the norms of `model.norm_placement`, or without residual connections (for ablation)."""
 

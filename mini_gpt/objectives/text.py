@@ -9,13 +9,9 @@ from mini_gpt.data import text_batches
 from mini_gpt.evaluation import perplexity, scoring
 from mini_gpt.evaluation.loaded import LoadedModel
 from mini_gpt.evaluation.scoring import Score
-from mini_gpt.generation import decoding as generation
-from mini_gpt.generation.cache import without_cache
-from mini_gpt.generation.sampling import Sampling
 from mini_gpt.objectives.base import Objective, ProbeRow, scalars
 
 PROMPT_TOKENS = 32  # tokens of validation text that a sample continues
-SAMPLING = Sampling(temperature=0.8, top_k=40)
 
 
 class TextObjective(Objective):
@@ -28,7 +24,10 @@ class TextObjective(Objective):
         vocab = text_batches.vocab_of(tokenizer)
         self.train_batches = text_batches.TextBatches(tokens_of("train"), config, vocab=vocab, rows=rows)
         self.tokens = tokens = tokens_of("validation")
-        self.has_sample = self.has_sample and config.model.causal and not without_cache(config.model)
+        if self.has_sample:
+            from mini_gpt.generation import cache
+
+            self.has_sample = config.model.causal and not cache.without_cache(config.model)
         perplexity.check_scorable(config, len(tokens))
         start_BL = np.asarray(tokens[: config.context_length], np.int32)[None]
         self.probe_row = ProbeRow(start_BL, np.ones(start_BL.shape, bool))
@@ -42,10 +41,12 @@ class TextObjective(Objective):
         return scalars(score.nll, scoring.metrics(score))
 
     def sample(self, model: LoadedModel, length: int) -> str:
-        context = self.config.context_length
+        from mini_gpt.generation import decoding, sampling
+
+        context, drawn = self.config.context_length, sampling.Sampling(temperature=0.8, top_k=40)
         prompt = self.tokens[: min(PROMPT_TOKENS, (context + 1) // 2)]
-        (generated,) = generation.generate(
-            model, [prompt], length=min(length, context - len(prompt)), sampling=SAMPLING, seed=self.config.seed
+        (generated,) = decoding.generate(
+            model, [prompt], length=min(length, context - len(prompt)), sampling=drawn, seed=self.config.seed
         )
         return self.tokenizer.decode([*prompt, *generated])
 

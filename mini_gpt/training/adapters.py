@@ -12,6 +12,8 @@ import jax.numpy as jnp
 from flax import nnx
 
 from mini_gpt.config.schema import Config, TrainConfig
+from mini_gpt.model import build
+from mini_gpt.model.gpt import MiniGPT
 from mini_gpt.model.layers import Linear, scaled
 from mini_gpt.model.parameters import Parameters
 from mini_gpt.runtime.errors import require
@@ -53,11 +55,23 @@ def add(model: nnx.Module, config: Config, *, rngs: nnx.Rngs) -> None:
         setattr(module, attribute, AdaptedLinear(config, getattr(module, attribute), rngs=rngs))
 
 
-def inserted(plain: Parameters, adapted: Parameters) -> Parameters:
-    """Return the plain parameters with the adapters of `adapted`."""
+def adapted(config: Config, vocab_size: int) -> MiniGPT:
+    """Return a new model with adapters, which change no output."""
+    rngs = nnx.Rngs(config.seed)
+    model = build.make(config.model, vocab_size, rngs=rngs)
+    add(model, config, rngs=rngs)
+    return model
+
+
+def inserted(parameters: Parameters, config: Config) -> Parameters:
+    """Return the parameters with new adapters. Under jit, only the adapters are made."""
+    return _with_missing(parameters, build.split(adapted(config, len(parameters["embedding"])))[1])
+
+
+def _with_missing(plain: Parameters, adapted: Parameters) -> Parameters:
     if not isinstance(plain, dict):
         return plain
-    return {name: inserted(plain[name], node) if name in plain else node for name, node in adapted.items()}
+    return {name: _with_missing(plain[name], node) if name in plain else node for name, node in adapted.items()}
 
 
 def merged(parameters: Any, config: TrainConfig) -> Any:

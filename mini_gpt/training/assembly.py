@@ -19,7 +19,7 @@ from mini_gpt.model.parameters import Parameters
 from mini_gpt.objectives.base import Objective
 from mini_gpt.runtime import devices, sharding
 from mini_gpt.runtime.errors import UserError, require
-from mini_gpt.training import adapters, layouts, trainable
+from mini_gpt.training import layouts
 from mini_gpt.training import state as states
 from mini_gpt.training.inputs import make_model_inputs
 from mini_gpt.training.layouts import layout_of
@@ -57,7 +57,10 @@ class Assembly(NamedTuple):
 
     def loaded(self, parameters: Parameters) -> LoadedModel:
         """Return the model with these parameters, for evaluation. Adapters are merged."""
-        parameters = adapters.merged(parameters, self.config.train)
+        if self.config.train.lora_rank:
+            from mini_gpt.training import adapters
+
+            parameters = adapters.merged(parameters, self.config.train)
         fields = (self.definition, self.config, self.mesh, self.config.batch_tokens, self.layout)
         return LoadedModel(parameters, *fields)
 
@@ -115,6 +118,11 @@ def make_step(
     definition: nnx.GraphDef, config: Config, abstract_state: TrainState, layout: Layout = PLAIN
 ) -> jax.stages.Wrapped:
     """Return the jitted training step of a config; see `make_train_step`."""
-    optimizer = make_optimizer(config, trainable.checked(config, abstract_state.parameters))
+    parameters = abstract_state.parameters
+    if config.train.trained_pattern:
+        from mini_gpt.training import trainable
+
+        parameters = trainable.checked(config, parameters)
+    optimizer = make_optimizer(config, parameters)
     model_inputs = make_model_inputs(config, layout)
     return make_train_step(definition, config.train, optimizer, model_inputs, abstract_state, config.seed)

@@ -148,7 +148,7 @@ def _origin(workdir: Path) -> str:
     return found.read_text() if found.is_file() else str(workdir.resolve())
 
 
-def find_initial_weights(workdir: Path, init_from: Path | None, config: Config) -> InitialWeights | None:
+def find(workdir: Path, init_from: Path | None, config: Config) -> InitialWeights | None:
     """Return the initial weights of the run in `workdir`, or None if they are random.
 
     init_from: None: those of the run's own record.

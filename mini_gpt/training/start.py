@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import logging
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from jax.sharding import Mesh
 
@@ -16,11 +17,13 @@ from mini_gpt.model import parameters as model_parameters
 from mini_gpt.model.parameters import Parameters
 from mini_gpt.runtime import processes
 from mini_gpt.runtime.errors import UserError, require
-from mini_gpt.training import assembly, settings, trainable, writers
+from mini_gpt.training import assembly, settings, writers
 from mini_gpt.training import workdir as workdirs
 from mini_gpt.training.assembly import Assembly
-from mini_gpt.training.initial_weights import InitialWeights, find_initial_weights
 from mini_gpt.training.step import TrainState
+
+if TYPE_CHECKING:  # imported by those runs that start with the weights of another
+    from mini_gpt.training.initial_weights import InitialWeights
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +39,7 @@ class Start:
     assembly: Assembly
     corpus: Corpus
     tokenizer: Tokenizer
-    weights: InitialWeights | None
+    weights: "InitialWeights | None"
     parameters: Parameters | None
     is_new: bool
 
@@ -64,7 +67,7 @@ def open_run(config: Config, workdir: Path, init_from: Path | None) -> Start:
     writers.check(config)
     mesh = assembly.make_mesh(config)
     is_new = not _holds_run(workdir, config, mesh, init_from)
-    weights, rank = find_initial_weights(workdir, init_from, config), config.train.lora_rank
+    weights, rank = _initial_weights(workdir, init_from, config), config.train.lora_rank
     require(not rank or weights is not None, "train.lora_rank", rank, "adapters need the weights of a run: --init_from")
     if is_new and weights:
         weights.check(mesh)
@@ -81,6 +84,15 @@ def open_run(config: Config, workdir: Path, init_from: Path | None) -> Start:
     return Start(run, corpus, tokenizer, weights, parameters, is_new)
 
 
+def _initial_weights(workdir: Path, init_from: Path | None, config: Config) -> "InitialWeights | None":
+    """Return the weights of another run with which this run starts; None if they are random."""
+    if init_from is None and not (workdir / workdirs.INIT_FROM).exists():
+        return None
+    from mini_gpt.training import initial_weights
+
+    return initial_weights.find(workdir, init_from, config)
+
+
 def _holds_run(workdir: Path, config: Config, mesh: Mesh, init_from: Path | None) -> bool:
     """Return `workdirs.holds_run`. Its error names --init_from, if a new run can start with the weights of that run."""
     try:
@@ -88,6 +100,8 @@ def _holds_run(workdir: Path, config: Config, mesh: Mesh, init_from: Path | None
     except workdirs.OtherRun as error:
         with contextlib.suppress(UserError):
             if init_from is None:
+                from mini_gpt.training.initial_weights import InitialWeights
+
                 InitialWeights(workdir, config, "last").check(mesh)
                 error = workdirs.OtherRun(f"{error}; with --init_from={workdir}, a new run starts with its weights")
         raise error from None
@@ -99,6 +113,8 @@ def describe(run: Start, *, parameters: bool) -> None:
     if run.is_new and parameters:
         log.info("%s\n", model_parameters.report(abstract))
         if config.train.trained_pattern:
+            from mini_gpt.training import trainable
+
             count = model_parameters.count(trainable.checked(config, abstract))
             named = f"those whose names match train.trainable={config.train.trainable!r}"
             log.info(f"training changes {count:,} of these: {'the adapters' if config.train.lora_rank else named}\n")

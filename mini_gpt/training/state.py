@@ -10,10 +10,8 @@ from jax.sharding import Mesh
 
 from mini_gpt.config.schema import Config
 from mini_gpt.model import build
-from mini_gpt.model.gpt import MiniGPT
 from mini_gpt.model.parameters import Parameters
 from mini_gpt.runtime import sharding
-from mini_gpt.training import adapters, trainable
 from mini_gpt.training.optimizer import make_optimizer
 from mini_gpt.training.step import TrainState
 
@@ -22,7 +20,9 @@ def abstract(config: Config, vocab_size: int, mesh: Mesh) -> tuple[nnx.GraphDef,
     """Return the definition of the model in training, and the state as ShapeDtypeStructs with shardings."""
     definition, shapes = parameter_shapes(config, vocab_size)
     if config.train.lora_rank:
-        definition = build.split(nnx.eval_shape(lambda: adapted(config, vocab_size)))[0]
+        from mini_gpt.training import adapters
+
+        definition = build.split(nnx.eval_shape(lambda: adapters.adapted(config, vocab_size)))[0]
     return definition, _with_shardings(jax.eval_shape(functools.partial(_initial, config), shapes), mesh)
 
 
@@ -37,14 +37,6 @@ def parameter_shapes(config: Config, vocab_size: int) -> tuple[nnx.GraphDef, Par
     """Return the plain model's definition and parameters as ShapeDtypeStructs of `model.param_dtype`."""
     definition, shapes = build.abstract(config.model, vocab_size)
     return definition, jax.tree.map(lambda leaf: leaf.update(dtype=config.model.param_dtype), shapes)
-
-
-def adapted(config: Config, vocab_size: int) -> MiniGPT:
-    """Return a new model with the adapters of `train.lora_rank`, which change no output."""
-    rngs = nnx.Rngs(config.seed)
-    model = build.make(config.model, vocab_size, rngs=rngs)
-    adapters.add(model, config, rngs=rngs)
-    return model
 
 
 def first(config: Config, parameters: Parameters, abstract_state: TrainState) -> TrainState:
@@ -67,9 +59,14 @@ def create(config: Config, vocab_size: int, abstract_state: TrainState) -> Train
 
 def _initial(config: Config, parameters: Parameters) -> TrainState:
     if config.train.lora_rank:
-        _, new = build.split(adapted(config, len(parameters["embedding"])))  # under jit, only the adapters are made
-        parameters = adapters.inserted(parameters, new)
-    trained = trainable.checked(config, parameters) if config.train.trained_pattern else parameters
+        from mini_gpt.training import adapters
+
+        parameters = adapters.inserted(parameters, config)
+    trained = parameters
+    if config.train.trained_pattern:
+        from mini_gpt.training import trainable
+
+        trained = trainable.checked(config, parameters)
     optimizer_state = make_optimizer(config, trained).transformation.init(trained)
     return TrainState(jnp.zeros((), jnp.int32), parameters, optimizer_state, jnp.asarray(False))
 

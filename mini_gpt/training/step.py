@@ -18,7 +18,6 @@ from mini_gpt.config.schema import TrainConfig
 from mini_gpt.model.loss import LossOptions, loss_sums
 from mini_gpt.model.parameters import Parameters
 from mini_gpt.runtime import sharding
-from mini_gpt.training import trainable
 from mini_gpt.training.inputs import Arrays, ModelInputs
 from mini_gpt.training.optimizer import Optimizer
 
@@ -59,6 +58,8 @@ def make_train_step(
     train.nonfinite=stop the step itself sets `halted`, and later steps change nothing.
     """
     mesh, pattern, on_cpu = sharding.mesh_of(abstract_state), config.trained_pattern, jax.default_backend() == "cpu"
+    if pattern:
+        from mini_gpt.training import trainable
 
     def objective_sum(trained: Parameters, fixed: Parameters | None, batch: Arrays, key: jax.Array) -> Any:
         """Return the sum of the objective over the targets, and all sums, for the metrics."""

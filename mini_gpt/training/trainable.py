@@ -27,8 +27,7 @@ def checked(config: Config, parameters: Parameters) -> Parameters:
     Raises UserError if none is trained, or if Muon, which needs equal layers, would find different ones.
     """
     trained = split(config.train.trained_pattern, parameters)[0]
-    if config.train.trained_pattern:
-        _check(config, set(by_name(trained)), by_name(parameters))
+    _check(config, set(by_name(trained)), by_name(parameters))
     return trained
 
 

@@ -269,7 +269,7 @@ def test_the_choice_fits_device_and_inputs(platform, setting, length, dtype, ext
     row = row_context(Mask(fields.get("causal", True), fields.get("attention_window")), length, segments_BL=segments_BL)
     with caplog.at_level(logging.INFO):
         for _ in range(2):
-            assert made.choose(q, q, v, row, jax.random.key(0)).func is core.IMPLEMENTATIONS[chosen]
+            assert made.choose(q, q, v, row, jax.random.key(0)).func is core.implementation(chosen)
             assert made.choose(q, q, v, row, None).keywords == {}
     fused = {"cuda": "cudnn", "tpu": "splash"}.get(platform)
     best = (

@@ -49,7 +49,7 @@ def assert_merged(plain, base, adapted, scale):
 
 
 def test_an_adapted_layer_computes_the_formula(small):
-    model = states.adapted(small(**LORA), VOCAB)
+    model = adapters.adapted(small(**LORA), VOCAB)
     attention, random = model.blocks[0].attention, np.random.default_rng(0)
     names = {name for name in ("query", "key", "value", "out") if type(getattr(attention, name)) is not Linear}
     assert names == {"query", "value"} and type(model.blocks[0].mlp.up) is Linear
@@ -77,7 +77,7 @@ def test_merged_weights_give_the_outputs_of_the_adapted_model(small, fields):
     if "data__corpus" in fields:
         fields = fields | {"data__path": None, "data__tokenizer": "characters"}
     config = small(**LORA, **fields)
-    definition, adapted = build.split(states.adapted(config, VOCAB))
+    definition, adapted = build.split(adapters.adapted(config, VOCAB))
     plain_definition, plain = build.split(build.make(config.model, VOCAB, rngs=nnx.Rngs(7)))
     new = adapters.inserted(plain, adapted)
     assert_same_bits(adapters.merged(new, config.train), plain)

@@ -14,10 +14,10 @@ import pytest
 from mini_gpt.model import build, parameters
 from mini_gpt.runtime import sharding
 from mini_gpt.runtime.errors import UserError
-from mini_gpt.training import assembly, loop
+from mini_gpt.training import assembly, initial_weights, loop
 from mini_gpt.training import state as states
 from mini_gpt.training.checkpoint import Checkpoints, Record
-from mini_gpt.training.initial_weights import InitialWeights, find_initial_weights
+from mini_gpt.training.initial_weights import InitialWeights
 from mini_gpt.training.run import Run
 from mini_gpt.training.step import TrainState
 from tests.training.interruption import assert_same_bits, kill_after
@@ -154,7 +154,7 @@ def test_runs_moved_together_keep_their_initial_weights(small, tmp_path, monkeyp
 def test_a_second_read_takes_the_same_checkpoint_and_traces_no_model_again(small, tmp_path, monkeypatch):
     source, config = tmp_path / "source", small(train__steps=1, checkpoint__keep=5)
     loop.train(config, source, conclude=False)
-    weights = find_initial_weights(tmp_path / "tuned", source, small(seed=1))
+    weights = initial_weights.find(tmp_path / "tuned", source, small(seed=1))
     mesh, traced = assembly.make_mesh(config), mock.Mock(wraps=build.abstract)
     monkeypatch.setattr(build, "abstract", traced)
     weights.check(mesh)

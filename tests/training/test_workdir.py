@@ -15,10 +15,9 @@ from mini_gpt.data import corpora, token_store
 from mini_gpt.data.tokenizers import ByteTokenizer
 from mini_gpt.hugging_face import origin
 from mini_gpt.runtime.errors import UserError
-from mini_gpt.training import loop
+from mini_gpt.training import initial_weights, loop
 from mini_gpt.training import workdir as workdirs
 from mini_gpt.training.checkpoint import Checkpoints, Damaged, Record
-from mini_gpt.training.initial_weights import find_initial_weights
 from mini_gpt.training.run import Run
 from tests.training.interruption import assert_same_bits, kill_after, rows, without_rates
 from tests.training.test_checkpoint import small_state
@@ -269,7 +268,7 @@ def test_a_damaged_record_never_ends_in_a_traceback(small, tmp_path, name):
     uses = [
         lambda: workdirs.holds_run(workdir, config),
         lambda: workdirs.check_corpus(workdir, corpus),
-        lambda: find_initial_weights(workdir, Path("/a"), config),
+        lambda: initial_weights.find(workdir, Path("/a"), config),
         lambda: origin.described_origin(workdir),
         restore,
     ]

@@ -3,6 +3,7 @@
 import functools
 import logging
 import math
+import pkgutil
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,16 +12,15 @@ import jax.numpy as jnp
 from flax import nnx
 
 from mini_gpt.config.model import ModelConfig
-from mini_gpt.model.attention import blockwise, kernels, reference
 from mini_gpt.model.attention.context import Context
 from mini_gpt.runtime import devices
 from mini_gpt.runtime.errors import UserError
 
-IMPLEMENTATIONS = {
-    "reference": reference.attend,
-    "blockwise": blockwise.attend,
-    "cudnn": kernels.cudnn,
-    "splash": kernels.splash,
+IMPLEMENTATIONS = {  # {model.attention: its function}, which is imported when it is used
+    "reference": "mini_gpt.model.attention.reference:attend",
+    "blockwise": "mini_gpt.model.attention.blockwise:attend",
+    "cudnn": "mini_gpt.model.attention.kernels:cudnn",
+    "splash": "mini_gpt.model.attention.kernels:splash",
 }
 FUSED = {"cuda": "cudnn", "tpu": "splash"}  # the other implementations run on any device
 DEVICES = {"cuda": "NVIDIA GPUs", "rocm": "AMD GPUs", "tpu": "TPUs", "cpu": "CPUs"}
@@ -86,7 +86,7 @@ class Core(nnx.Module):
             memory = ", whose memory grows with the square of the length" if name == "reference" else ""
             log_once(f"model.attention: {', and '.join(reasons)}; using {name}{memory}")
         options = {"dropout_key": dropout_key} if has_dropout else {}  # only the reference takes it
-        return functools.partial(IMPLEMENTATIONS[name], self, **options)
+        return functools.partial(implementation(name), self, **options)
 
     def _unsupported(self, name: str, q_BLHK: Any, v_BSGK: Any, context: Context, has_dropout: bool) -> str | None:
         """Return the first property of the call that the implementation does not support, or None."""
@@ -114,6 +114,11 @@ class Core(nnx.Module):
             if name in names and condition:
                 return reason
         return None
+
+
+def implementation(name: str) -> Callable[..., jax.Array]:
+    """Return the function of an implementation."""
+    return pkgutil.resolve_name(IMPLEMENTATIONS[name])
 
 
 def check(requested: str) -> None:
