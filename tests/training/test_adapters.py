@@ -77,9 +77,9 @@ def test_merged_weights_give_the_outputs_of_the_adapted_model(small, fields):
     if "data__corpus" in fields:
         fields = fields | {"data__path": None, "data__tokenizer": "characters"}
     config = small(**LORA, **fields)
-    definition, adapted = build.split(adapters.adapted(config, VOCAB))
+    definition = build.split(adapters.adapted(config, VOCAB))[0]
     plain_definition, plain = build.split(build.make(config.model, VOCAB, rngs=nnx.Rngs(7)))
-    new = adapters.inserted(plain, adapted)
+    new = adapters.inserted(plain, config)
     assert_same_bits(adapters.merged(new, config.train), plain)
     tokens_BL = np.random.default_rng(0).integers(0, VOCAB, (2, 9)).astype(np.int32)
     arguments = (tokens_BL, None, None, tokens_BL) if config.model.has_encoder else (tokens_BL,)
