@@ -3,7 +3,6 @@
 import dataclasses
 import math
 import pkgutil
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 from mini_gpt.config.fields import (
@@ -14,6 +13,7 @@ from mini_gpt.config.fields import (
     Section,
     ShareAbove0,
     Size,
+    Values,
     above,
     at_least,
     field,
@@ -65,12 +65,12 @@ def pattern(value: Any) -> tuple[Any, ...]:
     return tuple(value) if isinstance(value, list | tuple) else (value,)
 
 
-def _original_context(values: Mapping[str, Any]) -> int:
+def _original_context(values: Values) -> int:
     """context_length / model.rope.factor"""
     return max(1, round(values["context_length"] / max(pattern(values["model.rope.factor"]), default=1)))
 
 
-def beta_fast(values: Mapping[str, Any]) -> float:
+def beta_fast(values: Values) -> float:
     """32, chosen for LLaMA; llama3: 4"""
     return 4.0 if values["model.rope.scaling"] == "llama3" else 32.0
 
@@ -104,17 +104,17 @@ class RopeConfig(Section, prefix="model.rope."):
             self.refuse("beta_fast", f"must be above model.rope.beta_slow ({self.beta_slow})")
 
 
-def _half_of_the_heads(values: Mapping[str, Any]) -> int:
+def _half_of_the_heads(values: Values) -> int:
     """model.num_heads / 2, rounded up"""
     return (values["model.num_heads"] + 1) // 2
 
 
-def _half_of_the_context(values: Mapping[str, Any]) -> float:
+def _half_of_the_context(values: Values) -> float:
     """context_length / 2"""
     return values["context_length"] / 2
 
 
-def _at_most_64(values: Mapping[str, Any]) -> int:
+def _at_most_64(values: Values) -> int:
     """context_length, at most 64"""
     return min(64, values["context_length"])
 
@@ -159,7 +159,7 @@ class CopeConfig(Section, prefix="model.cope."):
     positions: Size = field(None, "rows of the table; keys further away share the last", _at_most_64)
 
 
-def _ssmax_start(values: Mapping[str, Any]) -> float:
+def _ssmax_start(values: Values) -> float:
     """1 / the mean of ln n over the queries of a context that see n keys, with the largest window of the layers"""
     length = values["context_length"]
     windows = [min(window or length, length) for window in pattern(values["model.attention_window"])]

@@ -17,6 +17,9 @@ NUMBERS: dict[Any, Any] = {int: (Integral, 2**31 - 1), float: ((Integral, float)
 UNIONS = (types.UnionType, typing.Union)
 
 
+Values = Mapping[str, Any]  # values of fields, by dotted name
+
+
 class Range(NamedTuple):
     words: str  # completes the message "must be ..."
     holds: Callable[[Any], bool]
@@ -104,7 +107,7 @@ def specs(section: Any) -> dict[str, Spec]:
     return found
 
 
-def build(section: Any, values: Mapping[str, Any], make: Callable[..., Any] | None = None) -> Any:
+def build(section: Any, values: Values, make: Callable[..., Any] | None = None) -> Any:
     """Build a section from {dotted name: value}. With make=dict, build nested dicts instead."""
     fields = {
         attr.name: values[section.prefix + attr.name] if "spec" in attr.metadata else build(attr.type, values, make)

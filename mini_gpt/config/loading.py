@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from mini_gpt.config import places
 from mini_gpt.config.attention import beta_fast
 from mini_gpt.config.data import NO_FILES
-from mini_gpt.config.fields import Spec, build, choices, convert, specs
+from mini_gpt.config.fields import Spec, Values, build, choices, convert, specs
 from mini_gpt.config.schema import Config
 from mini_gpt.runtime import files
 from mini_gpt.runtime.errors import UserError, require, shown
@@ -31,7 +31,7 @@ ESCAPE = re.compile(r"\\(?:[nrt\\]|x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4})")
 MAX_DEPTH = 3  # levels of nested sections; a damaged config.json may have thousands
 
 
-def load(path: str | Path, overrides: Mapping[str, Any] = types.MappingProxyType({})) -> Config:
+def load(path: str | Path, overrides: Values = types.MappingProxyType({})) -> Config:
     """Return the config of a file, with overrides applied.
 
     path: such as `configs/tiny.py`, `configs/presets.py:gpt3_175b` (calls get_config("gpt3_175b")), or a config.json.
@@ -68,7 +68,7 @@ def with_known_cache(config: Config, typed: Collection[str]) -> Config:
     return dataclasses.replace(config, data=dataclasses.replace(config.data, cache_dir=None))
 
 
-def override(config: Config, overrides: Mapping[str, Any]) -> Config:
+def override(config: Config, overrides: Values) -> Config:
     """Return the config with some fields replaced. Checks all fields again. Raises UserError if one is invalid."""
     old = flatten(to_dict(config))
     values = old | _parse_overrides(overrides)
@@ -126,7 +126,7 @@ def to_dict(config: Config) -> dict[str, Any]:
     return dataclasses.asdict(config)
 
 
-def from_dict(values: Mapping[str, Any]) -> Config:
+def from_dict(values: Values) -> Config:
     """Build a checked config from nested plain dicts. Raises UserError that names the field."""
     return _checked(flatten(values))
 
@@ -157,7 +157,7 @@ def differences(a: Config, b: Config) -> dict[str, tuple[Any, Any]]:
     return {name: (left[name], right[name]) for name in left if name in given and left[name] != right[name]}
 
 
-def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def flatten(values: Values, prefix: str = "") -> dict[str, Any]:
     """Return {dotted name: value} of nested dicts."""
     flat: dict[str, Any] = {}
     for name, value in values.items():
@@ -203,7 +203,7 @@ def call(file: Path, use: Callable[[Any], T]) -> T:
         raise UserError(f"{file}: {type(error).__name__}: {reason}") from error
 
 
-def _checked(values: Mapping[str, Any]) -> Config:
+def _checked(values: Values) -> Config:
     """Build a checked config from {dotted name: value}. Fill in fields that are None by `Spec.follows`."""
     for name in values:
         check_field(name)
@@ -222,18 +222,18 @@ def _checked(values: Mapping[str, Any]) -> Config:
     return build(Config, given)
 
 
-def computed(values: Mapping[str, Any]) -> set[str]:
+def computed(values: Values) -> set[str]:
     """Return the fields that have the value that follows from other fields."""
     fields = specs(Config).items()
     return {name for name, spec in fields if spec.follows and values[name] == _followed(spec, values)}
 
 
-def _followed(spec: Spec, values: Mapping[str, Any]) -> Any:
+def _followed(spec: Spec, values: Values) -> Any:
     """Return the value of a field that follows from other fields."""
     return spec.follows(values) if callable(spec.follows) else values[spec.follows or ""]
 
 
-def _parse_overrides(overrides: Mapping[str, Any]) -> dict[str, Any]:
+def _parse_overrides(overrides: Values) -> dict[str, Any]:
     parsed = {}
     for name, value in overrides.items():
         check_field(name)

@@ -6,11 +6,22 @@ import functools
 import itertools
 import math
 import operator
-from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 import mini_gpt.config.attention as sections
-from mini_gpt.config.fields import Epsilon, OptionalSize, Positive, Rate, Section, Size, above, field, specs, up_to
+from mini_gpt.config.fields import (
+    Epsilon,
+    OptionalSize,
+    Positive,
+    Rate,
+    Section,
+    Size,
+    Values,
+    above,
+    field,
+    specs,
+    up_to,
+)
 from mini_gpt.runtime.errors import UserError
 
 PATTERNS = ("position", "attention_window", "rope.base", "rope.factor")  # their tuples repeat over the layers
@@ -30,19 +41,19 @@ NEEDS: dict[str, dict[Any, dict[str, Any]]] = {  # {field: {value: {another fiel
 }
 
 
-def _feed_forward_width(values: Mapping[str, Any]) -> int:
+def _feed_forward_width(values: Values) -> int:
     """4 × model.d_model; for swiglu and geglu 8/3 × model.d_model"""
     # They have three matrices, not two. 8/3 × d_model keeps the parameter count (Shazeer 2020).
     width = values["model.d_model"]
     return 8 * round(width / 3) if values["model.activation"] in GATED else 4 * width
 
 
-def _head_width(values: Mapping[str, Any]) -> int:
+def _head_width(values: Values) -> int:
     """model.d_model / model.num_heads"""
     return max(1, values["model.d_model"] // values["model.num_heads"])
 
 
-def _most_positions(values: Mapping[str, Any]) -> int:
+def _most_positions(values: Values) -> int:
     """model.random_positions, train.random_offsets, or the larger of both lengths (1 more with data.position_ids)"""
     source = values["source_length"] if values["model.encoder_layers"] else 0
     length = max(values["context_length"], source) + (values["data.position_ids"] != "sequence")
@@ -148,7 +159,7 @@ class ModelConfig(Section, prefix="model."):
         if (self.random_positions or 0) > (self.table_length or math.inf):
             self.refuse("random_positions", f"learned positions end at model.max_positions ({self.max_positions})")
 
-    def check_needs(self, chosen: str, needs: Mapping[str, Any]) -> None:
+    def check_needs(self, chosen: str, needs: Values) -> None:
         """Raise UserError for the field `chosen` if another field does not have the value that it needs."""
         for name, needed in needs.items():
             if operator.attrgetter(name)(self) != needed:

@@ -18,6 +18,7 @@ from jax.sharding import PartitionSpec
 
 from mini_gpt.config.model import ModelConfig
 from mini_gpt.model import gpu_call
+from mini_gpt.model.attention.context import Context
 from mini_gpt.model.layers import dropout, dropout_keys
 
 ROWS = 4  # of a program at a time
@@ -31,7 +32,7 @@ def fits(config: ModelConfig) -> bool:
     return plain and config.block == "attention" and not config.has_encoder and config.d_model <= WIDEST
 
 
-def run(blocks: Any, x_BLD: jax.Array, context: Any, keys: Sequence[Any]) -> jax.Array:
+def run(blocks: Any, x_BLD: jax.Array, context: Context, keys: Sequence[Any]) -> jax.Array:
     """Return x_BLD after all blocks, as a loop over them does. Each addition waits for the norm after it."""
     if hasattr(blocks[0], "__captures__"):  # something observes the stream
         for block, key in zip(blocks, keys, strict=True):

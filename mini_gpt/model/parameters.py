@@ -2,12 +2,13 @@
 
 import math
 import re
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 
 Parameters = dict[str, Any]
+T = TypeVar("T")
 
 
 def path_name(path: tuple) -> str:
@@ -28,7 +29,7 @@ def non_finite(parameters: Parameters) -> str | None:
     return f"found non-finite values (NaN or infinity) in {bad[0]}{more}" if bad else None
 
 
-def with_layers(tree: Any, *, stacked: bool) -> Any:
+def with_layers(tree: T, *, stacked: bool) -> T:
     """Return parameters, or a tree that contains them, with blocks stacked along a first axis or separate.
 
     `model.scan_layers` needs stacked blocks. Parameters that already have the layout are returned unchanged.
@@ -51,11 +52,11 @@ def with_layers(tree: Any, *, stacked: bool) -> Any:
     return jax.tree.map(convert, tree, is_leaf=has_blocks)
 
 
-def convert_layout(tree: Any, target: Any, *, stacked: bool) -> Any:
+def convert_layout(tree: T, target: T, *, stacked: bool) -> T:
     """Return the tree with its blocks stacked or separate, with the dtypes and the shardings of `target`."""
     shardings = jax.tree.map(lambda leaf: leaf.sharding, target)
 
-    def convert(tree: Any) -> Any:
+    def convert(tree: T) -> T:
         return jax.tree.map(lambda leaf, wanted: leaf.astype(wanted.dtype), with_layers(tree, stacked=stacked), target)
 
     return jax.jit(convert, out_shardings=shardings)(tree)

@@ -2,15 +2,19 @@
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
 from mini_gpt.config.model import ModelConfig
+from mini_gpt.model.attention.context import Context
 from mini_gpt.model.layers import PRODUCT
 from mini_gpt.runtime import devices
+
+T = TypeVar("T")
+Keys = Sequence[Any]  # a dropout key for each layer, or None
 
 # {model.remat: what a block saves for its backward pass}. dots: the matrix products, which are slow to recompute.
 SAVED = {
@@ -58,20 +62,20 @@ def unstack(model: Any) -> Any:
     return model
 
 
-def layer_of(tree: Any, index: int) -> Any:
+def layer_of(tree: T, index: int) -> T:
     """Return the arrays of one layer."""
     return jax.tree.map(lambda leaf: leaf[index], tree)
 
 
 @functools.cache
-def _definitions(config: ModelConfig, block: Any) -> tuple[nnx.GraphDef, ...]:
+def _definitions(config: ModelConfig, block: type) -> tuple[nnx.GraphDef, ...]:
     """Return the definitions of the blocks of one period of the patterns over the layers."""
     kinds = config.layer_kinds[: config.period]
     make = lambda kind: nnx.eval_shape(lambda: block(config, kind, rngs=nnx.Rngs(0)))
     return tuple(nnx.split(make(kind))[0] for kind in kinds)
 
 
-def _in_order(config: ModelConfig, blocks: Any, x_BLD: jax.Array, context: Any, keys: Sequence[Any]) -> jax.Array:
+def _in_order(config: ModelConfig, blocks: Any, x_BLD: jax.Array, context: Context, keys: Keys) -> jax.Array:
     """Run the blocks, and recompute their activations in the backward pass as `model.remat` is set."""
     for block, key in zip(blocks, keys, strict=True):
         layer: Any = functools.partial(block, context=context, dropout_key=key)
@@ -81,7 +85,7 @@ def _in_order(config: ModelConfig, blocks: Any, x_BLD: jax.Array, context: Any, 
     return x_BLD
 
 
-def _scan(config: ModelConfig, stacked: Any, x_BLD: jax.Array, context: Any, keys: Sequence[Any]) -> jax.Array:
+def _scan(config: ModelConfig, stacked: Any, x_BLD: jax.Array, context: Context, keys: Keys) -> jax.Array:
     """Run all layers in a scan; each step runs one period of the patterns over the layers."""
     definitions, (_, state) = _definitions(config, type(stacked)), nnx.split(stacked)  # type: ignore[arg-type]
     keys_N = None if keys[0] is None else jnp.stack(keys)
@@ -95,7 +99,7 @@ def _scan(config: ModelConfig, stacked: Any, x_BLD: jax.Array, context: Any, key
     return jax.lax.scan(period, x_BLD, jax.tree.map(split_into_periods, (state, keys_N)))[0]
 
 
-def _stacked(make_block: Callable[[nnx.Rngs], Any], layers: int, rngs: nnx.Rngs) -> Any:
+def _stacked(make_block: Callable[[nnx.Rngs], nnx.Module], layers: int, rngs: nnx.Rngs) -> nnx.Module:
     """Return a block with the stacked parameters of all layers, equal to those of separately made blocks."""
     start = rngs.params.count[...]
     block = make_block(rngs)

@@ -5,7 +5,6 @@ import logging
 import os
 import re
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -47,14 +46,14 @@ def cores() -> list[int]:
     return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
 
 
-def platform(device: Any) -> str:
+def platform(device: jax.Device) -> str:
     """Return "cpu", "tpu", "cuda" or "rocm"; JAX calls the last two "gpu"."""
     if device.platform != "gpu":
         return device.platform
     return "cuda" if _compute_capability(device) else "rocm"
 
 
-def has_bfloat16(device: Any) -> bool:
+def has_bfloat16(device: jax.Device) -> bool:
     """Return whether a device multiplies bfloat16 in hardware. Emulation on older devices is slower than float32."""
     if device.platform == "cpu":
         return CPU_INFO.exists() and not CPU_FLAGS_OF_BFLOAT16.isdisjoint(CPU_INFO.read_text().split())
@@ -72,7 +71,7 @@ def has_triton() -> bool:
     return platform(device) == "cuda" and has_bfloat16(device)
 
 
-def _compute_capability(gpu: Any) -> tuple[int, int] | None:
+def _compute_capability(gpu: jax.Device) -> tuple[int, int] | None:
     """Return the compute capability of an NVIDIA GPU. AMD GPUs have a name instead, such as gfx90a: return None."""
     numbers = re.fullmatch(r"(\d+)\.(\d+)", str(getattr(gpu, "compute_capability", "")))
     return (int(numbers[1]), int(numbers[2])) if numbers else None
@@ -85,7 +84,7 @@ def compute_dtype(name: str) -> jnp.dtype:
     return jnp.dtype(name)
 
 
-def check_dtype(dtype: str, device: Any) -> None:
+def check_dtype(dtype: str, device: jax.Device) -> None:
     """Raise UserError if an accelerator only emulates `model.dtype`. CPUs may emulate bfloat16, for tests."""
     if dtype == "bfloat16" and device.platform != "cpu" and not has_bfloat16(device):
         raise UserError(

@@ -4,7 +4,7 @@ import itertools
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -15,6 +15,7 @@ from mini_gpt.runtime.errors import UserError
 
 AXES = ("data", "fsdp", "tensor")
 Batch = Mapping[str, jax.Array | np.ndarray]
+T = TypeVar("T")
 
 # (pattern in a parameter's path, sharding of its axes). The first match applies; no match is an error.
 RULES = (
@@ -104,7 +105,7 @@ def to_host(array: jax.Array, mesh: Mesh) -> np.ndarray:
     return np.asarray(jax.jit(lambda x: x, out_shardings=NamedSharding(mesh, PartitionSpec()))(array))
 
 
-def replicate(tree: Any, mesh: Mesh) -> Any:
+def replicate(tree: T, mesh: Mesh) -> T:
     """Replicate arrays over the mesh, inside a jitted function."""
     return jax.lax.with_sharding_constraint(tree, NamedSharding(mesh, PartitionSpec()))
 

@@ -1,7 +1,7 @@
 """The shapes, the shardings and the first values of the training state."""
 
 import functools
-from typing import Any
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +14,8 @@ from mini_gpt.model.parameters import Parameters
 from mini_gpt.runtime import sharding
 from mini_gpt.training.optimizer import make_optimizer
 from mini_gpt.training.step import TrainState
+
+T = TypeVar("T")
 
 
 def abstract(config: Config, vocab_size: int, mesh: Mesh) -> tuple[nnx.GraphDef, TrainState]:
@@ -71,6 +73,6 @@ def _initial(config: Config, parameters: Parameters) -> TrainState:
     return TrainState(jnp.zeros((), jnp.int32), parameters, optimizer_state, jnp.asarray(False))
 
 
-def _with_shardings(tree: Any, mesh: Mesh) -> Any:
+def _with_shardings(tree: T, mesh: Mesh) -> T:
     shardings = sharding.tree_shardings(tree, mesh)
     return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), tree, shardings)

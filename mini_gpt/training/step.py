@@ -33,7 +33,7 @@ class TrainState(NamedTuple):
 
     step: jax.Array
     parameters: Parameters
-    optimizer_state: Any
+    optimizer_state: optax.OptState | None
     halted: jax.Array
 
 

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from mini_gpt.model.attention.context import MASKED_LOGIT, Context, Coordinates, Mask
+from mini_gpt.model.attention.core import Core
 from mini_gpt.model.attention.parts import Shared
 from mini_gpt.model.layers import scaled
 
@@ -39,7 +40,7 @@ class _Plan(NamedTuple):
     mods: Any
 
 
-def attend(core: Any, q_BLHK: jax.Array, k_BSGK: jax.Array, v_BSGK: jax.Array, context: Context) -> jax.Array:
+def attend(core: Core, q_BLHK: jax.Array, k_BSGK: jax.Array, v_BSGK: jax.Array, context: Context) -> jax.Array:
     """Return out_BLHK, equal to `reference.attend` up to rounding; score mods are applied block by block."""
     B, L, H, K = q_BLHK.shape
     S, G = k_BSGK.shape[1:3]

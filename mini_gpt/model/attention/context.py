@@ -27,7 +27,9 @@ class Coordinates(NamedTuple):
     decay_BLH: jax.Array | None = None
 
     @classmethod
-    def of(cls, length: int, positions_BL: Any = None, segments_BL: Any = None) -> "Coordinates":
+    def of(
+        cls, length: int, positions_BL: jax.Array | None = None, segments_BL: jax.Array | None = None
+    ) -> "Coordinates":
         """Return the coordinates of rows of this length, by default with positions 0..length - 1 and one segment."""
         indices_BL = jnp.arange(length)[None]
         return cls(indices_BL, indices_BL if positions_BL is None else positions_BL, segments_BL)

@@ -5,7 +5,6 @@ import logging
 import math
 import pkgutil
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +12,7 @@ from flax import nnx
 
 from mini_gpt.config.model import ModelConfig
 from mini_gpt.model.attention.context import Context
+from mini_gpt.model.attention.parts import ScoreMod, Shared
 from mini_gpt.runtime import devices
 from mini_gpt.runtime.errors import UserError
 
@@ -42,7 +42,7 @@ class Core(nnx.Module):
     stick_breaking: replaces the softmax.
     """
 
-    def __init__(self, config: ModelConfig, score_mods: Sequence[Any] = ()):
+    def __init__(self, config: ModelConfig, score_mods: Sequence[ScoreMod | Shared] = ()):
         self.scale = 1 / math.sqrt(config.scale_width) if config.scale_attention else 1.0
         self.score_mods = nnx.List(score_mods)
         self.platform = devices.platform(jax.devices()[0])
@@ -65,7 +65,9 @@ class Core(nnx.Module):
             return None
         return self.sink[...] if self.sink_kind == "trained" else jnp.zeros(self.num_heads)
 
-    def choose(self, q_BLHK, k_BSGK, v_BSGK, context: Context, dropout_key: Any) -> Callable[..., jax.Array]:
+    def choose(
+        self, q_BLHK: jax.Array, k_BSGK: jax.Array, v_BSGK: jax.Array, context: Context, dropout_key: jax.Array | None
+    ) -> Callable[..., jax.Array]:
         """Return attend(q_BLHK, k_BSGK, v_BSGK, context) -> out_BLHK: the requested or the fastest implementation.
 
         If the call or the device does not allow it, return another one and log why, once. Only shapes and dtypes count.
@@ -88,7 +90,9 @@ class Core(nnx.Module):
         options = {"dropout_key": dropout_key} if has_dropout else {}  # only the reference takes it
         return functools.partial(implementation(name), self, **options)
 
-    def _unsupported(self, name: str, q_BLHK: Any, v_BSGK: Any, context: Context, has_dropout: bool) -> str | None:
+    def _unsupported(
+        self, name: str, q_BLHK: jax.Array, v_BSGK: jax.Array, context: Context, has_dropout: bool
+    ) -> str | None:
         """Return the first property of the call that the implementation does not support, or None."""
         length, width, dtype = q_BLHK.shape[1], q_BLHK.shape[3], q_BLHK.dtype.name
         fused, all_but_reference = ("cudnn", "splash"), ("blockwise", "cudnn", "splash")

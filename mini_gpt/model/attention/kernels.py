@@ -7,10 +7,11 @@ import jax
 from jax.sharding import PartitionSpec
 
 from mini_gpt.model.attention.context import Context, Mask
+from mini_gpt.model.attention.core import Core
 from mini_gpt.model.layers import scaled
 
 
-def cudnn(core: Any, q_BLHK: jax.Array, k_BSGK: jax.Array, v_BSGK: jax.Array, context: Context) -> jax.Array:
+def cudnn(core: Core, q_BLHK: jax.Array, k_BSGK: jax.Array, v_BSGK: jax.Array, context: Context) -> jax.Array:
     """Return out_BLHK in q's dtype, computed by cuDNN's kernel for NVIDIA GPUs."""
     mask = context.mask
     window = None if mask.window is None else (mask.window - 1, 0)
@@ -19,7 +20,7 @@ def cudnn(core: Any, q_BLHK: jax.Array, k_BSGK: jax.Array, v_BSGK: jax.Array, co
 
 
 def splash(
-    core: Any,
+    core: Core,
     q_BLHK: jax.Array,
     k_BSGK: jax.Array,
     v_BSGK: jax.Array,

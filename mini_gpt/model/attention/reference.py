@@ -1,18 +1,18 @@
 """Attention with all logits in memory: the reference for the other implementations."""
 
 import math
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from mini_gpt.model.attention.context import MASKED_LOGIT, Context
+from mini_gpt.model.attention.core import Core
 from mini_gpt.model.attention.rows import stick_breaking
 from mini_gpt.model.layers import dropout, observe, scaled
 
 
 def attend(
-    core: Any,
+    core: Core,
     q_BLHK: jax.Array,
     k_BSGK: jax.Array,
     v_BSGK: jax.Array,
