@@ -223,7 +223,7 @@ def main() -> None:
             require(flags.config is not None, "--compile-for", flags.compile_for, "needs --config")
             found = compiled_for.describe(flags.compile_for)
             config = count_parameters.read(flags.config, overrides)
-            size = (flags.vocab_size or count_parameters.vocab_size(config.data)) + config.extra_tokens
+            size = (flags.vocab_size or count_parameters.vocab_size(config.data)) + config.objective_class.extra_tokens
             result = {"config": flags.config, "overrides": overrides} | compiled_for.report(config, size, found)
         elif flags.config:
             result = measure(flags.config, overrides, flags.steps)

@@ -37,10 +37,10 @@ def main() -> None:
     if flags.workdir:
         run = SavedRun(flags.workdir)
         config = run.trained
-        size = tokens + config.extra_tokens if tokens else layouts.vocab_size(config, run.tokenizer)
+        size = tokens + config.objective_class.extra_tokens if tokens else layouts.vocab_size(config, run.tokenizer)
     else:
         config = read(flags.config)
-        size = (tokens or vocab_size(config.data)) + config.extra_tokens
+        size = (tokens or vocab_size(config.data)) + config.objective_class.extra_tokens
     print(parameters.report(build.abstract(config.model, size)[1]))
 
 

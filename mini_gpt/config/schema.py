@@ -1,7 +1,9 @@
 """The whole config: the sections of training, and the checks that involve several sections."""
 
+import functools
+import pkgutil
 import re
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from mini_gpt.config.data import DataConfig
 from mini_gpt.config.fields import (
@@ -22,7 +24,11 @@ from mini_gpt.config.fields import (
 from mini_gpt.config.model import ModelConfig
 from mini_gpt.runtime.errors import UserError
 
-SENTINELS = 100  # tokens that mark the spans of span corruption, as in T5
+OBJECTIVES = {  # {train.objective: its class for texts}, which is imported when a config chooses it
+    "next_token": "mini_gpt.objectives.text:TextObjective",
+    "masked": "mini_gpt.objectives.masked:MaskedObjective",
+    "span_corruption": "mini_gpt.objectives.spans:SpanObjective",
+}
 MOST_BATCH_TOKENS = 2**28  # in one pass through the model
 
 
@@ -50,10 +56,16 @@ SIMPLE = (
 Expression = Annotated[str, Range(SIMPLE, _is_expression)]
 
 
+if TYPE_CHECKING:
+    Objective = str
+else:
+    Objective = Literal[tuple(OBJECTIVES)]
+
+
 class TrainConfig(Section, prefix="train."):
     """The objective, the batches, and the length of training."""
 
-    objective: Literal["next_token", "masked", "span_corruption"] = field(
+    objective: Objective = field(
         "next_token", "masked needs model.causal=false, span_corruption model.encoder_layers (Raffel et al. 2020)"
     )
     mask_rate: ShareInside = field(0.15, "masked, span_corruption: share of tokens to predict")
@@ -162,9 +174,8 @@ class Config(Section):
     mesh: MeshConfig
 
     def check(self) -> None:
-        model, length, masked = self.model, self.context_length, self.train.objective == "masked"
-        if not model.has_encoder and self.train.objective == "span_corruption":
-            self.refuse("train.objective", "span_corruption needs an encoder: set model.encoder_layers")
+        model, length = self.model, self.context_length
+        self.objective_class.check(self)
         if length > (model.table_length or length):
             self.refuse("context_length", f"learned positions end at model.max_positions ({model.max_positions})")
         if model.random_positions is not None and length > model.random_positions:
@@ -176,17 +187,11 @@ class Config(Section):
         if self.data.isolate_documents and model.rope.scaling == "dynamic":
             remedy = "must be False with model.rope.scaling=dynamic, which scales by the length of the row"
             self.refuse("data.isolate_documents", remedy)
-        if masked and self.data.is_task and not self.data.isolate_documents:
-            self.refuse("data.isolate_documents", "must be True for a task with masked answers, to mask the padding")
         if self.optimizer.name == "muon" and self.train.lora_rank:
             self.refuse("optimizer.name", "must be adamw with train.lora_rank")
         if self.optimizer.name == "muon" and len(model.position_pattern) > 1 and model.own_encodings:
             reason = f"model.position is a pattern with {model.own_encodings[0]}, and Muon needs equal layers"
             self.refuse("optimizer.name", f"must be adamw: {reason}")
-        if not masked and not model.causal:
-            self.refuse("train.objective", "must be masked: with model.causal=False a token attends to its target")
-        if masked and model.causal:
-            self.refuse("train.objective", "masked prediction needs bidirectional attention: set model.causal=False")
         if self.batch_tokens > MOST_BATCH_TOKENS:
             remedy = f"batch_size × context_length / accumulation_steps must be at most {MOST_BATCH_TOKENS} tokens"
             self.refuse("train.batch_size", remedy)
@@ -200,11 +205,6 @@ class Config(Section):
             if data.has_pairs:
                 self.refuse("model.encoder_layers", "must be above 0 for pairs of a source and a target")
             return
-        if self.train.objective == "span_corruption" and (data.is_task or data.has_pairs):
-            self.refuse("data.corpus", "must be a text without pairs for train.objective=span_corruption")
-        if self.train.objective == "next_token" and not data.is_task and not data.has_pairs:
-            remedy = "must be pairs, task:NAME, or tfds:NAME with data.pair, because model.encoder_layers needs pairs"
-            self.refuse("data.corpus", remedy)
         not_supported = {
             "data.isolate_documents": (data.isolate_documents, "must be False"),
             "data.position_ids": (data.position_ids != "sequence", "must be sequence"),
@@ -231,10 +231,15 @@ class Config(Section):
         if problems:
             raise UserError("; ".join(problems))
 
+    @functools.cached_property
+    def objective_class(self) -> Any:
+        """The class of `train.objective`: `objectives.text.TextObjective` or a subclass."""
+        return pkgutil.resolve_name(OBJECTIVES[self.train.objective])
+
     @property
-    def extra_tokens(self) -> int:
-        """Return the number of tokens that the objective adds to those of the tokenizer."""
-        return {"masked": 1, "span_corruption": SENTINELS}.get(self.train.objective, 0)
+    def text_length(self) -> int:
+        """The tokens of text in one row of a text."""
+        return self.objective_class.text_length(self)
 
     @property
     def batch_tokens(self) -> int:

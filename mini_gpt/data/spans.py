@@ -13,11 +13,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mini_gpt.config.schema import SENTINELS, Config, TrainConfig
+from mini_gpt.config.schema import Config, TrainConfig
 from mini_gpt.data import tokenizers
 from mini_gpt.data.batches import PADDING, Batch, next_token_batch
 from mini_gpt.data.tokenizers import Tokenizer
 from mini_gpt.runtime.errors import require
+
+SENTINELS = 100  # tokens that mark the spans, as in T5
 
 
 class Sizes(NamedTuple):

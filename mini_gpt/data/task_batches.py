@@ -66,7 +66,7 @@ def problem_batch(problems: Sequence[Problem], config: Config, tokenizer: Tokeni
         rows_BM[row, : len(text)] = tokenizer.encode(text)
         answer_BM[row, len(question) + 1 : len(text)] = 1
         answer_BM[row, tasks.find(config.data.corpus).scored(question)] = 1
-    if config.train.objective == "next_token":
+    if not config.objective_class.masks:
         return next_token_batch(rows_BM) | {"weights": answer_BM[:, 1:]}
     tokens_BL, answer_BL = rows_BM[:, :-1], answer_BM[:, :-1]
     inputs_BL = np.where(answer_BL > 0, tokenizers.mask(tokenizer), tokens_BL).astype(np.int32)
@@ -84,7 +84,7 @@ def row_lengths(config: Config, length: int) -> tuple[int, int]:
     if config.model.has_encoder:
         question, answer = task.sizes_of(length)
         return question + 1, answer  # the end of the answer is in `answer`, like the separator before it
-    return 0, task.size(length) - (config.train.objective == "next_token")
+    return 0, task.size(length) - (not config.objective_class.masks)
 
 
 def check_alphabet(corpus: str, tokenizer: Tokenizer) -> None:

@@ -65,7 +65,7 @@ class LoadedModel:
     @property
     def masked(self) -> bool:
         """Whether the objective is to predict masked tokens, not next tokens."""
-        return self.config.train.objective == "masked"
+        return self.config.objective_class.masks
 
     @property
     def dtype(self) -> str:
@@ -75,7 +75,9 @@ class LoadedModel:
     @property
     def vocab_size(self) -> int:
         """The size of the tokenizer's vocabulary; mask tokens and sentinels that the objective adds are not in it."""
-        return len(self.parameters["embedding"]) - (self.config.extra_tokens if self.layout.mask_id is None else 0)
+        return len(self.parameters["embedding"]) - (
+            self.config.objective_class.extra_tokens if self.layout.mask_id is None else 0
+        )
 
     @property
     def mask_id(self) -> int:

@@ -8,7 +8,7 @@ import numpy as np
 from mini_gpt.config.fields import at_least, convert
 from mini_gpt.config.model import ModelConfig
 from mini_gpt.config.schema import Config
-from mini_gpt.data import batches, text_batches
+from mini_gpt.data import batches
 from mini_gpt.data.batches import Batch
 from mini_gpt.data.text_batches import corrupted_blocks
 from mini_gpt.evaluation import items, scoring
@@ -20,7 +20,6 @@ from mini_gpt.runtime.threads import in_order
 
 MAX_STRETCHES = 16  # in a sample of a split
 MOST_RISE = 0.1  # nats per token, of the validation loss above its lowest value: more is worth a word
-PROTOCOLS = {"next_token": "blocks", "masked": "masked blocks", "span_corruption": "corrupted blocks"}
 NOT_FINITE = "the model's loss is not finite"
 
 
@@ -62,8 +61,8 @@ def score_split(
     """
     check_scorable(model.config, len(tokens))
     most_tokens = convert("most_tokens", most_tokens, Annotated[int | None, at_least(1)])
-    parts = stretches(tokens, most_tokens, text_batches.text_length(model.config))
-    if model.config.train.objective != "next_token":
+    parts = stretches(tokens, most_tokens, model.config.text_length)
+    if model.config.objective_class.corrupts:
         scores = [_score_corrupted(model, part, number) for number, part in enumerate(parts)]
     else:
         scores = [_score_next(model, part, token_bytes) for part in parts]
@@ -78,8 +77,8 @@ def score_split(
 
 def cost(config: Config, num_tokens: int) -> int:
     """Return the number of tokens that the model processes to score a whole split of `num_tokens`."""
-    length = text_batches.text_length(config)
-    if config.train.objective != "next_token":
+    length = config.text_length
+    if config.objective_class.corrupts:
         return num_tokens // length * length
     return length * scoring.num_windows(num_tokens - 1, length, length)
 
@@ -87,7 +86,7 @@ def cost(config: Config, num_tokens: int) -> int:
 def result(score: Score, model: LoadedModel) -> dict[str, Any]:
     """Return the score of a split as fields of eval/perplexity.json."""
     return {
-        "protocol": PROTOCOLS[model.config.train.objective],
+        "protocol": model.config.objective_class.protocol,
         "context_length": model.config.context_length,
         "nll": score.nll,
         "perplexity": score.perplexity,
@@ -101,7 +100,7 @@ def result(score: Score, model: LoadedModel) -> dict[str, Any]:
 def check_scorable(config: Config, num_tokens: int) -> None:
     """Raise UserError if the split is too short to score a token, or the context exceeds the model's positions."""
     config.model.check_length(config.context_length)
-    least = 2 if config.train.objective == "next_token" else text_batches.text_length(config)
+    least = config.text_length if config.objective_class.corrupts else 2
     if num_tokens < least:
         raise UserError(f"data.corpus: the split has {num_tokens} tokens; must have at least {least}")
 
@@ -136,7 +135,7 @@ def _score_next(model: LoadedModel, tokens: np.ndarray, token_bytes: np.ndarray)
 
 
 def _score_corrupted(model: LoadedModel, tokens: np.ndarray, seed: int) -> Score:
-    length = text_batches.text_length(model.config)
+    length = model.config.text_length
     rows = model.rows_at_a_time(length, count=len(tokens) // length)
     blocks = corrupted_blocks(tokens, model.config, vocab=model.vocab, batch_size=rows, seed=seed)
     return score_batches(model, blocks)
@@ -145,7 +144,7 @@ def _score_corrupted(model: LoadedModel, tokens: np.ndarray, seed: int) -> Score
 def score_batches(model: LoadedModel, filled_batches: Iterable[tuple[int, Batch]]) -> Score:
     """Score the targets with weight in the first `filled` rows of each (filled, batch). The score has 0 bytes."""
     nll_fn, nll_sum, losses = make_nll_fn(model), 0.0, [np.zeros(0, np.float32)]
-    length = text_batches.text_length(model.config)
+    length = model.config.text_length
 
     def score_batch(block: tuple[int, Batch]) -> tuple[float, np.ndarray, int]:
         filled, batch = block

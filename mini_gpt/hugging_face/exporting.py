@@ -13,7 +13,7 @@ from flax import nnx
 
 from mini_gpt.config import loading
 from mini_gpt.config.model import ModelConfig
-from mini_gpt.config.schema import SENTINELS
+from mini_gpt.data.spans import SENTINELS
 from mini_gpt.evaluation.loaded import LoadedModel
 from mini_gpt.hugging_face import architectures, model_card, origin, source_files, stored, tokenizer_files
 from mini_gpt.hugging_face.architecture import Architecture, Arrays, Ids

@@ -36,7 +36,7 @@ def of_split(
 def _corrupted(tokens: np.ndarray, config: Config, vocab: text_batches.Vocab, most_tokens: int) -> Iterator[Example]:
     """Yield the blocks that `perplexity.score_split` scores."""
     perplexity.check_scorable(config, len(tokens))
-    for number, piece in enumerate(perplexity.stretches(tokens, most_tokens, text_batches.text_length(config))):
+    for number, piece in enumerate(perplexity.stretches(tokens, most_tokens, config.text_length)):
         blocks = text_batches.corrupted_blocks(piece, config, vocab=vocab, batch_size=1, seed=number)
         for _, batch in blocks:
             row = {name: array[0] for name, array in batch.items()}

@@ -9,14 +9,6 @@ from mini_gpt.config.schema import Config
 from mini_gpt.data.tokenizers import Tokenizer
 from mini_gpt.objectives.base import Objective
 
-OBJECTIVES = {
-    "next_token": "mini_gpt.objectives.text:TextObjective",
-    "masked": "mini_gpt.objectives.text:TextObjective",
-    "span_corruption": "mini_gpt.objectives.spans:SpanObjective",
-    "pairs": "mini_gpt.objectives.pairs:PairObjective",
-    "task": "mini_gpt.objectives.tasks:TaskObjective",
-}
-
 
 def make(
     config: Config, tokenizer: Tokenizer, tokens_of: Callable[[str], np.ndarray], *, rows: Sequence[int] | None = None
@@ -26,5 +18,9 @@ def make(
     tokens_of: returns the tokens of a split of the corpus; a task does not call it.
     rows: the rows of the global batch on this host; None: all.
     """
-    name = "task" if config.data.is_task else "pairs" if config.data.has_pairs else config.train.objective
-    return pkgutil.resolve_name(OBJECTIVES[name])(config, tokenizer, tokens_of, rows)
+    made = config.objective_class
+    if config.data.is_task:
+        made = pkgutil.resolve_name("mini_gpt.objectives.tasks:TaskObjective")
+    elif config.data.has_pairs:
+        made = pkgutil.resolve_name("mini_gpt.objectives.pairs:PairObjective")
+    return made(config, tokenizer, tokens_of, rows)

@@ -1,11 +1,14 @@
-"""Next tokens and masked tokens of a text."""
+"""Next tokens of a text, and the base of other objectives for texts."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
+from mini_gpt.config.schema import Config
 from mini_gpt.data import text_batches
+from mini_gpt.data.batches import Batch, next_token_batch
+from mini_gpt.data.text_batches import Vocab
 from mini_gpt.evaluation import perplexity, scoring
 from mini_gpt.evaluation.loaded import LoadedModel
 from mini_gpt.evaluation.scoring import Score
@@ -15,9 +18,42 @@ PROMPT_TOKENS = 32  # tokens of validation text that a sample continues
 
 
 class TextObjective(Objective):
-    """Scores validation text in blocks of the context length: a part of it during training, all of it at the end."""
+    """Scores validation text in blocks of the context length: a part of it during training, all of it at the end.
+
+    extra_tokens: the number of tokens that the objective adds to those of the tokenizer.
+    masks: whether inputs are hidden behind the mask token; then the targets are the text itself.
+    corrupts: whether a row is a corrupted text, of which only some targets count.
+    length_field: the field that sets the length of a row.
+    protocol: the name of the score in result files.
+    scored: the name of what counts in the loss.
+    """
 
     sample_title = "The start of the validation text, continued by the model:"
+    extra_tokens = 0
+    masks = False
+    corrupts = False
+    length_field = "context_length"
+    protocol = "blocks"
+    scored = "tokens"
+
+    @classmethod
+    def check(cls, config: Config) -> None:
+        """Raise UserError for fields that do not fit the objective."""
+        if not config.model.causal:
+            config.refuse("train.objective", "must be masked: with model.causal=False a token attends to its target")
+        if config.model.has_encoder and not config.data.is_task and not config.data.has_pairs:
+            remedy = "must be pairs, task:NAME, or tfds:NAME with data.pair, because model.encoder_layers needs pairs"
+            config.refuse("data.corpus", remedy)
+
+    @classmethod
+    def text_length(cls, config: Config) -> int:
+        """Return the tokens of text in one row."""
+        return config.context_length
+
+    @classmethod
+    def batch_of(cls, windows_BM: np.ndarray, config: Config, vocab: Vocab, seeds: list[tuple[int, int]]) -> Batch:
+        """Return the batch of windows of a text, M = text_length + 1. seeds: one per row, for random choices."""
+        return next_token_batch(windows_BM)
 
     def prepare(self, tokens_of: Callable[[str], np.ndarray], rows: Sequence[int] | None) -> None:
         config, tokenizer = self.config, self.tokenizer
@@ -52,11 +88,24 @@ class TextObjective(Objective):
 
     def conclusion(self, model: LoadedModel) -> tuple[str, dict[str, Any]]:
         score = self.score(model)
-        kinds = {"next_token": "tokens", "masked": "masked tokens", "span_corruption": "tokens of spans"}
-        kind = kinds[self.config.train.objective]
         bits = f", {score.bits_per_byte:.3f} bits per byte" if score.bytes else ""
         line = (
             f"Validation loss {score.nll:.4f} nats per token{bits} "
-            f"({score.tokens:,} {kind}, the whole split, in blocks of {text_batches.text_length(self.config)})."
+            f"({score.tokens:,} {self.scored}, the whole split, in blocks of {self.config.text_length})."
         )
         return line, perplexity.result(score, model)
+
+
+class CorruptedObjective(TextObjective):
+    """The base of objectives that corrupt a text and predict a part of it."""
+
+    corrupts = True
+
+    @classmethod
+    def batch_of(cls, windows_BM: np.ndarray, config: Config, vocab: Vocab, seeds: list[tuple[int, int]]) -> Batch:
+        return cls.corrupted(windows_BM[:, :-1], config, vocab, seeds)
+
+    @classmethod
+    def corrupted(cls, texts_BL: np.ndarray, config: Config, vocab: Vocab, seeds: list[tuple[int, int]]) -> Batch:
+        """Return the batch of texts of `text_length` tokens."""
+        raise NotImplementedError

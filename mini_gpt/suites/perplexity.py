@@ -3,7 +3,6 @@
 import numpy as np
 
 from mini_gpt.config.schema import Config
-from mini_gpt.data.text_batches import text_length
 from mini_gpt.evaluation import perplexity, scoring
 from mini_gpt.insight import budget
 from mini_gpt.runtime import progress
@@ -30,10 +29,10 @@ class Perplexity(Suite):
 
     def measure(self, run: Run, options: SuiteOptions) -> Result:
         tokens, length = run.store.tokens(options.split), run.config.context_length
-        blocks = np.full(perplexity.cost(run.config, len(tokens)) // text_length(run.config), length)
+        blocks = np.full(perplexity.cost(run.config, len(tokens)) // run.config.text_length, length)
         count = budget.fit(f"blocks of {length:,}", blocks, lambda: budget.forward_seconds(run.model, length))
         if count < len(blocks):
-            tokens = tokens[-(count * text_length(run.config) + 1) :]  # the end, as in extrapolation
+            tokens = tokens[-(count * run.config.text_length + 1) :]  # the end, as in extrapolation
         with progress.shown(f"blocks of {length}", perplexity.cost(run.config, len(tokens))):
             score = perplexity.score_split(run.model, tokens, run.tokenizer.token_bytes)
         base.check_finite(run, [score.nll_sum])

@@ -24,7 +24,7 @@ def make_model_inputs(config: Config, layout: Layout = PLAIN) -> ModelInputs | N
     """
     _check_offsets(config)
     model, limit = config.model, config.train.random_offsets
-    unmasked = "targets" if config.train.objective == "masked" else "inputs"  # the tokens before masking
+    unmasked = "targets" if config.objective_class.masks else "inputs"  # the tokens before masking
     if layout == PLAIN and limit is None and model.random_positions is None and not model.has_encoder:
         return None
 

@@ -6,7 +6,6 @@ from mini_gpt.config import loading
 from mini_gpt.config.attention import ENCODINGS
 from mini_gpt.config.fields import specs
 from mini_gpt.config.schema import Config
-from mini_gpt.data import text_batches
 from mini_gpt.runtime.errors import shown
 from mini_gpt.training.optimizer import schedules
 
@@ -69,7 +68,7 @@ def long_intervals(config: Config) -> list[str]:
 def passes(config: Config, rows: int) -> str:
     """Return how often a run uses each of its training rows, as a line of the log. rows: of an epoch."""
     steps, size = config.train.steps, config.train.batch_size
-    unit = "rows of pairs" if config.data.has_pairs else f"× {text_batches.text_length(config)} tokens"
+    unit = "rows of pairs" if config.data.has_pairs else f"× {config.text_length} tokens"
     count = steps * size / rows
     times = f"{count:.3g} pass" if count < 100 else f"{count:,.0f} pass"
     times += "" if count == 1 else "es"

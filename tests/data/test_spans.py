@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from mini_gpt.config.schema import SENTINELS
 from mini_gpt.data import spans, tokenizers
 from mini_gpt.data.batches import PADDING
+from mini_gpt.data.spans import SENTINELS
 from mini_gpt.data.text_batches import TextBatches, Vocab, corrupted_blocks
 from mini_gpt.generation.streaming_text import Writer
 from mini_gpt.runtime.errors import UserError

@@ -11,7 +11,7 @@ from mini_gpt.runtime import sharding
 
 def random_model(config, token_bytes, noise=0.2, seed=1):
     """Return a LoadedModel with initial parameters plus normal noise of standard deviation `noise`."""
-    size = len(token_bytes) + config.extra_tokens
+    size = len(token_bytes) + config.objective_class.extra_tokens
     definition, params = build.split(build.make(config.model, size, rngs=nnx.Rngs(0)))
     keys = iter(jax.random.split(jax.random.key(seed), 99))
     params = jax.tree.map(lambda x: x + noise * jax.random.normal(next(keys), x.shape), params)

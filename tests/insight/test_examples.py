@@ -11,7 +11,6 @@ import pytest
 from mini_gpt import suites
 from mini_gpt.config import loading
 from mini_gpt.data import spans, tokenizers
-from mini_gpt.data.text_batches import text_length
 from mini_gpt.data.tokenizers import ByteTokenizer
 from mini_gpt.evaluation import perplexity
 from mini_gpt.insight import examples, pruning, samples
@@ -136,7 +135,7 @@ def test_the_loss_is_that_of_each_example_alone(small, fields, monkeypatch):
     seen = []
     monkeypatch.setattr(progress, "advance", seen.append)
     assert samples.loss(model, found) == pytest.approx(sums[0] / sums[1], rel=1e-5)
-    assert sum(seen) == len(found) * text_length(model.config) and len(seen) > 1
+    assert sum(seen) == len(found) * model.config.text_length and len(seen) > 1
     shown = [text_of(example.source[fields is PAIRS :]) for example in found]
     assert shown == [source for source, _ in texts]
     has_sentinel = [bool((example.source > SEPARATOR).any()) for example in found]

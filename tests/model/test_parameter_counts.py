@@ -24,7 +24,7 @@ def test_bert_has_the_published_parameter_count():
     encoder, types, pooler, head = (V + P + T) * D + norm + N * block, T * D, D * D + D, D * D + D + norm + V
     assert encoder + pooler == 109_482_240
     config = loading.load("configs/presets.py:bert_base")
-    assert config.data.vocab_size + config.extra_tokens == V
+    assert config.data.vocab_size + config.objective_class.extra_tokens == V
     assert parameters.count(build.abstract(config.model, V)[1]) == encoder - types + head
 
 

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mini_gpt.config.schema import SENTINELS
 from mini_gpt.data import batches, tokenizers
+from mini_gpt.data.spans import SENTINELS
 from mini_gpt.data.tokenizers import Tokenizer
 from mini_gpt.insight import samples
 from mini_gpt.insight.heads import english_stories, python_source
