@@ -22,7 +22,7 @@ DOCS = REPOSITORY / "docs"
 PAGES = sorted(DOCS.rglob("*.md"))
 PAGES_AND_README = [*PAGES, REPOSITORY / "README.md", REPOSITORY / "CONTRIBUTING.md"]
 SCRIPTS = ("benchmarks", "docs", "mini_gpt", "tests")
-GUIDES = ("encoding", "task", "suite", "metric", "config_field")
+GUIDES = ("encoding", "objective", "source", "task", "suite", "metric", "config_field")
 FENCE = re.compile(r'^( *)```(\w+)(?: title="([^"\n]+)")?\n(.*?)^\1```$', re.MULTILINE | re.DOTALL)
 
 
