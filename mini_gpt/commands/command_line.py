@@ -34,7 +34,20 @@ class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescrip
         return super()._get_help_string(action) if has_default else action.help
 
 
+class _SetCache(argparse.Action):
+    """Set the environment variable of the cache directory. Child processes inherit it."""
+
+    def __call__(self, parser, namespace, values, option_string=None):  # type: ignore[override]
+        os.environ[files.CACHE] = str(values.absolute())
+
+
 class _Parser(argparse.ArgumentParser):
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
+        add = self.add_argument_group("cache").add_argument
+        said = "for tokens and compiled programs; default: $MINI_GPT_CACHE, or mini_gpt in $XDG_CACHE_HOME or ~/.cache"
+        add("--cache_dir", metavar="DIR", type=directory, action=_SetCache, default=argparse.SUPPRESS, help=said)
+
     def parse_known_args(self, args=None, namespace=None):  # type: ignore[override]
         """Parse the arguments. Raise UserError for an unknown flag, before argparse misses a required one.
 
@@ -134,7 +147,7 @@ def run_name(config_path: str, overrides: dict[str, str], *varied: str) -> str:
     return files.plain_name(",".join([file.stem, *filter(None, [argument]), *changed, *varied]))
 
 
-def set_up(cache_dir: str | None = None, flags: argparse.Namespace | None = None) -> None:
+def set_up(flags: argparse.Namespace | None = None) -> None:
     """Set up the process by `startup.set_up`, and with `flags` connect to other processes.
 
     Call it before any use of a device.
@@ -143,7 +156,7 @@ def set_up(cache_dir: str | None = None, flags: argparse.Namespace | None = None
 
     Raises UserError if the other processes do not start in time.
     """
-    startup.set_up(cache_dir)
+    startup.set_up()
     if flags is None:
         return
     rank = processes.start(flags.coordinator, flags.num_processes, flags.process_id, flags.start_timeout)

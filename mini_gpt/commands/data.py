@@ -38,7 +38,7 @@ def main() -> None:
     config = loading.load(flags.config, command_line.config_overrides(rest))
     if config.data.is_task:
         raise UserError("data.corpus: a task makes its problems itself; see --suite=tasks")
-    command_line.set_up(config.data.cache_dir)
+    command_line.set_up()
     corpus = corpora.open_corpus(config.data)
     tokenizer = token_store.fit_tokenizer(corpus, config.data)
     store = token_store.open_store(corpus, config.data, tokenizer)

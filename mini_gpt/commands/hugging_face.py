@@ -112,9 +112,9 @@ def writing(output: Path | Place) -> Iterator[Path]:
 def _import(flags: argparse.Namespace, rest: Sequence[str]) -> None:
     overrides = command_line.config_overrides(rest)
     given = str(flags.input)
-    with staging.training(flags.workdir, flags, None, new=True) as workdir:
+    with staging.training(flags.workdir, flags, new=True) as workdir:
         if isinstance(flags.input, Place):
-            given = str(buckets.copied(given, files.cache_directory(None)))
+            given = str(buckets.copied(given))
         with gguf_models.as_directory(hub.find(given, flags.revision), workdir) as source:
             config = importing.import_run(source.directory, workdir, flags.config, overrides, source.origin)
     done = f"{flags.workdir}: imported as a run at step 0 with corpus {config.data.corpus}. Next: eval.py"
@@ -142,7 +142,7 @@ def _compare(flags: argparse.Namespace) -> None:
 def _model(given: Path | Place) -> Path | Place:
     """Return a local copy of a bucket's model of Transformers. Anything else is returned as it is."""
     is_model = isinstance(given, Place) and workdirs.CORPUS not in given.files(recursive=False)
-    return buckets.copied(str(given), files.cache_directory(None)) if is_model else given
+    return buckets.copied(str(given)) if is_model else given
 
 
 if __name__ == "__main__":

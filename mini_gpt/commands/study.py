@@ -58,8 +58,7 @@ def _run_action(parser: argparse.ArgumentParser) -> None:
     flags, rest = parser.parse_known_args()
     plan = _loaded(flags, command_line.config_overrides(rest))
     workdir = flags.workdir or Path("runs", "studies" if flags.file else "sweeps", plan.name)
-    first = next(iter(plan.configs.values()))
-    command_line.set_up(first.data.cache_dir)
+    command_line.set_up()
     ACTIONS[flags.action or "run"](plan, workdir, flags)
 
 

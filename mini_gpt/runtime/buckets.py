@@ -154,7 +154,7 @@ def clear_errors(address: str) -> Iterator[None]:
         raise UserError(f"{address}: can't be read or written ({reason}); {remedy}") from error
 
 
-def copied(address: str, cache: Path) -> Path:
+def copied(address: str) -> Path:
     """Copy what an address means, a file, a folder or a glob, into the cache; return the same path or glob there.
 
     Only files of another size or time are copied again. Raises UserError if there is no such file.
@@ -169,7 +169,7 @@ def copied(address: str, cache: Path) -> Path:
     found = {name: entry for name, entry in there.items() if matches(name) or is_inside(name)}
     if not found:
         raise UserError(f"{address}: matches no file; give a file, a folder or a glob that does")
-    local = cache / "copies" / hashlib.sha256(address.encode()).hexdigest()[:16]
+    local = files.cache_directory() / "copies" / hashlib.sha256(address.encode()).hexdigest()[:16]
     with files.clear_write_errors(local):
         for old in [path for path in local.rglob("*") if path.is_file()]:
             entry = Entry(old.stat().st_size, old.stat().st_mtime_ns)
