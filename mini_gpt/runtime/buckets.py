@@ -122,9 +122,11 @@ def _file_system(address: str) -> tuple[str, fs.FileSystem]:
         )
     if scheme == "gs":
         return path, fs.GcsFileSystem(retry_time_limit=datetime.timedelta(seconds=ATTEMPTS * REQUEST_SECONDS))
+    if "::" in path:  # fsspec would join file systems; one of them, reference://, renders templates of its file
+        raise UserError(f"{address}: found several addresses, joined by '::'; give one")
     try:
         system, path = fsspec.url_to_fs(address)
-    except (ValueError, ImportError) as error:  # an unknown scheme, or a package that is not installed
+    except (ValueError, ImportError, TypeError, AttributeError) as error:  # a scheme that is unknown or needs options
         raise UserError(f"{address}: {first_line(error)}; use s3://, gs:// or a local directory") from None
     return path, fs.PyFileSystem(fs.FSSpecHandler(system))
 
