@@ -42,12 +42,6 @@ class _SetCache(argparse.Action):
 
 
 class _Parser(argparse.ArgumentParser):
-    def __init__(self, *args, **options):
-        super().__init__(*args, **options)
-        add = self.add_argument_group("cache").add_argument
-        said = "for tokens and compiled programs; default: $MINI_GPT_CACHE, or mini_gpt in $XDG_CACHE_HOME or ~/.cache"
-        add("--cache_dir", metavar="DIR", type=directory, action=_SetCache, default=argparse.SUPPRESS, help=said)
-
     def parse_known_args(self, args=None, namespace=None):  # type: ignore[override]
         """Parse the arguments. Raise UserError for an unknown flag, before argparse misses a required one.
 
@@ -73,6 +67,11 @@ class _Parser(argparse.ArgumentParser):
 
 def parser(description: str, prog: str | None = None) -> argparse.ArgumentParser:
     return _Parser(prog, description=description, formatter_class=_HelpFormatter, allow_abbrev=False)
+
+
+def add_cache_flag(parser: argparse.ArgumentParser) -> None:
+    said = "for tokens and compiled programs; default: $MINI_GPT_CACHE, or mini_gpt in $XDG_CACHE_HOME or ~/.cache"
+    parser.add_argument("--cache_dir", metavar="DIR", type=directory, action=_SetCache, help=said)
 
 
 def add_process_flags(parser: argparse.ArgumentParser) -> None:

@@ -34,6 +34,7 @@ def main() -> None:
     parser.add_argument("action", choices=["look"])
     parser.add_argument("--config", required=True, help="config file, such as configs/tiny.py")
     parser.add_argument("--documents", type=int, default=3, help="number of first documents that are shown")
+    command_line.add_cache_flag(parser)
     flags, rest = parser.parse_known_args()
     config = loading.load(flags.config, command_line.config_overrides(rest))
     if config.data.is_task:

@@ -77,6 +77,7 @@ def _parser() -> argparse.ArgumentParser:
     into.add_argument("--revision", help="commit, tag or branch of a model of the Hub; default: its newest commit")
     into.add_argument("--workdir", type=run_flags.new_directory, required=True, help="a new run directory")
     into.add_argument("--config", default="configs/default.py", help="config file for the fields that the input lacks")
+    command_line.add_cache_flag(into)
     both = commands.add_parser("compare", help="show where two models first differ", allow_abbrev=False)
     both.add_argument("--left", type=command_line.place, required=True, help="a run directory")
     of_others = "a directory that Transformers opens, which needs PyTorch, or another run directory"

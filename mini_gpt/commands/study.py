@@ -73,6 +73,7 @@ def _add_flags(parser: argparse.ArgumentParser) -> None:
     add("--shards", type=int, help="with --engine=slurm: number of tasks; default: one for each run")
     add("--paper", action="store_true", help="with the report, write paper/: figures as PDF and SVG, tables for LaTeX")
     add("--changed", action="store_true", help="go on with a plan that was changed after results were seen")
+    command_line.add_cache_flag(parser)
     quick_look.add_flags(parser)
 
 

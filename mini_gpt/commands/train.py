@@ -25,6 +25,7 @@ def main() -> None:
     in_bucket = "run directory, or its address in a bucket; default: runs/CONFIG,OVERRIDES"
     parser.add_argument("--workdir", type=command_line.place, help=in_bucket)
     parser.add_argument("--init_from", type=command_line.place, help="run whose weights initialize a new run")
+    command_line.add_cache_flag(parser)
     command_line.add_process_flags(parser)
     flags, rest = parser.parse_known_args()
     overrides = command_line.config_overrides(rest)
