@@ -280,18 +280,16 @@ def test_a_changed_text_is_refused(monkeypatch, run, corpus_files, tmp_path):
     )
     del config["sha256"]
     (run / "config.json").write_text(json.dumps(config))
-    assert "data.path: found" in type_in(monkeypatch, "eval.py", f"--workdir={run}"), "not given as a flag"
     assert type_in(monkeypatch, "eval.py", f"--workdir={run}", f"--config.data.path={tmp_path}/other/*") is None
     assert "was trained on text (fingerprint" in type_in(monkeypatch, "eval.py", f"--workdir={run}")
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc can keep the memory")
-def test_freed_memory_is_kept_for_the_next_step(tmp_path):
+def test_freed_memory_is_kept_for_the_next_step():
     """A step that allocates and frees 64 MB has page faults only the first time."""
     script = """
 import resource
-import sys
 import jax
 import jax.numpy as jnp
 from mini_gpt.commands import command_line
@@ -306,7 +304,7 @@ for _ in range(20):
     counts.append(faults())
 print(*[after - before for before, after in zip(counts, counts[1:])])
 """
-    done = subprocess.run([sys.executable, "-c", script, tmp_path], cwd=REPOSITORY, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", script], cwd=REPOSITORY, capture_output=True, text=True)
     first, *others = map(int, done.stdout.split())
     pages = 4 * 4096**2 // resource.getpagesize()
     assert first > pages / 10 > statistics.median(others)
