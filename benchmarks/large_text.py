@@ -80,10 +80,11 @@ def library(path: Path, tokenizer: Path, cores: set[int], size: int) -> dict:
 
 def store(path: Path, cache: Path, cores: set[int], vocab_size: int) -> dict:
     """Return the times of opening a corpus, its tokenizer and its tokens in a new process on `cores`."""
-    fields = {"data.corpus": "text", "data.path": str(path), "data.cache_dir": str(cache)}
+    fields = {"data.corpus": "text", "data.path": str(path)}
     fields |= {"data.tokenizer": "bpe", "data.vocab_size": str(vocab_size)}
     command = [*_on(cores), sys.executable, "-c", STORE, json.dumps(fields)]
-    return json.loads(subprocess.run(command, check=True, stdout=-1).stdout)
+    environment = os.environ | {"MINI_GPT_CACHE": str(cache)}
+    return json.loads(subprocess.run(command, env=environment, check=True, stdout=-1).stdout)
 
 
 def measurements(directory: Path, size: int, vocab_size: int) -> Iterator[dict]:

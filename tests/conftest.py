@@ -22,9 +22,9 @@ from pathlib import Path
 import jax
 import pytest
 
-from mini_gpt.config import loading, places
+from mini_gpt.config import loading
 from mini_gpt.config.data import NO_FILES
-from mini_gpt.runtime import devices, sharding
+from mini_gpt.runtime import devices, files, sharding
 from mini_gpt.training import loop
 
 REPOSITORY = Path(__file__).parent.parent
@@ -97,12 +97,16 @@ def _few_compiled_programs():
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _own_record_of_places(tmp_path_factory):
-    """Keep the record of typed paths in a temporary directory, not in the user's cache."""
+def _cache_of_shared_fixtures(tmp_path_factory):
+    """Keep what fixtures of several tests cache out of the user's cache."""
     with pytest.MonkeyPatch.context() as patch:
-        directory = tmp_path_factory.mktemp("places")
-        patch.setattr(places, "directory", lambda: directory)
+        patch.setenv(files.CACHE, str(tmp_path_factory.mktemp("cache")))
         yield
+
+
+@pytest.fixture(autouse=True)
+def _cache_of_the_test(monkeypatch, tmp_path):
+    monkeypatch.setenv(files.CACHE, str(tmp_path / "cache"))
 
 
 @pytest.fixture(autouse=True)
@@ -181,11 +185,11 @@ SMALL = {
 
 
 @pytest.fixture
-def small(corpus_files, tmp_path):
+def small(corpus_files):
     """Return a function that makes a small config for the small corpus, with overrides."""
 
     def make(**overrides):
-        paths = {"data.path": corpus_files, "data.cache_dir": str(tmp_path / "cache")}
+        paths = {"data.path": corpus_files}
         dotted = {name.replace("__", "."): value for name, value in overrides.items()}
         if dotted.get("data.corpus", "text").startswith(NO_FILES):
             paths["data.path"] = None

@@ -142,12 +142,12 @@ def test_the_name_of_a_result_has_sorted_overrides_and_no_whole_path():
     assert beside[0] != beside[1] and all(stem.startswith("play,beside=tiny-") for stem in beside)
 
 
-def test_errors_of_other_threads_are_shown(tmp_path):
+def test_errors_of_other_threads_are_shown():
     script = """
-import errno, logging, sys, threading
+import errno, logging, threading
 from mini_gpt.commands import command_line
 
-command_line.set_up(sys.argv[1])
+command_line.set_up()
 def fail(error):
     raise error
 thread = threading.Thread(target=fail, args=[ValueError("a defect")])
@@ -159,7 +159,7 @@ for _ in range(2):
 logging.getLogger("absl").warning("Skipping merge")
 logging.getLogger("asyncio").error("Task exception", exc_info=ValueError("a defect in a task"))
 """
-    done = subprocess.run([sys.executable, "-c", script, tmp_path], cwd=REPOSITORY, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", script], cwd=REPOSITORY, capture_output=True, text=True)
     said = done.stderr
     assert done.returncode == 0 and said.count("Traceback") == 1, said
     for line in ("ValueError: a defect", "Skipping merge", "ValueError: a defect in a task"):
@@ -168,9 +168,8 @@ logging.getLogger("asyncio").error("Task exception", exc_info=ValueError("a defe
 
 
 def flags_of(corpus_files, cache: Path) -> list[str]:
-    paths = {"data.path": corpus_files, "data.cache_dir": str(cache)}
-    fields = SMALL | paths | {"train.steps": 4, "model.position": "learned"}
-    return ["--config=configs/default.py", *(f"--config.{name}={value}" for name, value in fields.items())]
+    fields = SMALL | {"data.path": corpus_files} | {"train.steps": 4, "model.position": "learned"}
+    return ["--config=configs/default.py", f"--cache_dir={cache}", *(f"--config.{x}={y}" for x, y in fields.items())]
 
 
 def run_commands(monkeypatch, flags, root: Path, capsys) -> None:

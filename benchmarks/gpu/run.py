@@ -54,6 +54,7 @@ def environment_of_parts(cache: str, *, small: bool) -> dict[str, str]:
     environment = os.environ | {
         "CUDA_VISIBLE_DEVICES": first_gpu,
         "XDG_CACHE_HOME": cache,
+        "MINI_GPT_CACHE": f"{cache}/mini_gpt",
         "TORCHINDUCTOR_CACHE_DIR": f"{cache}/inductor",
         "TRITON_CACHE_DIR": f"{cache}/triton",
         "XLA_PYTHON_CLIENT_PREALLOCATE": "false",

@@ -34,6 +34,13 @@ class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescrip
         return super()._get_help_string(action) if has_default else action.help
 
 
+class _SetCache(argparse.Action):
+    """Set the environment variable of the cache directory. Child processes inherit it."""
+
+    def __call__(self, parser, namespace, values, option_string=None):  # type: ignore[override]
+        os.environ[files.CACHE] = str(values.absolute())
+
+
 class _Parser(argparse.ArgumentParser):
     def parse_known_args(self, args=None, namespace=None):  # type: ignore[override]
         """Parse the arguments. Raise UserError for an unknown flag, before argparse misses a required one.
@@ -60,6 +67,11 @@ class _Parser(argparse.ArgumentParser):
 
 def parser(description: str, prog: str | None = None) -> argparse.ArgumentParser:
     return _Parser(prog, description=description, formatter_class=_HelpFormatter, allow_abbrev=False)
+
+
+def add_cache_flag(parser: argparse.ArgumentParser) -> None:
+    said = "for tokens and compiled programs; default: $MINI_GPT_CACHE, or mini_gpt in $XDG_CACHE_HOME or ~/.cache"
+    parser.add_argument("--cache_dir", metavar="DIR", type=directory, action=_SetCache, help=said)
 
 
 def add_process_flags(parser: argparse.ArgumentParser) -> None:
@@ -134,7 +146,7 @@ def run_name(config_path: str, overrides: dict[str, str], *varied: str) -> str:
     return files.plain_name(",".join([file.stem, *filter(None, [argument]), *changed, *varied]))
 
 
-def set_up(cache_dir: str | None = None, flags: argparse.Namespace | None = None) -> None:
+def set_up(flags: argparse.Namespace | None = None) -> None:
     """Set up the process by `startup.set_up`, and with `flags` connect to other processes.
 
     Call it before any use of a device.
@@ -143,7 +155,7 @@ def set_up(cache_dir: str | None = None, flags: argparse.Namespace | None = None
 
     Raises UserError if the other processes do not start in time.
     """
-    startup.set_up(cache_dir)
+    startup.set_up()
     if flags is None:
         return
     rank = processes.start(flags.coordinator, flags.num_processes, flags.process_id, flags.start_timeout)

@@ -34,11 +34,12 @@ def main() -> None:
     parser.add_argument("action", choices=["look"])
     parser.add_argument("--config", required=True, help="config file, such as configs/tiny.py")
     parser.add_argument("--documents", type=int, default=3, help="number of first documents that are shown")
+    command_line.add_cache_flag(parser)
     flags, rest = parser.parse_known_args()
     config = loading.load(flags.config, command_line.config_overrides(rest))
     if config.data.is_task:
         raise UserError("data.corpus: a task makes its problems itself; see --suite=tasks")
-    command_line.set_up(config.data.cache_dir)
+    command_line.set_up()
     corpus = corpora.open_corpus(config.data)
     tokenizer = token_store.fit_tokenizer(corpus, config.data)
     store = token_store.open_store(corpus, config.data, tokenizer)

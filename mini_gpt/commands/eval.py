@@ -44,9 +44,9 @@ def main() -> None:
     suites.check(names, options)
     require(flags.minutes is None or flags.minutes > 0, "--minutes", flags.minutes, "must be above 0")
     names.sort(key=list(suites.SUITES).index)  # heads before explorer: explorer shows the labels of heads
-    command_line.set_up(overrides.get("data.cache_dir"), flags)
-    which = flags.checkpoint, overrides.get("data.cache_dir")
-    with staging.reading(flags.workdir, *which) as workdir, staging.reading(flags.beside, *which) as beside:
+    command_line.set_up(flags)
+    which = flags.checkpoint
+    with staging.reading(flags.workdir, which) as workdir, staging.reading(flags.beside, which) as beside:
         options = dataclasses.replace(options, beside=None if beside is None else str(beside))
         run = Run(workdir, checkpoint=flags.checkpoint, overrides=overrides)
         for name in names:  # check all suites before the first measurement

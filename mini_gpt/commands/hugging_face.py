@@ -77,6 +77,7 @@ def _parser() -> argparse.ArgumentParser:
     into.add_argument("--revision", help="commit, tag or branch of a model of the Hub; default: its newest commit")
     into.add_argument("--workdir", type=run_flags.new_directory, required=True, help="a new run directory")
     into.add_argument("--config", default="configs/default.py", help="config file for the fields that the input lacks")
+    command_line.add_cache_flag(into)
     both = commands.add_parser("compare", help="show where two models first differ", allow_abbrev=False)
     both.add_argument("--left", type=command_line.place, required=True, help="a run directory")
     of_others = "a directory that Transformers opens, which needs PyTorch, or another run directory"
@@ -112,9 +113,9 @@ def writing(output: Path | Place) -> Iterator[Path]:
 def _import(flags: argparse.Namespace, rest: Sequence[str]) -> None:
     overrides = command_line.config_overrides(rest)
     given = str(flags.input)
-    with staging.training(flags.workdir, flags, None, new=True) as workdir:
+    with staging.training(flags.workdir, flags, new=True) as workdir:
         if isinstance(flags.input, Place):
-            given = str(buckets.copied(given, files.cache_directory(None)))
+            given = str(buckets.copied(given))
         with gguf_models.as_directory(hub.find(given, flags.revision), workdir) as source:
             config = importing.import_run(source.directory, workdir, flags.config, overrides, source.origin)
     done = f"{flags.workdir}: imported as a run at step 0 with corpus {config.data.corpus}. Next: eval.py"
@@ -142,7 +143,7 @@ def _compare(flags: argparse.Namespace) -> None:
 def _model(given: Path | Place) -> Path | Place:
     """Return a local copy of a bucket's model of Transformers. Anything else is returned as it is."""
     is_model = isinstance(given, Place) and workdirs.CORPUS not in given.files(recursive=False)
-    return buckets.copied(str(given), files.cache_directory(None)) if is_model else given
+    return buckets.copied(str(given)) if is_model else given
 
 
 if __name__ == "__main__":

@@ -48,7 +48,7 @@ def main() -> None:
 
 def _of_run(flags: Any) -> tuple[str, dict[str, Any]]:
     """Return the run's name and the data of the page."""
-    with staging.reading(flags.workdir, flags.checkpoint, None) as workdir:
+    with staging.reading(flags.workdir, flags.checkpoint) as workdir:
         run = Run(workdir, checkpoint=flags.checkpoint, overrides={"model.dtype": "float32"})
     place = removed.parse("--head", flags.head or "", run.config.model.head_numbers)
     run = base.whole_run(run)

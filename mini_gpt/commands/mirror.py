@@ -32,12 +32,12 @@ log = logging.getLogger(__name__)
 
 
 @contextlib.contextmanager
-def training(place: Place, flags: argparse.Namespace, cache_dir: str | None, *, new: bool) -> Iterator[Path]:
+def training(place: Place, flags: argparse.Namespace, *, new: bool) -> Iterator[Path]:
     """See `staging.training`."""
-    command_line.set_up(cache_dir, flags if "num_processes" in flags else None)
+    command_line.set_up(flags if "num_processes" in flags else None)
     if processes.are_several():
         raise UserError(f"--workdir: found {place} for several processes; give a directory that all of them see")
-    mirror, stopped = Mirror(place, "train", cache_dir), threading.Event()
+    mirror, stopped = Mirror(place, "train"), threading.Event()
     if new:
         if workdirs.CONFIG in place.files(recursive=False):
             raise UserError(f"--workdir: {place} holds a run already; name a new folder")
@@ -59,9 +59,9 @@ def training(place: Place, flags: argparse.Namespace, cache_dir: str | None, *, 
 
 
 @contextlib.contextmanager
-def reading(place: Place, choice: str, cache_dir: str | None) -> Iterator[Path]:
+def reading(place: Place, choice: str) -> Iterator[Path]:
     """See `staging.reading`."""
-    mirror = Mirror(place, "read", cache_dir)
+    mirror = Mirror(place, "read")
     mirror.fetch_to_read(choice)
     try:
         yield mirror.local
@@ -72,10 +72,10 @@ def reading(place: Place, choice: str, cache_dir: str | None) -> Iterator[Path]:
 class Mirror:
     """The local copy of a run in a bucket. purpose: train or read; each has its own copy."""
 
-    def __init__(self, place: Place, purpose: str, cache_dir: str | None):
+    def __init__(self, place: Place, purpose: str):
         self.place = place
         address = hashlib.sha256(place.address.encode()).hexdigest()[:16]
-        home = files.cache_directory(cache_dir) / "buckets" / address / purpose
+        home = files.cache_directory() / "buckets" / address / purpose
         self.local = home / files.plain_name(place.address.rpartition("/")[2])
         self.sent = dict[str, Entry]()  # small files that are in the bucket, as they are in the copy
         self.markers = dict[int, str]()  # {step: hash of its record} of the checkpoints in the bucket

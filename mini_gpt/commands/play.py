@@ -29,9 +29,9 @@ def main() -> None:
     add("--port", type=int, default=PORT, help="port on this machine; 0: any free one")
     flags, rest = parser.parse_known_args()
     overrides = command_line.config_overrides(rest, flags.override)
-    command_line.set_up(overrides.get("data.cache_dir"))
-    which = flags.checkpoint, overrides.get("data.cache_dir")
-    with staging.reading(flags.workdir, *which) as workdir, staging.reading(flags.beside, *which) as beside:
+    command_line.set_up()
+    which = flags.checkpoint
+    with staging.reading(flags.workdir, which) as workdir, staging.reading(flags.beside, which) as beside:
         run = Run(workdir, checkpoint=flags.checkpoint, overrides=overrides)
     options = SuiteOptions(text=flags.text, beside=None if beside is None else str(beside))
     Play().check(run.config, options)

@@ -50,8 +50,8 @@ Loss = Callable[[LoadedModel], float]
 def main() -> None:
     flags, rest = _parser().parse_known_args()
     overrides = command_line.config_overrides(rest)
-    command_line.set_up(overrides.get("data.cache_dir"))
-    of_run = [name for name in overrides if name.startswith(KEPT) and name != "data.cache_dir"]
+    command_line.set_up()
+    of_run = [name for name in overrides if name.startswith(KEPT)]
     if of_run:
         raise UserError(f"{of_run[0]}: the smaller run has that of {flags.workdir}; only fields of its training change")
     require(flags.steps is None or flags.steps > 0, "--steps", flags.steps, "must be at least 1")
@@ -60,10 +60,9 @@ def main() -> None:
     unused = [name for name in overrides if not name.startswith(("data.", "eval.", "mesh."))]
     if unused and flags.steps is None:
         raise UserError(f"{unused[0]}: nothing is trained without --steps; give --steps=N too, or leave it out")
-    which = flags.checkpoint, overrides.get("data.cache_dir")
     with (
-        staging.reading(flags.workdir, *which) as workdir,
-        staging.training(flags.output, flags, which[1], new=True) as output,
+        staging.reading(flags.workdir, flags.checkpoint) as workdir,
+        staging.training(flags.output, flags, new=True) as output,
     ):
         _prune(Run(workdir, checkpoint=flags.checkpoint), output, flags, overrides)
 

@@ -19,6 +19,7 @@ def add_run_flags(parser: argparse.ArgumentParser) -> None:
     in_bucket = "the run directory, or its address in a bucket"
     parser.add_argument("--workdir", type=command_line.place, required=True, help=in_bucket)
     parser.add_argument("--checkpoint", default="last", help="last, best, or a step")
+    command_line.add_cache_flag(parser)
 
 
 def add_override_flag(parser: argparse.ArgumentParser) -> None:

@@ -13,9 +13,7 @@ Local = TypeVar("Local", Path, None)
 
 
 @contextlib.contextmanager
-def training(
-    workdir: "Local | Place", flags: argparse.Namespace, cache_dir: str | None, *, new: bool = False
-) -> Iterator[Local | Path]:
+def training(workdir: "Local | Place", flags: argparse.Namespace, *, new: bool = False) -> Iterator[Local | Path]:
     """Yield a local copy of the run in a bucket to train in. Mirror it to the bucket meanwhile and at the end.
 
     new: start without a copy. A local directory is yielded as it is. Raises UserError if the last changes can't be
@@ -26,12 +24,12 @@ def training(
         return
     from mini_gpt.commands import mirror
 
-    with mirror.training(workdir, flags, cache_dir, new=new) as local:
+    with mirror.training(workdir, flags, new=new) as local:
         yield local
 
 
 @contextlib.contextmanager
-def reading(workdir: "Local | Place", choice: str = "last", cache_dir: str | None = None) -> Iterator[Local | Path]:
+def reading(workdir: "Local | Place", choice: str = "last") -> Iterator[Local | Path]:
     """Yield a local copy of the run in a bucket with one checkpoint. Copy what is written to eval/ at the end.
 
     choice: last, best or a step. A local directory is yielded as it is.
@@ -41,5 +39,5 @@ def reading(workdir: "Local | Place", choice: str = "last", cache_dir: str | Non
         return
     from mini_gpt.commands import mirror
 
-    with mirror.reading(workdir, choice, cache_dir) as local:
+    with mirror.reading(workdir, choice) as local:
         yield local

@@ -58,8 +58,7 @@ def _run_action(parser: argparse.ArgumentParser) -> None:
     flags, rest = parser.parse_known_args()
     plan = _loaded(flags, command_line.config_overrides(rest))
     workdir = flags.workdir or Path("runs", "studies" if flags.file else "sweeps", plan.name)
-    first = next(iter(plan.configs.values()))
-    command_line.set_up(first.data.cache_dir)
+    command_line.set_up()
     ACTIONS[flags.action or "run"](plan, workdir, flags)
 
 
@@ -74,6 +73,7 @@ def _add_flags(parser: argparse.ArgumentParser) -> None:
     add("--shards", type=int, help="with --engine=slurm: number of tasks; default: one for each run")
     add("--paper", action="store_true", help="with the report, write paper/: figures as PDF and SVG, tables for LaTeX")
     add("--changed", action="store_true", help="go on with a plan that was changed after results were seen")
+    command_line.add_cache_flag(parser)
     quick_look.add_flags(parser)
 
 

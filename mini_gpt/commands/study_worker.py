@@ -19,7 +19,7 @@ from mini_gpt.training.run import Run
 def main() -> None:
     job = child.receive()
     config, workdir = loading.from_dict(job["config"]), Path(job["workdir"])
-    startup.set_up(config.data.cache_dir)
+    startup.set_up()
     loop.train(config, workdir, conclude=False, probe=training_curves.attention_metrics)
     run = Run(workdir)
     for suite, options in job["suites"].items():

@@ -25,14 +25,15 @@ def main() -> None:
     in_bucket = "run directory, or its address in a bucket; default: runs/CONFIG,OVERRIDES"
     parser.add_argument("--workdir", type=command_line.place, help=in_bucket)
     parser.add_argument("--init_from", type=command_line.place, help="run whose weights initialize a new run")
+    command_line.add_cache_flag(parser)
     command_line.add_process_flags(parser)
     flags, rest = parser.parse_known_args()
     overrides = command_line.config_overrides(rest)
-    with staging.training(flags.workdir, flags, overrides.get("data.cache_dir")) as workdir:
+    with staging.training(flags.workdir, flags) as workdir:
         config = loading.load(flags.config or _of_run(workdir), overrides)
-        command_line.set_up(config.data.cache_dir, flags)
+        command_line.set_up(flags)
         workdir = workdir or Path("runs", command_line.run_name(flags.config, overrides))
-        with staging.reading(flags.init_from, cache_dir=config.data.cache_dir) as init_from:
+        with staging.reading(flags.init_from) as init_from:
             pass  # the copy stays
         loop.train(config, workdir, init_from=init_from, probe=training_curves.attention_metrics)
 

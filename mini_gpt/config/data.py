@@ -38,10 +38,9 @@ class DataConfig(Section, prefix="data."):
         "sequence", "coupled, abacus: positions restart at each character that is no letter or digit"
     )
     isolate_documents: bool = field(False, "attention stays inside a document, and positions restart in each")
-    cache_dir: str | None = field(None, "None: mini_gpt in $XDG_CACHE_HOME or ~/.cache")
 
     def check(self) -> None:
-        for name in ("path", "target_path", "cache_dir"):
+        for name in ("path", "target_path"):
             if "\0" in (getattr(self, name) or ""):
                 self.refuse(name, "must be a path without NUL characters")
         if min(self.split_fractions) < 0 or abs(sum(self.split_fractions) - 1) >= 1e-6:

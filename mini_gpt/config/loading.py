@@ -12,11 +12,10 @@ import re
 import sys
 import types
 import typing
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from mini_gpt.config import places
 from mini_gpt.config.attention import beta_fast
 from mini_gpt.config.data import NO_FILES
 from mini_gpt.config.fields import Spec, Values, build, choices, convert, specs
@@ -37,15 +36,10 @@ def load(path: str | Path, overrides: Values = types.MappingProxyType({})) -> Co
     path: such as `configs/tiny.py`, `configs/presets.py:gpt3_175b` (calls get_config("gpt3_175b")), or a config.json.
     overrides: {dotted name: value}; text is parsed as on the command line.
 
-    Raises UserError for an unknown field, a wrong type, a value out of range, or a corpus location that only a
-    config.json names (mini_gpt/config/places.py).
+    Raises UserError for an unknown field, a wrong type, or a value out of range.
     """
     file, argument = find_file(str(path))
-    config = _checked(_values_of_file(file, argument) | _parse_overrides(overrides))
-    if file.suffix == ".json":
-        config = with_known_cache(config, overrides)
-        places.check_corpus(config.data, overrides, file)
-    return config
+    return _checked(_values_of_file(file, argument) | _parse_overrides(overrides))
 
 
 def find_file(path: str, flag: str = "--config", example: str = "configs/tiny.py") -> tuple[Path, str]:
@@ -59,13 +53,6 @@ def find_file(path: str, flag: str = "--config", example: str = "configs/tiny.py
             if (file := root / ":".join(parts[:end])).is_file():
                 return file, ":".join(parts[end:])
     raise UserError(f"{flag}: {path} not found; name a file such as {example}")
-
-
-def with_known_cache(config: Config, typed: Collection[str]) -> Config:
-    """Return the config. If the user has never typed its `data.cache_dir`, use the default cache instead."""
-    if places.is_known_cache(config.data, typed):
-        return config
-    return dataclasses.replace(config, data=dataclasses.replace(config.data, cache_dir=None))
 
 
 def override(config: Config, overrides: Values) -> Config:

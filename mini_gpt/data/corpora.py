@@ -1,7 +1,6 @@
 """A corpus: its documents, or pairs of texts. `open_corpus` finds the source of `data.corpus` by its name."""
 
 import dataclasses
-import functools
 import hashlib
 import pkgutil
 from collections.abc import Callable, Iterator, Mapping
@@ -86,17 +85,16 @@ def open_corpus(data: DataConfig) -> Corpus:
     if source is None:
         known = ", ".join(f"{name}NAME" if name.endswith(":") else name for name in SOURCES)
         raise UserError(f"data.corpus: found {data.corpus!r}; must be {known}")
-    local = functools.partial(_local, cache=files.cache_directory(data.cache_dir))
-    data = dataclasses.replace(data, path=local(data.path), target_path=local(data.target_path))
+    data = dataclasses.replace(data, path=_local(data.path), target_path=_local(data.target_path))
     return pkgutil.resolve_name(source)(data)
 
 
-def _local(path: str | None, cache: Path) -> str | None:
+def _local(path: str | None) -> str | None:
     if path is None or not files.is_address(path):
         return path
     from mini_gpt.runtime import buckets  # imports Arrow
 
-    return str(buckets.copied(path, cache))
+    return str(buckets.copied(path))
 
 
 def digest(*values: object) -> str:

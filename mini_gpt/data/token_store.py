@@ -61,7 +61,7 @@ def open_store(corpus: Corpus, data: DataConfig, tokenizer: Tokenizer) -> TokenS
         log.info("tokenizing %s into %s", corpus.name, directory)
         _build(draft, corpus, data, tokenizer)
 
-    directory = files.cache_directory(data.cache_dir) / "tokens" / digest(key)[:16]
+    directory = files.cache_directory() / "tokens" / digest(key)[:16]
     files.made_once(directory, build)
     try:
         return TokenStore(directory, files.read_json(directory / META))
@@ -160,7 +160,7 @@ def fit_tokenizer(corpus: Corpus, data: DataConfig) -> Tokenizer:
     share = min(1.0, data.tokenizer_sample / max(1, corpus.size)) if data.tokenizer == "bpe" else 1.0
     kind = splits.split_kind(corpus, data)
     key = corpus.fingerprint, kind, data.split_fractions, data.tokenizer, data.vocab_size, share
-    directory = files.cache_directory(data.cache_dir) / "tokenizers" / digest(key)[:16]
+    directory = files.cache_directory() / "tokenizers" / digest(key)[:16]
     make: dict[str, Callable[[], Tokenizer]] = {
         "characters": lambda: tokenizers.CharacterTokenizer.of_texts(_texts(corpus, data)),
         "words": lambda: tokenizers.WordTokenizer.of_texts(_texts(corpus, data)),

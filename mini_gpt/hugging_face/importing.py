@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mini_gpt.config import loading, places
+from mini_gpt.config import loading
 from mini_gpt.config.attention import pattern
 from mini_gpt.config.model import ModelConfig
 from mini_gpt.config.schema import Config
@@ -70,7 +70,6 @@ def import_run(
     arrays = read_weights(source, architecture, config.model, vocab_size)
     if config.model.prediction_head is None:
         log.info(f"{source}: no prediction head, so that only tools for activations and attention can read the run")
-    places.remember(config.data)  # later commands may read these paths from the run's config.json
     corpus = corpora.open_corpus(config.data)
     shapes = states.parameter_shapes(config, vocab_size)[1]
     with files.directory_written_whole(workdir) as draft:

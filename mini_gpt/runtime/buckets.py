@@ -122,9 +122,11 @@ def _file_system(address: str) -> tuple[str, fs.FileSystem]:
         )
     if scheme == "gs":
         return path, fs.GcsFileSystem(retry_time_limit=datetime.timedelta(seconds=ATTEMPTS * REQUEST_SECONDS))
+    if "::" in path:  # fsspec would join file systems; one of them, reference://, renders templates of its file
+        raise UserError(f"{address}: found several addresses, joined by '::'; give one")
     try:
         system, path = fsspec.url_to_fs(address)
-    except (ValueError, ImportError) as error:  # an unknown scheme, or a package that is not installed
+    except (ValueError, ImportError, TypeError, AttributeError) as error:  # a scheme that is unknown or needs options
         raise UserError(f"{address}: {first_line(error)}; use s3://, gs:// or a local directory") from None
     return path, fs.PyFileSystem(fs.FSSpecHandler(system))
 
@@ -154,7 +156,7 @@ def clear_errors(address: str) -> Iterator[None]:
         raise UserError(f"{address}: can't be read or written ({reason}); {remedy}") from error
 
 
-def copied(address: str, cache: Path) -> Path:
+def copied(address: str) -> Path:
     """Copy what an address means, a file, a folder or a glob, into the cache; return the same path or glob there.
 
     Only files of another size or time are copied again. Raises UserError if there is no such file.
@@ -169,7 +171,7 @@ def copied(address: str, cache: Path) -> Path:
     found = {name: entry for name, entry in there.items() if matches(name) or is_inside(name)}
     if not found:
         raise UserError(f"{address}: matches no file; give a file, a folder or a glob that does")
-    local = cache / "copies" / hashlib.sha256(address.encode()).hexdigest()[:16]
+    local = files.cache_directory() / "copies" / hashlib.sha256(address.encode()).hexdigest()[:16]
     with files.clear_write_errors(local):
         for old in [path for path in local.rglob("*") if path.is_file()]:
             entry = Entry(old.stat().st_size, old.stat().st_mtime_ns)

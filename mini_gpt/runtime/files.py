@@ -20,6 +20,7 @@ CANT_WRITE = [
     os.strerror(number)
     for number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO)
 ]
+CACHE = "MINI_GPT_CACHE"  # the environment variable
 DRAFT = ".draft"  # suffix of directories that hold what is being written
 CHECKSUM = "sha256"  # the key of a JSON object's own checksum
 LONGEST_NAME = 240  # characters; file systems allow 255 bytes, and writers append suffixes
@@ -50,10 +51,13 @@ def without_password(address: str) -> str:
     return re.sub(r"://.*@", "://…@", address, flags=re.DOTALL)
 
 
-def cache_directory(cache_dir: str | None) -> Path:
-    """Return `data.cache_dir`, or if it is None, $XDG_CACHE_HOME/mini_gpt or ~/.cache/mini_gpt."""
+def cache_directory() -> Path:
+    """Return $MINI_GPT_CACHE, which --cache_dir sets; without it, $XDG_CACHE_HOME/mini_gpt or ~/.cache/mini_gpt.
+
+    No config.json can name it: JAX executes the compiled programs in it.
+    """
     default = os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "mini_gpt")
-    return expanded(default if cache_dir is None else cache_dir)
+    return expanded(os.environ.get(CACHE) or default)
 
 
 @contextlib.contextmanager

@@ -20,14 +20,14 @@ LOST_PATH = "NOT_FOUND|No such file"  # the error of a task that writes into a r
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # from malloc.h
 
 
-def set_up(cache_dir: str | None = None) -> None:
-    """Set up logging, the compilation cache and memory allocation. cache_dir: as data.cache_dir."""
+def set_up() -> None:
+    """Set up logging, the compilation cache and memory allocation."""
     handler = _TqdmHandler()
     handler.addFilter(_is_shown)
     logging.basicConfig(format="%(message)s", level=logging.WARNING, handlers=[handler], force=True)
     logging.getLogger("mini_gpt").setLevel(logging.INFO)
     sys.unraisablehook = lambda raised: None if _is_repeated(raised.exc_value) else sys.__unraisablehook__(raised)
-    jax.config.update("jax_compilation_cache_dir", str(files.cache_directory(cache_dir) / "compiled"))
+    jax.config.update("jax_compilation_cache_dir", str(files.cache_directory() / "compiled"))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
     _keep_freed_memory()
     gc.freeze()  # otherwise, visits of the collector to what imports made take 0.3 s up to the first step

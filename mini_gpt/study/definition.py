@@ -24,7 +24,7 @@ SEED_FIELDS = ("seed", "data.seed")
 # Fields of config.data that decide which text is measured.
 TEXT_FIELDS = ("corpus", "path", "target_path", "pair", "split", "split_fractions")
 # Fields that may differ between machines; the text is compared by its fingerprint.
-PLACES = ("data.path", "data.target_path", "data.cache_dir")
+PLACES = ("data.path", "data.target_path")
 
 
 class Fit(NamedTuple):

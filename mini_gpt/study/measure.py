@@ -48,7 +48,7 @@ def main() -> None:
     job = child.receive()
     suites = {name: SuiteOptions(**options) for name, options in job["suites"].items()}
     loaded = [loading.from_dict(values) for values in job["configs"]]
-    startup.set_up(loaded[0].data.cache_dir)
+    startup.set_up()
     print(json.dumps([_cost(config, suites) for config in loaded]))
 
 

@@ -37,7 +37,8 @@ class Ray:
         self.results, self.ray = results, _connect()
         cores, gpus, self.count = share([node["Resources"] for node in self.ray.nodes() if node["Alive"]], jobs)
         self.task = self.ray.remote(num_cpus=cores, num_gpus=gpus, max_calls=1, max_retries=RETRIES)(train)
-        environment = {name: value for name, value in os.environ.items() if name.startswith(("JAX_", "XLA_"))}
+        shared = ("JAX_", "XLA_", "MINI_GPT_")
+        environment = {name: value for name, value in os.environ.items() if name.startswith(shared)}
         self.place = {"cwd": os.getcwd(), "cores": cores, "environment": environment}
 
     def start(self, job: Job, running: Sequence[Job]) -> bool:

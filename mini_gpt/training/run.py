@@ -5,7 +5,7 @@ import logging
 from collections.abc import Mapping
 from pathlib import Path
 
-from mini_gpt.config import loading, places
+from mini_gpt.config import loading
 from mini_gpt.config.schema import Config
 from mini_gpt.data import corpora, tasks, token_store
 from mini_gpt.data.corpora import Corpus
@@ -39,7 +39,7 @@ class Run(SavedRun):
     def __init__(self, workdir: str | Path, *, checkpoint: str = "last", overrides: Mapping[str, str] | None = None):
         super().__init__(workdir)
         self.checkpoint, self.overrides = checkpoint, dict(overrides or {})
-        self.config: Config = loading.with_known_cache(loading.override(self.trained, self.overrides), self.overrides)
+        self.config: Config = loading.override(self.trained, self.overrides)
         self.other_text = any(f"data.{name}" in self.overrides for name in SOURCES)
         self._check_overrides()
         self.mesh = sharding.make_reading_mesh(self.config.mesh.fsdp, self.config.mesh.tensor)
@@ -61,12 +61,7 @@ class Run(SavedRun):
 
     @functools.cached_property
     def corpus(self) -> Corpus:
-        """The corpus; it must be the one that the run was trained on, unless an override names another.
-
-        Raises UserError if the user has not typed its path, in an override or in an earlier command.
-        """
-        places.check_corpus(self.config.data, self.overrides, self.workdir / workdirs.CONFIG)
-        places.remember(self.config.data)
+        """The corpus; it must be the one that the run was trained on, unless an override names another."""
         corpus = corpora.open_corpus(self.config.data)
         if not self.other_text:
             workdirs.check_corpus(self.workdir, corpus)

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 
 from jax.sharding import Mesh
 
-from mini_gpt.config import places
+from mini_gpt.config.data import DataConfig
 from mini_gpt.config.schema import Config
 from mini_gpt.data import batches, corpora, token_store, tokenizers
 from mini_gpt.data.corpora import Corpus
 from mini_gpt.data.tokenizers import Tokenizer
 from mini_gpt.model import parameters as model_parameters
 from mini_gpt.model.parameters import Parameters
-from mini_gpt.runtime import processes
+from mini_gpt.runtime import files, processes
 from mini_gpt.runtime.errors import UserError, require
 from mini_gpt.training import assembly, settings, writers
 from mini_gpt.training import workdir as workdirs
@@ -71,9 +71,8 @@ def open_run(config: Config, workdir: Path, init_from: Path | None) -> Start:
     require(not rank or weights is not None, "train.lora_rank", rank, "adapters need the weights of a run: --init_from")
     if is_new and weights:
         weights.check(mesh)
-    places.remember(config.data)  # allows later commands to use these paths of the run's config.json
     corpus = corpora.open_corpus(config.data)  # after the checks above: it may prepare a large corpus
-    config = dataclasses.replace(config, data=places.absolute(config.data))
+    config = dataclasses.replace(config, data=_with_absolute_paths(config.data))
     if not is_new:
         workdirs.check_corpus(workdir, corpus)
         tokenizer = tokenizers.load(workdir / workdirs.TOKENIZER)
@@ -91,6 +90,15 @@ def _initial_weights(workdir: Path, init_from: Path | None, config: Config) -> "
     from mini_gpt.training import initial_weights
 
     return initial_weights.find(workdir, init_from, config)
+
+
+def _with_absolute_paths(data: DataConfig) -> DataConfig:
+    """Return the config with absolute paths of the corpus: its run can then be opened from any directory."""
+
+    def absolute(path: str | None) -> str | None:
+        return path if path is None or files.is_address(path) else str(files.expanded(path).absolute())
+
+    return dataclasses.replace(data, path=absolute(data.path), target_path=absolute(data.target_path))
 
 
 def _holds_run(workdir: Path, config: Config, mesh: Mesh, init_from: Path | None) -> bool:

@@ -29,7 +29,7 @@ ADDRESS = "address of the run"  # a file beside a copy of a run in a bucket; no 
 # Fields that may differ when a run is resumed. The corpus is compared by its fingerprint, not by its path.
 FREE_SECTIONS = ("eval.", "checkpoint.", "mesh.")
 FREE_FIELDS = (
-    *("data.path", "data.target_path", "data.cache_dir"),
+    *("data.path", "data.target_path"),
     *("train.log_every", "train.logger", "train.nonfinite", "train.nonfinite_limit"),
 )
 LENGTH = "train.steps"  # may differ if the learning rates up to the last checkpoint stay the same

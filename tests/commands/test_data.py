@@ -21,8 +21,7 @@ def look(monkeypatch, capsys, *arguments):
 def records(tmp_path):
     lines = [json.dumps({"text": make_text(n, 20 + n), "body": f"[body] {n}"}) for n in range(200)]
     (tmp_path / "a.jsonl").write_text("\n".join(lines))
-    cache = f"--config.data.cache_dir={tmp_path}/cache"
-    return ["--config.data.corpus=text", f"--config.data.path={tmp_path}/*.jsonl", cache]
+    return ["--config.data.corpus=text", f"--config.data.path={tmp_path}/*.jsonl"]
 
 
 def test_look_prints_the_counts_of_the_splits_and_the_first_documents(records, monkeypatch, capsys):

@@ -211,10 +211,10 @@ def test_a_path_may_have_a_colon_and_an_argument(tmp_path, name, argument):
     file.parent.mkdir(exist_ok=True)
     file.write_text(
         "from configs import default\n\ndef get_config(argument='none'):\n    config = default.get_config()\n"
-        "    config.data.cache_dir = argument\n    return config\n"
+        "    config.data.text_field = argument\n    return config\n"
     )
     path = f"{file}:{argument}" if argument else str(file)
-    assert loading.load(path).data.cache_dir == (argument or "none")
+    assert loading.load(path).data.text_field == (argument or "none")
     assert loading.find_file(path) == (file, argument)
     saved = tmp_path / "run:1" / "config.json"
     saved.parent.mkdir()

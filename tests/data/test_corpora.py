@@ -133,5 +133,6 @@ def test_a_missing_tensorflow_is_named(small, tmp_path, monkeypatch):
         raise ModuleNotFoundError("No module named 'tensorflow'", name="tensorflow")
 
     monkeypatch.setattr(tfds.core.DatasetBuilder, "download_and_prepare", prepare)
+    monkeypatch.setattr(tfds.core.constants, "DATA_DIR", str(tmp_path))
     with pytest.raises(UserError, match=r"^data\.corpus: .* 'lm1b' \(No module named 'tensorflow'\), pip install"):
-        corpora.open_corpus(small(data__corpus="tfds:lm1b", data__path=str(tmp_path)).data)
+        corpora.open_corpus(small(data__corpus="tfds:lm1b", data__path=None).data)

@@ -9,6 +9,7 @@ import threading
 from pathlib import Path
 
 import pytest
+import tensorflow_datasets as tfds
 
 from mini_gpt.data import corpora
 from mini_gpt.data.sources import python_stdlib, tiny_shakespeare
@@ -92,7 +93,7 @@ def damage(directory, name, kind):
 @pytest.mark.parametrize("kind", DAMAGES)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_damaged_tfds_data_set_ends_in_one_line(small, newsroom, name, kind):
-    data = small(data__corpus="tfds:newsroom", data__path=str(newsroom)).data
+    data = small(data__corpus="tfds:newsroom", data__path=None).data
     expected = texts_of(corpora.open_corpus(data))
     damage(newsroom, name.replace("*", "*train."), kind)
     try:
@@ -150,8 +151,8 @@ def test_a_missing_directory_of_data_sets_is_refused(small, tmp_path):
 
 
 @pytest.fixture
-def newsroom(tmp_path):
-    """Write the files that the newsroom builder of TFDS reads; return the data directory."""
+def newsroom(tmp_path, monkeypatch):
+    """Write the files that the newsroom builder of TFDS reads; return the data directory, that of TFDS."""
     manual = tmp_path / "tensorflow_datasets" / "downloads" / "manual"
     manual.mkdir(parents=True)
     names = ["summary", "title", "url", "date", "density_bin", "coverage_bin", "compression_bin"]
@@ -163,12 +164,13 @@ def newsroom(tmp_path):
             for n in range(count)
         )
         (manual / f"{file}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    monkeypatch.setattr(tfds.core.constants, "DATA_DIR", str(manual.parent.parent))
     return manual.parent.parent
 
 
 def test_a_tfds_data_set_keeps_its_own_splits(small, newsroom):
-    data = small(data__corpus="tfds:newsroom", data__path=str(newsroom)).data
-    for _ in ("prepared here", "prepared before"):
+    for path in (None, str(newsroom)):  # prepared here, and before
+        data = small(data__corpus="tfds:newsroom", data__path=path).data
         splits = split_of(corpora.open_corpus(data), data)
         assert collections.Counter(splits.values()) == {"train": 130, "validation": 7, "test": 9}
         assert splits["dev 3: größer\n"] == "validation" and splits["train 129: größer\n"] == "train"

@@ -234,7 +234,8 @@ def test_a_long_text_in_pieces_has_the_tokens_of_the_whole(small, tmp_path, monk
     for chunk in (7, 64):
         monkeypatch.setattr(text, "CHUNK", chunk)
         monkeypatch.setattr(text, "LONGEST_PIECE", 32)
-        config = small(**fields, data__cache_dir=f"{tmp_path}/{chunk}")
+        monkeypatch.setenv("MINI_GPT_CACHE", f"{tmp_path}/{chunk}")
+        config = small(**fields)
         corpus = corpora.open_corpus(config.data)
         assert max(len(piece.text) for _, piece in corpus.pieces()) <= 64 + chunk
         trimmed = [text if separator is None else text.strip("\n") for text in documents]

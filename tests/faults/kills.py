@@ -98,7 +98,7 @@ class Trainer:
             pairs = (f"{number} {number % 7}\t{number % 7} {number}\n" for number in range(20_000))
             (root / "pairs.tsv").write_text("".join(pairs))
         values = FIELDS | {"data.path": "{root}/texts/*.txt", "mesh.fsdp": processes} | fields
-        values |= {"data.path": values["data.path"].format(root=root), "data.cache_dir": str(self.cache)}
+        values |= {"data.path": values["data.path"].format(root=root)}
         flags = [f"--config.{name}={value}" for name, value in values.items()]
         self.command = ["--config=configs/default.py", f"--workdir={self.workdir}", *flags]
 
@@ -107,6 +107,7 @@ class Trainer:
         reading, writing = os.pipe()
         environment = os.environ | {
             "MARKS": str(writing),
+            "MINI_GPT_CACHE": str(self.cache),
             "PROGRAMS": str(self.root / "programs"),
             "XLA_FLAGS": "--xla_backend_optimization_level=0",
             "JAX_PLATFORMS": "cpu",

@@ -68,7 +68,7 @@ def start(root, command, *, around="{}", more=()):
     """Run a command in a shell. Return its exit status, and what it wrote to stderr. around: such as "{} >&-"."""
     python = f"{shlex.quote(sys.executable)} {command.format(root=root)}"
     environment = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_backend_optimization_level=0"}
-    environment |= {"XDG_CACHE_HOME": str(root / "cache"), "PYTHONDONTWRITEBYTECODE": "1"} | dict(more)
+    environment |= {"MINI_GPT_CACHE": str(root / "cache"), "PYTHONDONTWRITEBYTECODE": "1"} | dict(more)
     line = "set -o pipefail; " + around.format(python, root=root)
     done = subprocess.run(["bash", "-c", line], cwd=REPOSITORY, capture_output=True, env=environment, timeout=300)
     return done.returncode, done.stderr.decode(errors="replace")

@@ -46,7 +46,6 @@ class Accepted(Exception):
 def test_invalid_configs_end_in_one_line_that_names_the_field(tmp_path, monkeypatch, capsys):
     invalid = []
     monkeypatch.chdir(REPOSITORY)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
     def accept(*_, **__):
         raise Accepted
@@ -142,7 +141,7 @@ def test_fuzzed_tokenizers_load_or_are_refused(small, tmp_path, kind):
 def test_fuzzed_corpora_load_or_are_refused(small, tmp_path):
     folder = tmp_path / "texts"
     folder.mkdir()
-    config = small(data__path=f"{folder}/*", data__cache_dir=str(tmp_path / "cache"))
+    config = small(data__path=f"{folder}/*")
 
     @settings(FUZZ, max_examples=500)
     @given(

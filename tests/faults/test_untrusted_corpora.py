@@ -39,10 +39,38 @@ def test_a_features_file_imports_no_module(small, data_set, style, tmp_path, mon
     assert not (tmp_path / "owned").exists()
 
 
-@pytest.mark.parametrize("name", ["kaggle:ds", "huggingface:ds", "lm1b/x/data_dir=1", "../lm1b", "", "lm1b\n"])
-def test_tfds_namespaces_and_arguments_are_refused(small, name, tmp_path):
+OTHER_NAMES = ["kaggle:ds", "huggingface:ds", "lm1b/x/data_dir=1", "../lm1b", "", "lm1b\n", "Theirs", "theirs/.."]
+
+
+@pytest.mark.parametrize("name", OTHER_NAMES)
+def test_other_names_than_plain_ones_are_refused(small, name, tmp_path):
+    """TFDS would open theirs for Theirs, and a directory of its own choice for ".."."""
     with pytest.raises(UserError, match=r"^data\.corpus: found 'tfds:.*must be tfds:NAME"):
         open_theirs(small, tmp_path, f"tfds:{name}")
+
+
+def test_a_default_config_elsewhere_is_refused(small, data_set):
+    data_dir, directory = data_set
+    directory.rename(data_dir / "1.0.0")
+    (data_dir / "theirs" / ".config").mkdir()
+    (data_dir / "theirs" / ".config" / "metadata.json").write_text(json.dumps({"default_config_name": ".."}))
+    with pytest.raises(UserError, match=r"metadata\.json: default_config_name: found '\.\.'; must be a name"):
+        open_theirs(small, data_dir)
+
+
+def test_nothing_is_prepared_from_downloads_in_a_directory_that_a_config_names(small, tmp_path):
+    """The builder of math_qa calls eval() on its texts, and TFDS does not check extracted files again."""
+    with pytest.raises(UserError, match=r"^data\.path: found no prepared lm1b in .*; prepare it there with TFDS, or"):
+        open_theirs(small, tmp_path, "tfds:lm1b")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_addresses_are_not_joined(small, tmp_path):
+    """fsspec renders the templates in a file of references."""
+    (tmp_path / "references.json").write_text('{"version": 1, "templates": {"a": "{{1}}"}, "refs": {"a.txt": ["a"]}}')
+    for address in (f"reference://a::file://{tmp_path}/references.json/*.txt", "reference://a/*.txt"):
+        with pytest.raises(UserError, match=r"^reference://a.*: (found several addresses|.*fo.*; use s3://)"):
+            corpora.open_corpus(small(data__path=address).data)
 
 
 def test_a_data_set_that_names_files_elsewhere_is_refused(small, data_set):

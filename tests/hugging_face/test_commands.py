@@ -50,7 +50,7 @@ def out(directories, run, monkeypatch):
 def imports(out, monkeypatch, corpus_files, tmp_path):
     """Return a function that imports the exported run; it takes further flags."""
     plain = {name: value for name, value in SMALL.items() if not name.startswith("model.") or name == "model.dtype"}
-    plain |= {"data.path": corpus_files, "data.cache_dir": str(tmp_path / "cache")}
+    plain |= {"data.path": corpus_files}
     flags = [f"--config.{name}={value}" for name, value in plain.items() if name != "context_length"]
     return lambda *more, workdir="again", source=out: type_in(
         monkeypatch, COMMAND, "import", f"--input={source}", f"--workdir={tmp_path / workdir}", *flags, *more

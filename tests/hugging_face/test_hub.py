@@ -149,7 +149,6 @@ def test_the_parts_that_the_index_names_are_downloaded(server):
 def test_a_model_of_the_hub_becomes_a_run_that_names_its_commit(server, tmp_path, corpus_files):
     address, _, _ = server
     environment = {"HF_ENDPOINT": address, "HF_HOME": str(tmp_path / "home"), "PYTHONPATH": str(REPOSITORY)}
-    environment |= {"XDG_CACHE_HOME": str(tmp_path / "cache")}
     flags = ["import", f"--input={NAME}", f"--workdir={tmp_path / 'run'}", "--config.data.corpus=text"]
     command = [sys.executable, "-m", "mini_gpt.hugging_face", *flags, f"--config.data.path={corpus_files}"]
     done = subprocess.run(command, env=os.environ | environment, text=True, capture_output=True, check=True)

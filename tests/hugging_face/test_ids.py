@@ -57,7 +57,7 @@ def exported(objective, **model):
 def given(corpus_files, tmp_path):
     """Return the fields of an imported run that its files lack."""
     fields = {field: value for field, value in SMALL.items() if field.startswith(("data.", "train.", "eval.", "mesh."))}
-    fields |= {"data.path": corpus_files, "data.cache_dir": str(tmp_path / "cache"), "model.dtype": "float32"}
+    fields |= {"data.path": corpus_files, "model.dtype": "float32"}
     return fields | {"data.isolate_documents": True, "train.steps": 3, "optimizer.warmup_steps": 1}
 
 

@@ -121,8 +121,7 @@ def like_gpt2(directory, vocab_size, width, layers):
 def imported(source, workdir, corpus, **overrides):
     """Import a model for the small corpus; return the run."""
     dotted = {name.replace("__", "."): value for name, value in overrides.items()}
-    fields = {"data.corpus": "text", "data.path": corpus, "data.cache_dir": str(workdir.parent / "cache")}
-    fields |= {"model.dtype": "float32", "mesh.data": 1}
+    fields = {"data.corpus": "text", "data.path": corpus, "model.dtype": "float32", "mesh.data": 1}
     importing.import_run(source, workdir, "configs/default.py", fields | dotted)
     return Run(workdir)
 

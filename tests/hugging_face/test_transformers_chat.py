@@ -173,7 +173,7 @@ def test_an_answer_ends_where_it_ends_in_transformers(name, monkeypatch, corpus_
     assert wanted == path[: place + 1] and path[place] in ends
 
     fields = {name: value for name, value in SMALL.items() if name.startswith(("data.", "train.", "mesh."))}
-    fields |= {"data.path": corpus_files, "data.cache_dir": str(tmp_path / "cache"), "model.dtype": "float32"}
+    fields |= {"data.path": corpus_files, "model.dtype": "float32"}
     importing.import_run(tmp_path / "there", tmp_path / "run", "configs/default.py", fields)
     run = Run(tmp_path / "run")
     command = [f"--workdir={tmp_path}/run", "--chat", "--prompt=the cat", "--length=40", "--temperature=0", "--json"]

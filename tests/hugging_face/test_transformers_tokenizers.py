@@ -80,7 +80,7 @@ def imports(corpus_files, tmp_path):
         network.save_pretrained(tmp_path / "there")
         tokenizer.save_pretrained(tmp_path / "there")
         fields = {name: value for name, value in SMALL.items() if name.startswith(("data.", "train.", "mesh."))}
-        fields |= {"data.path": corpus_files, "data.cache_dir": str(tmp_path / "cache"), "model.dtype": "float32"}
+        fields |= {"data.path": corpus_files, "model.dtype": "float32"}
         importing.import_run(tmp_path / "there", tmp_path / "run", "configs/default.py", fields | overrides)
         return Run(tmp_path / "run"), type(network).from_pretrained(tmp_path / "there").eval()
 

@@ -78,8 +78,7 @@ def open_run(small, _runs):
 
     def make(name, fields):
         if name not in made:
-            overrides = REAL | {"data__cache_dir": str(root / "cache")} | fields
-            loop.train(small(**overrides), root / name, conclude=False)
+            loop.train(small(**REAL | fields), root / name, conclude=False)
             made[name] = Run(root / name)
         return made[name]
 

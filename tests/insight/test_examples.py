@@ -63,7 +63,7 @@ def run_of(tmp_path_factory):
 
     def opened(kind):
         if not (root / kind).exists():
-            fields = SMALL | ENCODER | {"data.cache_dir": f"{root}/cache"} | data[kind]
+            fields = SMALL | ENCODER | data[kind]
             loop.train(loading.load("configs/default.py", fields), root / kind, conclude=False)
         return Run(root / kind)
 

@@ -166,7 +166,7 @@ def test_an_answer_has_a_measurement():
 def test_a_hidden_fault_is_trained_guessed_and_named(monkeypatch, tmp_path, capsys):
     seed = next(seed for seed in range(99) if str(faults.draw(seed)[1]) == "targets shifted by -1")
     fields = {"train.steps": 60, "eval.every": 60, "checkpoint.every": 60, "optimizer.warmup_steps": 10}
-    monkeypatch.setattr(faults, "FIELDS", faults.FIELDS | fields | {"data.cache_dir": str(tmp_path / "cache")})
+    monkeypatch.setattr(faults, "FIELDS", faults.FIELDS | fields)
     call = ["exercises", "fault", f"--seed={seed}", f"--workdir={tmp_path / 'run'}"]
 
     def run(*more):

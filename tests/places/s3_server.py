@@ -38,7 +38,7 @@ class Server:
         """Return the environment of a command on a machine with its own cache."""
         kept = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
         own = {"AWS_ENDPOINT_URL": self.url, "AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "SECRET-KEY"}
-        own |= {"AWS_REGION": "us-east-1", "AWS_EC2_METADATA_DISABLED": "true", "XDG_CACHE_HOME": str(cache)}
+        own |= {"AWS_REGION": "us-east-1", "AWS_EC2_METADATA_DISABLED": "true", "MINI_GPT_CACHE": str(cache)}
         return kept | own | more
 
     def answer(self, method: str, path: str, headers: dict[str, str], body: bytes | None) -> http.client.HTTPResponse:

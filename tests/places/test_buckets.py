@@ -80,7 +80,7 @@ def test_a_glob_is_copied_and_only_changed_files_are_copied_again(tmp_path, sche
     copied = []
     download = Place.download
     monkeypatch.setattr(Place, "download", lambda self, name, *rest: copied.append(name) or download(self, name, *rest))
-    fetch = lambda rest: buckets.copied(f"{place.address}/{rest}", tmp_path / "cache")
+    fetch = lambda rest: buckets.copied(f"{place.address}/{rest}")
     found = fetch("**/*.txt")
     content = lambda: {path.relative_to(found.parents[1]).as_posix() for path in found.parents[1].rglob("*.txt")}
     assert found.name == "*.txt" and content() == set(copied) == {"a.txt", "b/c.txt"}

@@ -29,7 +29,7 @@ def source(server, trained, tmp_path):
     """Return a run that is also at ADDRESS."""
     run = trained()
     clear(Place(ADDRESS))
-    staged = Mirror(Place(ADDRESS), "train", str(tmp_path / "of the trainer"))
+    staged = Mirror(Place(ADDRESS), "train")
     shutil.copytree(run, staged.local)
     staged.copy()
     return run
@@ -42,15 +42,15 @@ def checksums(run):
 
 @pytest.mark.slow
 def test_a_run_starts_with_the_weights_of_a_run_in_a_bucket(source, corpus_files, monkeypatch, tmp_path):
-    fields = SMALL | {"train.steps": 4, "data.path": corpus_files, "data.cache_dir": tmp_path / "cache"}
+    fields = SMALL | {"train.steps": 4, "data.path": corpus_files}
     train = ["train.py", "--config=configs/default.py", *(f"--config.{name}={value}" for name, value in fields.items())]
     for init_from in (source, ADDRESS):
         workdir = tmp_path / f"from {str(init_from)[:2]}"
         assert type_in(monkeypatch, *train, f"--workdir={workdir}", f"--init_from={init_from}") is None
     assert checksums(tmp_path / "from s3") == checksums(tmp_path / f"from {str(source)[:2]}") != checksums(source)
     assert workdirs.initial_run(workdir)["workdir"] == ADDRESS
-    train[-1] = f"--config.data.cache_dir={tmp_path / 'of another machine'}"
-    assert type_in(monkeypatch, *train, f"--workdir={workdir}", f"--init_from={ADDRESS}/") is None
+    other = f"--cache_dir={tmp_path / 'of another machine'}"
+    assert type_in(monkeypatch, *train, other, f"--workdir={workdir}", f"--init_from={ADDRESS}/") is None
     said = type_in(monkeypatch, *train, f"--workdir={workdir}", f"--init_from={source}")
     assert said.startswith(f"error: --init_from: found {source}; the run in {workdir} was started from {ADDRESS}; give")
     missing = f"error: {ADDRESS}/none holds no run; give the address of one"

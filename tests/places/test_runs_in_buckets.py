@@ -135,7 +135,7 @@ def test_training_does_not_wait_for_a_slow_server(server, texts, tmp_path):
         until = time.monotonic() + 25
         is_held = method == "PUT" and "/slow/" in path and not path.endswith("/begun")
         while is_held and not reached and time.monotonic() < until:
-            found = tmp_path.glob("b/mini_gpt/buckets/*/train/slow/checkpoints/*")
+            found = tmp_path.glob("b/buckets/*/train/slow/checkpoints/*")
             if max((int(path.name) for path in found if path.name.isdecimal()), default=0) >= 75:
                 reached.append(first.send_signal(signal.SIGTERM))
             time.sleep(0.01)

@@ -27,7 +27,9 @@ def make_run(folder, identity, steps, mark=""):
 
 
 def mirror_on(machine, tmp_path, purpose="train"):
-    return Mirror(Place(f"file://{tmp_path}/bucket/run"), purpose, str(tmp_path / machine))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MINI_GPT_CACHE", str(tmp_path / machine))
+        return Mirror(Place(f"file://{tmp_path}/bucket/run"), purpose)
 
 
 def trainer_with(steps, tmp_path):
@@ -70,7 +72,7 @@ def test_a_reader_has_the_checkpoint_that_it_asks_for_and_sends_its_results(tmp_
     trainer.copy()
     with pytest.raises(UserError, match=r"--checkpoint: found '7'; must be last, best or one of 1, 2"):
         reader.fetch_to_read("7")
-    with staging.reading(reader.place, cache_dir=str(tmp_path / "b")) as local:
+    with staging.reading(reader.place) as local:
         assert (local / "checkpoints/2/arrays").read_text() == "arrays of 2 other"
         (local / "eval" / "new.json").write_text("new")
         (local / "config.json").write_text("changed by nobody")
@@ -82,6 +84,7 @@ def test_a_reader_has_the_checkpoint_that_it_asks_for_and_sends_its_results(tmp_
 
 def test_a_checkpoint_that_is_not_whole_has_no_marker_and_is_copied_at_the_end(tmp_path, monkeypatch):
     trainer = trainer_with([], tmp_path)
+    monkeypatch.setenv("MINI_GPT_CACHE", str(tmp_path / "a"))
     make_run(trainer.local, "one", [1])
     upload = Place.upload
 
@@ -97,11 +100,11 @@ def test_a_checkpoint_that_is_not_whole_has_no_marker_and_is_copied_at_the_end(t
     assert trainer.markers == {} and any(name.startswith("checkpoints/1/") for name in trainer.place.files())
     with (
         pytest.raises(UserError, match="no network"),
-        staging.training(trainer.place, argparse.Namespace(), str(tmp_path / "a")) as local,
+        staging.training(trainer.place, argparse.Namespace()) as local,
     ):
         assert local == trainer.local
     monkeypatch.setattr(Place, "upload", upload)
-    with staging.training(trainer.place, argparse.Namespace(), str(tmp_path / "a")):
+    with staging.training(trainer.place, argparse.Namespace()):
         pass
     trainer._look()
     assert [*trainer.markers] == [1]
@@ -115,7 +118,7 @@ def test_a_run_that_another_program_put_there_is_refused_and_kept(tmp_path, is_i
     with pytest.raises(UserError, match=r"bucket/run: another program has put this run there; copy it to a local"):
         trainer.fetch_to_train()
     new = pytest.raises(UserError, match="holds a run already; name a new folder")
-    with new, staging.training(trainer.place, argparse.Namespace(), str(tmp_path), new=True):
+    with new, staging.training(trainer.place, argparse.Namespace(), new=True):
         pass
     assert trainer.place.files() == before
 
@@ -134,6 +137,6 @@ def test_several_processes_need_a_directory(tmp_path, monkeypatch):
     monkeypatch.setattr(mirror.command_line, "set_up", lambda *_: None)
     place = Place(f"file://{tmp_path}/run")
     refused = pytest.raises(UserError, match="several processes; give a directory that all of them see")
-    with refused, staging.training(place, argparse.Namespace(), None):
+    with refused, staging.training(place, argparse.Namespace()):
         pass
     assert os.listdir(tmp_path) == []

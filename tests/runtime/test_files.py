@@ -23,12 +23,15 @@ def figure(title):
 
 def test_the_cache_of_an_unknown_user_without_home_is_refused(monkeypatch):
     """Containers often start processes with a user id that has no name."""
+    assert files.cache_directory() == Path(os.environ["MINI_GPT_CACHE"])
+    monkeypatch.delenv("MINI_GPT_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/data")
+    assert files.cache_directory() == Path("/data/mini_gpt")
     monkeypatch.delenv("HOME")
-    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setattr(os, "getuid", lambda: 2**31 - 7)
     with pytest.raises(UserError, match=r"^~/\.cache/mini_gpt: found no home directory for ~; set HOME, or give"):
-        files.cache_directory(None)
-    assert files.cache_directory("/data/cache") == Path("/data/cache")
+        files.cache_directory()
 
 
 WRITERS = {

@@ -25,7 +25,7 @@ from tests.conftest import REPOSITORY, SMALL
 from tests.training import interruption
 from tests.training.interruption import without_rates
 
-ONE_DEVICE = os.environ | {"XLA_FLAGS": "--xla_backend_optimization_level=0"}
+ONE_DEVICE = {"XLA_FLAGS": "--xla_backend_optimization_level=0"}
 
 
 def free_port() -> int:
@@ -38,7 +38,8 @@ def start_two(command, extra=()):
     job = [f"--coordinator=127.0.0.1:{free_port()}", "--num_processes=2", "--start_timeout=60"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     calls = [[*command, *job, f"--process_id={number}", *(extra[number] if extra else ())] for number in range(2)]
-    return [subprocess.Popen([sys.executable, *call], cwd=REPOSITORY, env=ONE_DEVICE, **pipes) for call in calls]
+    environment = os.environ | ONE_DEVICE
+    return [subprocess.Popen([sys.executable, *call], cwd=REPOSITORY, env=environment, **pipes) for call in calls]
 
 
 def rows(workdir):
@@ -55,13 +56,13 @@ def assert_close(a, b):
 def test_two_processes_train_as_one(small, tmp_path):
     one, two = tmp_path / "one", tmp_path / "[two] \\ processes"
     sharded = {"mesh.data": 1, "mesh.fsdp": 2}
-    paths = {"data.path": small().data.path, "data.cache_dir": str(tmp_path / "cache"), "data.tokenizer": "bpe"}
-    paths |= {"data.vocab_size": 300, "eval.sample_tokens": 4}
+    paths = {"data.path": small().data.path, "data.tokenizer": "bpe", "data.vocab_size": 300, "eval.sample_tokens": 4}
     bpe = {name.replace(".", "__"): value for name, value in paths.items()}
     probe = training_curves.attention_metrics  # as train.py
     loop.train(small(train__steps=4, **bpe), one, probe=probe)
-    (tmp_path / "apart").mkdir()  # an empty cache, so both processes prepare the data
-    paths["data.cache_dir"] = str(tmp_path / "apart")
+    apart = (
+        os.environ | ONE_DEVICE | {"MINI_GPT_CACHE": str(tmp_path / "apart")}
+    )  # empty, so both processes prepare the data
 
     fields = SMALL | paths | sharded
     train = ["train.py", "--config=configs/default.py", *(f"--config.{name}={value}" for name, value in fields.items())]
@@ -74,7 +75,7 @@ def test_two_processes_train_as_one(small, tmp_path):
         (tmp_path / f"{number}.json").write_text(json.dumps(numbered))
         call = [sys.executable, "-m", "tests.two_processes", str(tmp_path / f"{number}.json")]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        both.append(subprocess.Popen(call, cwd=REPOSITORY, env=ONE_DEVICE, **pipes))
+        both.append(subprocess.Popen(call, cwd=REPOSITORY, env=apart, **pipes))
     said = [process.communicate(timeout=150) for process in both]
     assert [process.returncode for process in both] == [0, 0], said
     assert "Validation loss" in said[0][0] and "continued by the model" in said[0][0]
@@ -99,7 +100,7 @@ def test_two_processes_train_as_one(small, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("signaled, number", [(1, signal.SIGTERM), (0, signal.SIGINT)])
 def test_a_signal_to_one_process_stops_both_at_one_step(small, tmp_path, signaled, number):
-    fields = SMALL | {"data.path": small().data.path, "data.cache_dir": str(tmp_path / "cache"), "mesh.data": 1}
+    fields = SMALL | {"data.path": small().data.path, "mesh.data": 1}
     fields |= {"mesh.fsdp": 2, "train.steps": 1000, "eval.every": 1000, "checkpoint.every": 4, "model.dropout": 0.2}
     arguments = [f"--config.{name}={value}" for name, value in fields.items()]
     workdir = tmp_path / "run"
@@ -127,7 +128,7 @@ def test_both_processes_reject_damage_that_one_finds(small, tmp_path):
     arguments = [f"--config.{name}={value}" for name, value in fields.items()]
     workdir = tmp_path / "run"
     command = ["train.py", "--config=configs/default.py", *arguments, f"--workdir={workdir}"]
-    caches = [[f"--config.data.cache_dir={tmp_path}/cache{number}"] for number in range(2)]
+    caches = [[f"--cache_dir={tmp_path}/cache{number}"] for number in range(2)]
 
     def train():
         both = start_two(command, caches)

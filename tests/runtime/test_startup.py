@@ -43,22 +43,22 @@ program.run(main)
 """
 
 
-def said(package, tmp_path):
-    environment = os.environ | {"PYTHONPATH": str(REPOSITORY), "XDG_CACHE_HOME": str(tmp_path)}
+def said(package):
+    environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
     script = TASKS.replace("PACKAGE", package)
     done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=60)
     return done.stderr
 
 
-def test_errors_of_tasks_of_orbax_are_not_repeated(tmp_path):
-    assert said("orbax", tmp_path) == "error: damaged\n"
-    others = said("another", tmp_path)
+def test_errors_of_tasks_of_orbax_are_not_repeated():
+    assert said("orbax") == "error: damaged\n"
+    others = said("another")
     assert "Exception ignored in" in others and "exception was never retrieved" in others
 
 
-def test_the_collector_does_not_visit_what_imports_made(tmp_path):
-    script = "import gc, sys; from mini_gpt.runtime import startup; startup.set_up(sys.argv[1]); gc.collect()"
+def test_the_collector_does_not_visit_what_imports_made():
+    script = "import gc; from mini_gpt.runtime import startup; startup.set_up(); gc.collect()"
     counts = "print(gc.get_freeze_count(), len(gc.get_objects()))"
-    command = [sys.executable, "-c", f"{script}; {counts}", tmp_path]
+    command = [sys.executable, "-c", f"{script}; {counts}"]
     frozen, visited = map(int, subprocess.check_output(command, cwd=REPOSITORY, text=True).split())
     assert frozen > 100 * visited

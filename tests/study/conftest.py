@@ -18,7 +18,7 @@ def sweep(monkeypatch, flags, widths, *more):
 @pytest.fixture
 def flags(corpus_files, tmp_path):
     """Return the flags of a sweep over small models, into tmp_path/sweep."""
-    fields = SMALL | {"data.path": corpus_files, "data.cache_dir": tmp_path / "cache", "train.steps": 4, "seed": 3}
+    fields = SMALL | {"data.path": corpus_files, "train.steps": 4, "seed": 3}
     typed = [f"--config.{name}={value}" for name, value in fields.items()]
     return ["--config=configs/default.py", f"--workdir={tmp_path}/sweep", *typed]
 
@@ -58,8 +58,8 @@ def real(monkeypatch, started, caplog):
 
 
 @pytest.fixture
-def overrides(corpus_files, tmp_path):
+def overrides(corpus_files):
     """Return the fields of a small config, as a study has them."""
-    fields = SMALL | {"data.path": corpus_files, "data.cache_dir": str(tmp_path / "cache"), "train.steps": 4}
+    fields = SMALL | {"data.path": corpus_files, "train.steps": 4}
     loading.load("configs/default.py", fields)
     return fields

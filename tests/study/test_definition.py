@@ -253,9 +253,9 @@ def test_a_changed_field_is_found_in_a_saved_plan(study):
 def test_the_places_of_data_are_not_part_of_a_plan(study, overrides):
     without = {name: value for name, value in overrides.items() if name not in definition.PLACES}
     places = {name: overrides[name] for name in definition.PLACES if name in overrides}
-    plans = [Plan("s", dataclasses.replace(study, overrides=without), {**places, "data.cache_dir": d}) for d in "ab"]
+    plans = [Plan("s", dataclasses.replace(study, overrides=without), {**places, "data.path": d}) for d in "ab"]
     assert plans[0].to_dict() == plans[1].to_dict()
-    assert plans[0].configs["wide"].data.cache_dir == "a" and plans[0].configs["wide"].data.path
+    assert plans[0].configs["wide"].data.path == "a"
 
 
 DESCRIPTIVE = (

@@ -52,7 +52,7 @@ def cluster(monkeypatch):
 @pytest.mark.slow
 def test_a_dead_node_changes_no_bit_of_a_study(cluster, corpus_files, tmp_path, capfd):
     """The processes of a node are killed while it trains. Its run is resumed on the other one."""
-    fields = SMALL | LONG | {"data.path": corpus_files, "data.cache_dir": tmp_path / "cache"}
+    fields = SMALL | LONG | {"data.path": corpus_files}
     alone = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
 
     def start(kind):

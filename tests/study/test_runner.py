@@ -218,7 +218,6 @@ def test_a_killed_study_goes_on_with_the_same_bits(tmp_path, corpus_files):
     fields = {
         "data.corpus": "text",
         "data.path": corpus_files,
-        "data.cache_dir": tmp_path / "cache",
         "train.steps": 300,
     }
     fields |= {

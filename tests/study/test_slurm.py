@@ -45,7 +45,7 @@ def write_study(tmp_path):
 
 @pytest.fixture
 def study_flags(corpus_files, tmp_path):
-    return [f"--config.data.path={corpus_files}", f"--config.data.cache_dir={tmp_path / 'the cache'}"]
+    return [f"--config.data.path={corpus_files}", f"--cache_dir={tmp_path / 'the cache'}"]
 
 
 @pytest.fixture

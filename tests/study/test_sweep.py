@@ -279,7 +279,6 @@ def test_a_sweep_over_tasks_from_the_shell(tmp_path):
         "model.d_model": 16,
         "eval.tokens": 64,
         "data.task_length": 4,
-        "data.cache_dir": tmp_path / "cache",
     }
     typed = [f"--config.{name}={value}" for name, value in fields.items()]
     command = [sys.executable, "-m", "mini_gpt.sweep", "--config=configs/tasks.py:copy", "--suite=tasks", *typed]

@@ -61,7 +61,7 @@ def workdir(tmp_path_factory):
     words = ["".join(drawn.choices("etaoinshrdlu", k=drawn.randint(2, 9))) for _ in range(500)]
     for number in range(40):
         (root / "text" / f"{number}.txt").write_text(" ".join(drawn.choices(words, k=2_000)), encoding="utf-8")
-    fields = {"data.corpus": "text", "data.path": f"{root}/text/*.txt", "data.cache_dir": f"{root}/cache"}
+    fields = {"data.corpus": "text", "data.path": f"{root}/text/*.txt"}
     fields |= {"train.batch_size": 128, "eval.tokens": 8_192, "model.dtype": "float32"}
     importing.import_run(root / "gpt2", root / "run", "configs/default.py", fields)
     return root / "run"

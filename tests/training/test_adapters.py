@@ -116,7 +116,7 @@ def test_training_changes_adapters_alone_and_resumes_with_the_same_bits(small, t
     further = InitialWeights(tmp_path / "cut", config, "last").parameters(cut.mesh)
     assert_same_bits(further, plain)
     exporting.export(Run(tmp_path / "cut"), tmp_path / "exported")
-    data = {"data.corpus": "text", "data.path": config.data.path, "data.cache_dir": config.data.cache_dir}
+    data = {"data.corpus": "text", "data.path": config.data.path}
     imported = lambda name, **fields: importing.import_run(
         tmp_path / "exported", tmp_path / name, "configs/default.py", data | fields
     )

@@ -30,12 +30,10 @@ def test_commands_follow_a_run_whose_corpus_has_moved(monkeypatch, small, tmp_pa
     old.rename(new)
     moved = [f"--config.{name}={value}" for name, value in (FREE | {"data.path": f"{new}/*.txt"}).items()]
     monkeypatch.chdir(tmp_path)
-    assert type_in(monkeypatch, "train.py", "--workdir=run", "--config.data.cache_dir=elsewhere", *moved) is None
+    assert type_in(monkeypatch, "train.py", "--workdir=run", "--cache_dir=elsewhere", *moved) is None
     changed = loading.differences(config, loading.read(Path("run/config.json")))
-    assert {name: value for name, (_, value) in changed.items()} == FREE | {
-        "data.path": f"{new}/*.txt",
-        "data.cache_dir": "elsewhere",
-    }
+    assert {name: value for name, (_, value) in changed.items()} == FREE | {"data.path": f"{new}/*.txt"}
+    assert list(Path("elsewhere").iterdir())
     assert type_in(monkeypatch, "eval.py", "--workdir=run") is None
     assert type_in(monkeypatch, "train.py", "--workdir=run") is None, "the run's own config resumes it"
 
@@ -106,7 +104,7 @@ def test_other_refusals_name_the_weights_of_the_run(trained, small, tmp_path, co
 def test_a_run_resumes_with_its_own_config(monkeypatch, small, tmp_path):
     seen = []
     monkeypatch.setattr(loop, "train", lambda config, workdir, **_: seen.append((config, workdir)))
-    config, run = small(model__d_ff=96, data__corpus="english", data__path=None, data__cache_dir=None), tmp_path / "run"
+    config, run = small(model__d_ff=96, data__corpus="english", data__path=None), tmp_path / "run"
     run.mkdir()
     missing = "error: --config: missing; "
     remedy = "name a file such as configs/tiny.py, or the --workdir of a run"

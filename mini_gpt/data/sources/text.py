@@ -53,7 +53,7 @@ class Unchanged:
     """Files, and a fingerprint of their bytes. The first start reads all of them; later starts look at their times."""
 
     def __init__(self, paths: Iterable[Path], data: DataConfig):
-        self.cache = files.cache_directory(data.cache_dir) / "fingerprints"
+        self.cache = files.cache_directory() / "fingerprints"
         self.versions = {path: _version(path) for path in paths}
         self.size = sum(size for size, _ in self.versions.values())
         named = [(str(path.resolve()), *version) for path, version in self.versions.items()]

@@ -16,15 +16,17 @@ from mini_gpt.data.corpora import Corpus, digest
 from mini_gpt.runtime import files
 from mini_gpt.runtime.errors import UserError, first_line, require, shown
 
-NAME = re.compile(r"\w+(/[\w+.-]+)?(:[\d*]+(\.[\d*]+){2})?")
+CONFIG = r"\w[\w+.-]*"
+NAME = re.compile(rf"[a-z][a-z0-9_]*(/{CONFIG})?(:[\d*]+(\.[\d*]+){{2}})?")  # TFDS turns AName into a_name
 FEATURE_MODULES = {feature.__module__ for feature in vars(tfds.features).values() if isinstance(feature, type)}
 log = logging.getLogger(__name__)
 
 
 def open_corpus(data: DataConfig) -> Corpus:
-    """Open tfds:NAME[/CONFIG][:VERSION] of the TFDS catalogue. Prepares it first if needed.
+    """Open tfds:NAME[/CONFIG][:VERSION] of the TFDS catalogue.
 
-    data.path: the directory of all data sets; None: that of TFDS.
+    data.path: a directory of prepared data sets; None: that of TFDS, where a missing data set is prepared. A builder of
+      TFDS may execute what it finds in its downloads, so it never uses downloads in a directory that a config names.
 
     Raises UserError if there is no such data set, or it can't be prepared or read.
     """
@@ -40,6 +42,9 @@ def open_corpus(data: DataConfig) -> Corpus:
     with _errors_of_tfds(name), contextlib.redirect_stderr(io.StringIO()):
         for path in own.rglob("features.json"):
             _check_classes(path, files.read_json(path))
+        for path in own.glob(".config/metadata.json"):  # its config could be a path to other features
+            config = str(files.read_json(path).get("default_config_name"))
+            require(re.fullmatch(CONFIG, config) is not None, f"{path}: default_config_name", config, "must be a name")
         builder = tfds.builder(name, data_dir=root, file_format="array_record")
     texts = [key for key, feature in builder.info.features.items() if isinstance(feature, tfds.features.Text)]
     found = ", ".join(texts) or "none"
@@ -47,6 +52,9 @@ def open_corpus(data: DataConfig) -> Corpus:
     if data.pair is None and "text" not in texts and len(texts) != 1:
         raise UserError(f"data.corpus: {data.corpus} has the text features {found}; must have one, or one named text")
     if not builder.is_prepared():
+        if data.path is not None:
+            remedy = "prepare it there with TFDS, or leave out data.path: $TFDS_DATA_DIR names another directory"
+            raise UserError(f"data.path: found no prepared {name} in {root}; {remedy}")
         log.info("preparing %s in %s", name, builder.data_dir)
         with _errors_of_tfds(name), contextlib.redirect_stdout(io.StringIO()):  # hide banners
             builder.download_and_prepare(download_dir=builder.data_dir_root / "downloads")

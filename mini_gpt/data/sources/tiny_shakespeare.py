@@ -19,7 +19,7 @@ def open_corpus(data: DataConfig) -> Corpus:
 
     Raises UserError if the file is missing, is another one, or can't be downloaded.
     """
-    file = files.expanded(data.path) if data.path else files.cache_directory(data.cache_dir) / "tiny_shakespeare.txt"
+    file = files.expanded(data.path) if data.path else files.cache_directory() / "tiny_shakespeare.txt"
     if data.path and not file.is_file():
         raise UserError(f"data.path: {file} not found; give the file, or None to download it")
     raw = file.read_bytes() if file.exists() else _download()

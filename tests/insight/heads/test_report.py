@@ -115,7 +115,7 @@ SOURCE = '''def größe(wert):
 def test_relations_of_python_source_are_found_in_tokens(small, tmp_path, kind):
     for number in range(120):
         (tmp_path / f"{number:03}.py").write_text(SOURCE.replace("wert", "abcdefghij"[number % 10] * (1 + number % 4)))
-    paths = {"data__path": str(tmp_path / "*.py"), "data__cache_dir": str(tmp_path / "cache"), "train__steps": 1}
+    paths = {"data__path": str(tmp_path / "*.py"), "train__steps": 1}
     loop.train(small(data__tokenizer=kind, data__vocab_size=300, **paths), tmp_path / "run", conclude=False)
     run = Run(tmp_path / "run")
     tokens, length = run.store.tokens("validation"), 128

@@ -31,7 +31,7 @@ def opened(browser, tmp_path_factory):
     (root / "text").mkdir()
     for number in range(120):
         (root / "text" / f"{number}.txt").write_text(HOSTILE * (1 + number % 3), encoding="utf-8")
-    paths = {"data.path": f"{root}/text/*.txt", "data.cache_dir": f"{root}/cache", "data.tokenizer": "bpe"}
+    paths = {"data.path": f"{root}/text/*.txt", "data.tokenizer": "bpe"}
     fields = paths | {"data.vocab_size": 300, "model.num_layers": 2, "mesh.data": 8}
     loop.train(loading.load("configs/default.py", SMALL | fields), root / "run", conclude=False)
     suites.evaluate(Run(root / "run"), "heads", SuiteOptions())
