@@ -1,9 +1,10 @@
 """Make the pages of the site that are not Markdown files of this folder, and fit the links and the HTML to the site.
 
-The home page is README.md. Each notebook becomes a page with the outputs that it has in its file. Lab, explorer and
-playground become files of the site, of a model that the first build trains in about a minute and keeps in runs/site.
-They are made with $MINI_GPT_PYTHON, else with .venv/bin/python, else with the running Python.
-A figure becomes a link to its file. Numbers in tables and short code get CSS classes, which keep them on one line.
+The home page is README.md. The pages of the Python API are made from docstrings. Each notebook becomes a page with the
+outputs that it has in its file. Lab, explorer and playground become files of the site, of a model that the first build
+trains in about a minute and keeps in runs/site. They are made with $MINI_GPT_PYTHON, else with .venv/bin/python, else
+with the running Python. A figure becomes a link to its file. Numbers in tables and short code get CSS classes, which
+keep them on one line.
 """
 
 import base64
@@ -20,6 +21,10 @@ ROOT = Path(__file__).resolve().parents[1]
 DOCS, README = ROOT / "docs", ROOT / "README.md"
 OPEN = re.compile(r"<!-- open (lab|explorer|playground) -->")
 RUN = "runs/site"
+PACKAGES = (
+    *("runtime", "config", "data", "model", "evaluation", "generation", "objectives", "training"),
+    *("insight", "hugging_face", "pages", "study"),
+)
 STORIES = ["train.py", "--config=configs/english.py", "--config.train.steps=300", f"--workdir={RUN}"]
 SUITES = ["eval.py", f"--workdir={RUN}", "--suite=explorer,play"]
 LINK = re.compile(r"^( *)```.*?^\1```|`[^`\n]*`|\[([^\[\]]*)\]\(([^()\s]+)\)", re.MULTILINE | re.DOTALL)  # or code
@@ -33,8 +38,12 @@ def on_files(files: Any, config: Any) -> None:
     """Add the home page, the pages and the figures of the notebooks, the lab, the explorer and the playground."""
     from mkdocs.structure.files import File  # the tests of `site_links` have no mkdocs
 
+    sys.path.insert(0, str(ROOT))
+    from docs.reference import python_api
+
     home = site_links(README.read_text(encoding="utf-8"), README, DOCS / "index.md")
     made: dict[str, str | bytes] = {"index.md": home} | interactive()
+    made |= {f"reference/api/{name}.md": python_api.package(ROOT / "mini_gpt" / name) for name in PACKAGES}
     for path in DOCS.rglob("*.ipynb"):
         page = path.with_suffix(".md").relative_to(DOCS)
         text, figures = notebook(path)
@@ -48,6 +57,8 @@ def on_page_markdown(markdown: str, page: Any, **_) -> str:
     """Let links lead to pages of the site, and replace the markers of lab, explorer and playground by links."""
     path = DOCS / page.file.src_uri
     top = Path(os.path.relpath(DOCS, path.parent)).as_posix()
+    listed = ", ".join(f"[{name}](api/{name}.md)" for name in PACKAGES)
+    markdown = markdown.replace("<!-- modules -->", f"The documented functions and classes of each package: {listed}. ")
     return site_links(OPEN.sub(rf"**[Open the \1]({top}/\1.html)**", markdown), path, path)
 
 

@@ -15,6 +15,7 @@ import jax
 import numpy as np
 import pytest
 
+from docs import hooks
 from mini_gpt.config import loading
 from tests.conftest import REPOSITORY
 
@@ -60,7 +61,11 @@ def test_links_lead_to_files_and_headings(page):
 def test_every_page_is_in_the_navigation_once():
     settings = (REPOSITORY / "mkdocs.yml").read_text(encoding="utf-8")
     named = re.findall(r"^ +- (?:.*: )?(\S+\.md)$", settings, re.MULTILINE)
-    made = ["index.md", *(str(path.relative_to(DOCS).with_suffix(".md")) for path in DOCS.rglob("*.ipynb"))]
+    made = [
+        "index.md",
+        *(f"reference/api/{name}.md" for name in hooks.PACKAGES),
+        *(str(path.relative_to(DOCS).with_suffix(".md")) for path in DOCS.rglob("*.ipynb")),
+    ]
     assert sorted([*named, "experiments.md"]) == sorted([*made, *(str(page.relative_to(DOCS)) for page in PAGES)])
 
 
@@ -68,8 +73,8 @@ def test_every_page_is_in_the_navigation_once():
 def test_each_page_is_whole_without_a_build(page):
     """A code host shows the files as they are: no part of a page is only a mark that a build replaces."""
     text = page.read_text(encoding="utf-8")
-    kinds = re.findall(r"<!-- (help|api|study)\b", text)
-    assert kinds == re.findall(r"<!-- (?:help|api|study)\b.*?-->\s*[^<\s][^\0]*?<!-- /(help|api|study) -->", text)
+    kinds = re.findall(r"<!-- (help|study)\b", text)
+    assert kinds == re.findall(r"<!-- (?:help|study)\b.*?-->\s*[^<\s][^\0]*?<!-- /(help|study) -->", text)
     words = re.sub(r"<!--(?s:.*?)-->|^#.*$", "", text, flags=re.MULTILINE).split()
     assert len(words) >= 50
 

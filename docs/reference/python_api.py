@@ -12,6 +12,15 @@ MARKUP = re.compile(r"(`[^`]*`)|[*<]|(?<!\w)_|_(?!\w)|^[-+#>](?= )", re.MULTILIN
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
+def package(folder: Path) -> str:
+    """Return a page for a package, with a section for each of its modules."""
+    root = folder.parent.parent
+    described = ast.get_docstring(ast.parse((folder / "__init__.py").read_text(encoding="utf-8"))) or ""
+    modules = [path.relative_to(root) for path in sorted(folder.rglob("*.py")) if not path.stem.startswith("_")]
+    sections = [markdown(root / path, ".".join(path.with_suffix("").parts)) for path in modules]
+    return "\n\n".join([f"# {folder.name}", described, *sections])
+
+
 def markdown(path: Path, name: str) -> str:
     """Return a section for a module, with its public classes, functions and methods that have docstrings.
 

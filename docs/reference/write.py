@@ -1,10 +1,9 @@
-"""Write the generated parts of the reference into its pages: config fields, --help of commands, and the Python API.
+"""Write the generated parts of the reference into its pages: config fields, and --help of commands.
 
 python -m docs.reference.write
 
-All of config.md is generated. In the other pages, the script writes what stands between two marks, such as
-`<!-- help: eval.py -->` and `<!-- /help -->`, or `<!-- api: insight without explorer -->` and `<!-- /api -->`: the
-modules of a package, without those that are named.
+All of config.md is generated. In commands.md, the script writes what stands between two marks, such as
+`<!-- help: eval.py -->` and `<!-- /help -->`.
 """
 
 import argparse
@@ -19,38 +18,24 @@ import textwrap
 from pathlib import Path
 from unittest import mock
 
-from docs.reference import python_api
 from mini_gpt.config import __main__ as config_fields
 from mini_gpt.config.fields import specs
 from mini_gpt.config.schema import Config
 from mini_gpt.runtime import files
 
 FOLDER = Path(__file__).parent
-ROOT = FOLDER.parents[1]
 WIDTH = 100  # characters of a line of help
-MARKED = re.compile(r"^(<!-- (help|api): ([^\n]+) -->)\n(.*?)^(<!-- /\2 -->)$", re.MULTILINE | re.DOTALL)
+MARKED = re.compile(r"^(<!-- help: ([^\n]+) -->)\n(.*?)^(<!-- /help -->)$", re.MULTILINE | re.DOTALL)
 
 
 def pages() -> dict[Path, str]:
     """Return the text of each page that has generated parts, with these parts written anew."""
     written = {FOLDER / "config.md": "\n".join(config_fields.markdown(specs(Config)))}
-    for path in [FOLDER / "commands.md", *sorted((FOLDER / "api").glob("*.md"))]:
-        written[path] = MARKED.sub(
-            lambda mark: f"{mark[1]}\n\n{(help_of if mark[2] == 'help' else package)(mark[3])}\n\n{mark[5]}",
-            path.read_text(encoding="utf-8"),
-        )
+    path = FOLDER / "commands.md"
+    written[path] = MARKED.sub(
+        lambda mark: f"{mark[1]}\n\n{help_of(mark[2])}\n\n{mark[4]}", path.read_text(encoding="utf-8")
+    )
     return written
-
-
-def package(text: str) -> str:
-    """Return the Markdown of the modules of `PACKAGE` or `PACKAGE without MODULE MODULE`, sorted by name."""
-    name, _, left_out = text.partition(" without ")
-    sections = []
-    for path in sorted((ROOT / "mini_gpt" / name).rglob("*.py")):
-        parts = path.relative_to(ROOT).with_suffix("").parts
-        if not path.stem.startswith("_") and not set(parts) & set(left_out.split()):
-            sections.append(python_api.markdown(path, ".".join(parts)))
-    return "\n\n".join(sections)
 
 
 def help_of(command: str) -> str:
@@ -80,7 +65,7 @@ def main() -> None:
     for path, text in pages().items():
         if text != path.read_text(encoding="utf-8"):
             files.write_text(path, text)
-            print(path.relative_to(ROOT))
+            print(path.relative_to(FOLDER))
 
 
 if __name__ == "__main__":
