@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from docs import hooks
 from docs.reference import python_api, write
 from tests.conftest import REPOSITORY
 
@@ -80,8 +81,8 @@ def test_a_module_is_shown_by_its_signatures_and_docstrings(tmp_path):
 
 @pytest.mark.parametrize("name", ["mini_gpt.evaluation.scoring", "mini_gpt.model.gpt", "mini_gpt.data.layout"])
 def test_each_documented_name_of_a_module_is_on_its_page(name):
-    page = (REPOSITORY / "docs" / "reference" / "api" / f"{name.split('.')[1]}.md").read_text(encoding="utf-8")
-    (section,) = re.findall(rf"^## `{re.escape(name)}`\n(.*?)(?=^## |^<!-- /api)", page, re.MULTILINE | re.DOTALL)
+    page = python_api.package(REPOSITORY / "mini_gpt" / name.split(".")[1])
+    (section,) = re.findall(rf"^## `{re.escape(name)}`\n(.*?)(?=^## |\Z)", page, re.MULTILINE | re.DOTALL)
     own = {
         key: value for key, value in vars(importlib.import_module(name)).items()
         if (inspect.isfunction(value) or inspect.isclass(value)) and value.__module__ == name and value.__doc__
@@ -90,11 +91,8 @@ def test_each_documented_name_of_a_module_is_on_its_page(name):
 
 
 def test_each_package_beside_suites_and_commands_has_its_page():
-    pages = {path.stem for path in (REPOSITORY / "docs" / "reference" / "api").glob("*.md")} - {"index"}
     packages = {path.parent.name for path in (REPOSITORY / "mini_gpt").glob("*/__init__.py")}
-    assert pages == packages - {"suites", "commands"}
-    index = (REPOSITORY / "docs" / "reference" / "api" / "index.md").read_text(encoding="utf-8")
-    assert set(re.findall(r"\((\w+)\.md\)", index)) == pages
+    assert set(hooks.PACKAGES) == packages - {"suites", "commands"}
 
 
 def test_each_usage_names_the_command_of_its_heading():
