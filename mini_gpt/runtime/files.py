@@ -6,13 +6,14 @@ import fcntl
 import hashlib
 import itertools
 import json
+import logging
 import os
 import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from mini_gpt.runtime.errors import UserError
 
@@ -25,6 +26,9 @@ DRAFT = ".draft"  # suffix of directories that hold what is being written
 CHECKSUM = "sha256"  # the key of a JSON object's own checksum
 LONGEST_NAME = 240  # characters; file systems allow 255 bytes, and writers append suffixes
 SHORTENED = 100  # characters kept when a name must be changed
+
+
+log = logging.getLogger(__name__)
 
 
 class Exists(UserError):
@@ -87,8 +91,8 @@ def made_once(target: Path, make: Callable[[Path], None]) -> Path:
         return target
     with clear_write_errors(target):
         target.parent.mkdir(parents=True, exist_ok=True)
-        with target.with_name(f"{target.name}.lock").open("a") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # free again if the process is killed
+        with target.with_name(f"{target.name}.lock").open("a") as file:
+            lock(file, wait=True)
             if target.exists():
                 return target
             draft = target.with_name(f"{target.name}{DRAFT}")
@@ -100,6 +104,23 @@ def made_once(target: Path, make: Callable[[Path], None]) -> Path:
                 raise
             draft.rename(target)
     return target
+
+
+def lock(file: IO[Any], *, wait: bool = False) -> bool:
+    """Lock an open file, until this process and those that inherit the file have closed it, or were killed.
+
+    Return False if another process holds the lock. wait: wait for it instead. On a file system without locks, log a
+    warning and return True.
+    """
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        if error.errno not in (errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP):
+            raise
+        log.warning(f"{file.name}: this file system has no locks ({error.strerror}); start no second process here")
+    return True
 
 
 def make_directory(directory: Path) -> None:

@@ -5,7 +5,6 @@
 
 import contextlib
 import datetime
-import fcntl
 import hashlib
 import importlib.metadata
 import json
@@ -87,8 +86,7 @@ def append(workdir: Path, event: str, plan: Plan, results: int, **more: Any) -> 
         "results": results,
     }
     with files.clear_write_errors(workdir), (workdir / LEDGER).open("a", encoding="utf-8") as file:
-        with contextlib.suppress(OSError):  # a file system without locks
-            fcntl.flock(file, fcntl.LOCK_EX)  # the tasks of an array start at the same time
+        files.lock(file, wait=True)  # the tasks of an array start at the same time
         before = (workdir / LEDGER).read_bytes()
         separator = "\n" if before and not before.endswith(b"\n") else ""  # after half a line
         file.write(f"{separator}{json.dumps(files.with_checksum(entry | more))}\n")

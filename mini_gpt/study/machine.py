@@ -1,7 +1,6 @@
 """The parts of this machine that each of several runs gets: cores or devices, and memory."""
 
 import contextlib
-import fcntl
 import importlib.util
 import math
 import os
@@ -18,7 +17,7 @@ from typing import Any, NamedTuple
 
 import psutil
 
-from mini_gpt.runtime import devices
+from mini_gpt.runtime import devices, files
 from mini_gpt.runtime.errors import UserError, require
 
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
@@ -73,10 +72,8 @@ def own_cores(count: int) -> Iterator[Slot]:
         for core in cores:
             path = Path(tempfile.gettempdir(), f"mini_gpt-{os.getuid()}-core-{core}")
             file = stack.enter_context(path.open("a"))
-            with contextlib.suppress(BlockingIOError):
-                if len(own) < count:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    own.append(core)
+            if len(own) < count and files.lock(file):
+                own.append(core)
         is_pinned = hasattr(os, "sched_setaffinity") and (_cpu_limit() or len(cores)) >= len(cores)  # as in `slots`
         own = sorted(cores, key=lambda core: core not in own)[:count]
         yield Slot(own if is_pinned else None, dict.fromkeys(THREADS, str(count)))

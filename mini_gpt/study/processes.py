@@ -1,9 +1,7 @@
 """Start a process of a study in a slot, with a connection to it: see mini_gpt/study/child.py."""
 
 import contextlib
-import fcntl
 import json
-import logging
 import os
 import signal
 import socket
@@ -15,13 +13,13 @@ from typing import Any, TextIO
 
 import psutil
 
+from mini_gpt.runtime import files
 from mini_gpt.study.child import MOST_BYTES
 from mini_gpt.study.machine import Slot
 
 ROOT = Path(__file__).parents[2]
 WORKER = "mini_gpt.commands.study_worker"
 STOP = signal.SIGHUP  # not SIGTERM: a second SIGTERM ends a run unsaved, and a scheduler may have sent the first
-log = logging.getLogger("mini_gpt.study")
 
 
 class Process(subprocess.Popen):
@@ -47,14 +45,10 @@ def locked_log(path: Path) -> TextIO | None:
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     file = path.open("a", encoding="utf-8")
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        file.close()
-        return None
-    except OSError as error:
-        log.warning(f"{path}: this file system has no locks ({error.strerror}); do not start a second process here")
-    return file
+    if files.lock(file):
+        return file
+    file.close()
+    return None
 
 
 def start(module: str, content: Mapping[str, Any], slot: Slot, **streams: Any) -> Process:

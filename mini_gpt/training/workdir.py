@@ -1,8 +1,6 @@
 """The files of a run directory, its lock, and the checks before a run is resumed."""
 
 import contextlib
-import errno
-import fcntl
 import logging
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -102,14 +100,8 @@ def locked(workdir: Path, *, new: bool) -> Iterator[None]:
     """
     files.make_directory(workdir)
     with (workdir / LOCK).open("a") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UserError(f"--workdir: another run trains in {workdir}; wait, or name a new directory") from None
-        except OSError as error:
-            if error.errno not in (errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP):
-                raise
-            log.warning(f"{workdir}: this file system has no locks ({error.strerror}); do not start a second run here")
+        if not files.lock(file):
+            raise UserError(f"--workdir: another run trains in {workdir}; wait, or name a new directory")
         if new and (workdir / CONFIG).exists():
             raise UserError(f"--workdir: another run has started in {workdir}; the same command resumes it")
         yield

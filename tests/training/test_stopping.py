@@ -156,7 +156,7 @@ def test_a_file_system_without_locks_gives_a_warning(small, tmp_path, monkeypatc
 
     monkeypatch.setattr("fcntl.flock", unsupported)
     state = loop.train(small(train__steps=1), tmp_path / "run", conclude=False)
-    assert state.step == 1 and "run: this file system has no locks (No locks available); do not start" in caplog.text
+    assert state.step == 1 and "lock: this file system has no locks (No locks available)" in caplog.text
 
 
 FULL_MEMORY = [
