@@ -5,7 +5,22 @@ from typing import Annotated, Literal
 from mini_gpt.config.fields import Count, Section, at_least, field
 
 PAIRS, TOKENS, TASK = "pairs", "tokens", "task:"  # the last starts the names of corpora of task problems
+SOURCES = {  # {data.corpus, or its start: function that opens it}, whose module is imported when it is used
+    "python_stdlib": "mini_gpt.data.sources.python_stdlib:open_corpus",
+    "tiny_shakespeare": "mini_gpt.data.sources.tiny_shakespeare:open_corpus",
+    "english": "mini_gpt.data.english:open_corpus",
+    "text": "mini_gpt.data.sources.text:open_corpus",
+    "pairs": "mini_gpt.data.sources.pairs:open_corpus",
+    "tokens": "mini_gpt.data.sources.tokens:open_corpus",
+    "tfds:": "mini_gpt.data.sources.tfds:open_corpus",
+    "task:": "mini_gpt.data.tasks:open_corpus",
+}
 NO_FILES = ("python_stdlib", "english", TASK)  # starts of the names of corpora that do not read data.path
+
+
+def known_sources() -> str:
+    """Return the values of `data.corpus`, for messages."""
+    return ", ".join(f"{name}NAME" if name.endswith(":") else name for name in SOURCES)
 
 
 class DataConfig(Section, prefix="data."):
@@ -13,7 +28,7 @@ class DataConfig(Section, prefix="data."):
 
     corpus: str = field(
         "python_stdlib",
-        "python_stdlib, tiny_shakespeare, english, text, pairs, tokens, tfds:NAME[/CONFIG] or task:NAME",
+        known_sources(),
     )
     path: str | None = field(None, "text: glob; pairs: TSV or sources; tokens, tfds: directory; tiny_shakespeare: file")
     text_field: str = field("text", "text: the field or column of records, in JSON, CSV, Parquet and Arrow")

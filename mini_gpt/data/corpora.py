@@ -8,20 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from mini_gpt.config.data import DataConfig
+from mini_gpt.config.data import SOURCES, DataConfig, known_sources
 from mini_gpt.runtime import files
 from mini_gpt.runtime.errors import UserError
-
-SOURCES = {  # {start of data.corpus: function that opens it}; the module is imported when it is used
-    "python_stdlib": "mini_gpt.data.sources.python_stdlib:open_corpus",
-    "tiny_shakespeare": "mini_gpt.data.sources.tiny_shakespeare:open_corpus",
-    "english": "mini_gpt.data.english:open_corpus",
-    "text": "mini_gpt.data.sources.text:open_corpus",
-    "pairs": "mini_gpt.data.sources.pairs:open_corpus",
-    "tokens": "mini_gpt.data.sources.tokens:open_corpus",
-    "tfds:": "mini_gpt.data.sources.tfds:open_corpus",
-    "task:": "mini_gpt.data.tasks:open_corpus",
-}
 
 
 class Piece(NamedTuple):
@@ -83,8 +72,7 @@ def open_corpus(data: DataConfig) -> Corpus:
     """
     source = SOURCES.get(data.corpus) or SOURCES.get(f"{data.corpus.partition(':')[0]}:")
     if source is None:
-        known = ", ".join(f"{name}NAME" if name.endswith(":") else name for name in SOURCES)
-        raise UserError(f"data.corpus: found {data.corpus!r}; must be {known}")
+        raise UserError(f"data.corpus: found {data.corpus!r}; must be {known_sources()}")
     data = dataclasses.replace(data, path=_local(data.path), target_path=_local(data.target_path))
     return pkgutil.resolve_name(source)(data)
 

@@ -67,9 +67,7 @@ def score_split(
     else:
         scores = [_score_next(model, part, token_bytes) for part in parts]
     count = sum(s.tokens for s in scores)
-    require(
-        count > 0, "train.mask_rate", model.config.train.mask_rate, "masks no token of the sample: raise eval.tokens"
-    )
+    require(count > 0, "eval.tokens", most_tokens, "no target of the sample counts in the loss: raise it")
     parts_of_text = scores[0].items if len(scores) == 1 else {}
     losses_T = np.concatenate([s.losses_T for s in scores])
     return Score(sum(s.nll_sum for s in scores), count, sum(s.bytes for s in scores), losses_T, parts_of_text)

@@ -93,11 +93,16 @@ def test_units_are_removed_from_the_least_important_on_and_each_layer_keeps_its_
 @pytest.mark.parametrize(
     ("field", "value", "heads", "message"),
     [
-        ("model.position", "t5", HEADS, "model.position: found 't5'; it needs all heads of each layer"),
-        ("model.position", "pope", HEADS, "model.position: found 'pope'; it needs all heads"),
-        ("model.variants.selective", True, HEADS, "model.variants.selective: found True; it needs all heads"),
-        ("model.variants.qk_norm", "all_heads", HEADS, "model.variants.qk_norm: found 'all_heads'; it needs all"),
-        ("model.scan_layers", True, HEADS, "model.scan_layers: found True; it needs all heads"),
+        ("model.position", "t5", HEADS, "model.position: found 't5'; needs model.heads=None"),
+        ("model.position", "pope", HEADS, "model.position: found 'pope'; needs model.heads=None"),
+        ("model.variants.selective", True, HEADS, "model.variants.selective: found True; needs model.heads=None"),
+        (
+            "model.variants.qk_norm",
+            "all_heads",
+            HEADS,
+            "model.variants.qk_norm: found 'all_heads'; needs model.heads=None",
+        ),
+        ("model.scan_layers", True, HEADS, "model.scan_layers: found True; needs model.heads=None"),
         ("model.num_kv_heads", 2, (*HEADS[:2], (0, 1, 2)), "equally many heads in each of its groups"),
         ("model.num_layers", 3, HEADS[:2], "needs for each of 3 layers numbers below 4, in order"),
         ("model.num_layers", 3, ((), (0,), (1,)), "needs for each of 3 layers"),

@@ -24,7 +24,6 @@ from tests.pages.play_engine import VOCAB, make
 LIMIT = 1e-4  # of the difference of logits
 LENGTH = 12
 supported = lambda fields: all(fields.get(name, value) == value for name, value in pack.NEEDED.items())
-ENCODINGS = test_gpt.ENCODINGS
 QUICK = [
     *filter(supported, test_gpt.QUICK),
     {"parallel_residual": "one_norm", "num_layers": 1},
@@ -73,7 +72,7 @@ def test_logits_equal_those_of_jax():
 
 
 CHOICES = {
-    "position": [*ENCODINGS, ("rope", "none"), ("t5", "fox"), ("alibi", "cope")],
+    "position": [*pack.KNOWN["position"], ("rope", "none"), ("t5", "fox"), ("alibi", "cope")],
     "num_kv_heads": [1, 2, 4],
     "head_width": [4, 6],
     "d_ff": [8, 31],

@@ -1,1 +1,1 @@
-"""Where texts come from, one file each. `corpora.SOURCES` names them. Imports what `data` imports."""
+"""Where texts come from, one file each. `config.data.SOURCES` names them. Imports what `data` imports."""
