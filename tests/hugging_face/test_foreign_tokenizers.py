@@ -9,6 +9,7 @@ import tokenizers as library
 from safetensors.numpy import load_file
 from scipy.special import logsumexp
 
+from mini_gpt import objectives
 from mini_gpt.config import loading
 from mini_gpt.data import token_store, tokenizers
 from mini_gpt.data.layout import Layout
@@ -172,7 +173,7 @@ def test_layouts_have_the_token_before_targets(tmp_path):
     assert layout_of(loading.load("configs/tiny.py", pairs), read) == Layout(1, start_id=0)
     spans = {"model.encoder_layers": 1, "train.objective": "span_corruption", "data.tokenizer": "imported"}
     with pytest.raises(UserError, match=r"train\.objective: found 'span_corruption'; must be next_token"):
-        layout_of(loading.load("configs/tiny.py", spans), read)
+        objectives.make(loading.load("configs/tiny.py", spans), read, lambda split: np.zeros(99, np.int32))
 
 
 @pytest.mark.slow
