@@ -80,7 +80,7 @@ def workdir(tmp_path_factory):
         ("explorer", []),
         ("diagnose", []),
         ("lens", []),
-        ("patching", [f"--text={'k k ' * 48}a", f"--other=g g {'k k ' * 47}a"]),
+        ("patching", [f"--text={'k k ' * 24}a", f"--other=g g {'k k ' * 23}a"]),
     ],
 )
 def test_a_suite_keeps_to_the_memory_budget(workdir, suite, flags):

@@ -113,7 +113,7 @@ def test_overrides_have_results_of_their_own(monkeypatch, trained):
     ):
         typed = [f"{field}={value}" for field, value in fields.items()]
         assert type_in(monkeypatch, "eval.py", *asked, *[f"--config.{each}" for each in typed]) is None
-        name = files.plain_name(",".join(["extrapolation", *typed]))
+        name = files.plain_name(",".join(["extrapolation", *sorted(typed)]))
         result = json.loads((workdir / "eval" / f"{name}.json").read_text())
         assert (result["overrides"], result["train_length"]) == (fields, 32)
         assert (workdir / "tensorboard" / name).is_dir()

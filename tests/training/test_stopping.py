@@ -91,13 +91,13 @@ def test_a_hang_up_during_the_last_save_does_not_lose_it(small, tmp_path, monkey
 
 @pytest.mark.slow
 def test_a_signal_in_the_last_evaluation_stops_the_process(small, tmp_path, monkeypatch):
-    config, evaluate = small(train__steps=3, eval__every=3, checkpoint__every=3, **HARD), loop.Loop._evaluate
+    config, evaluate = small(train__steps=3, eval__every=3, checkpoint__every=3, **HARD), loop.Loop._evaluated
 
-    def signalled(self, state):
+    def signalled(self, row, state):
         os.kill(os.getpid(), signal.SIGTERM)
-        return evaluate(self, state)
+        return evaluate(self, row, state)
 
-    monkeypatch.setattr(loop.Loop, "_evaluate", signalled)
+    monkeypatch.setattr(loop.Loop, "_evaluated", signalled)
     with pytest.raises(SystemExit) as left:
         loop.train(config, tmp_path)
     assert left.value.code == 143
@@ -149,8 +149,7 @@ def test_a_second_run_is_refused_until_the_first_has_ended(small, tmp_path):
         pass
 
 
-@pytest.mark.slow
-def test_a_file_system_without_locks_gives_a_warning(small, tmp_path, monkeypatch, caplog):
+def test_a_file_system_without_locks_gives_a_warning(tmp_path, monkeypatch, caplog):
     def unsupported(file, operation):
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
