@@ -149,7 +149,7 @@ def test_a_second_run_is_refused_until_the_first_has_ended(small, tmp_path):
         pass
 
 
-def test_a_file_system_without_locks_gives_a_warning(tmp_path, monkeypatch, caplog):
+def test_a_file_system_without_locks_gives_a_warning(small, tmp_path, monkeypatch, caplog):
     def unsupported(file, operation):
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
