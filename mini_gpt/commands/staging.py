@@ -41,3 +41,9 @@ def reading(workdir: "Local | Place", choice: str = "last") -> Iterator[Local | 
 
     with mirror.reading(workdir, choice) as local:
         yield local
+
+
+def fetched(workdir: "Local | Place") -> Local | Path:
+    """Return a local copy of the run in a bucket, to be read only; a local directory is returned as it is."""
+    with reading(workdir) as local:
+        return local  # the copy stays

@@ -33,9 +33,7 @@ def main() -> None:
         config = loading.load(flags.config or _of_run(workdir), overrides)
         command_line.set_up(flags)
         workdir = workdir or Path("runs", command_line.run_name(flags.config, overrides))
-        with staging.reading(flags.init_from) as init_from:
-            pass  # the copy stays
-        loop.train(config, workdir, init_from=init_from, probe=training_curves.attention_metrics)
+        loop.train(config, workdir, init_from=staging.fetched(flags.init_from), probe=training_curves.attention_metrics)
 
 
 def _of_run(workdir: Path | None) -> Path:

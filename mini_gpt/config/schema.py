@@ -233,7 +233,7 @@ class Config(Section):
 
     @functools.cached_property
     def objective_class(self) -> Any:
-        """The class of `train.objective`: `objectives.text.TextObjective` or a subclass."""
+        """The class of `train.objective`: `objectives.text.TextObjective` or a subclass; the first use imports it."""
         return pkgutil.resolve_name(OBJECTIVES[self.train.objective])
 
     @property

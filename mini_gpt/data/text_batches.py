@@ -46,7 +46,7 @@ class TextBatches:
             name = config.objective_class.length_field
             remedy = f"{name}={getattr(config, name)} needs at least {length + 1}"
             raise UserError(f"data.corpus: the train split has {len(tokens)} tokens; {remedy}")
-        # Keep at least one window. Keep further windows only if the slack, the largest offset, is at least length - 1.
+        # rows × length + slack = targets. With several rows, the slack, the largest offset, is at least length - 1.
         self.rows_per_epoch = max(1, (targets - (length - 1)) // length)
         self.slack = targets - self.rows_per_epoch * length
         self.order = grain.MapDataset.range(self.rows_per_epoch).shuffle(config.data.seed).repeat()

@@ -19,7 +19,7 @@ from mini_gpt.model.layers import Mlp, dropout, dropout_keys, gather, make_norm,
 from mini_gpt.runtime import devices, token_ids
 from mini_gpt.runtime.errors import UserError, require
 
-PLAIN = {"encoder_layers": 0, "block": "attention"}  # the fields for which build.make makes another class
+DECODER = {"encoder_layers": 0, "block": "attention"}  # the fields for which build.make makes another class
 
 
 class Block(nnx.Module):
@@ -84,7 +84,7 @@ class MiniGPT(Stack):
 
     def __init__(self, config: ModelConfig, vocab_size: int, *, rngs: nnx.Rngs):
         self.vocab_size, self.dtype = vocab_size, devices.compute_dtype(config.dtype)
-        for name, plain in {} if self.block_class else PLAIN.items():
+        for name, plain in {} if self.block_class else DECODER.items():
             require(getattr(config, name) == plain, f"model.{name}", getattr(config, name), "use build.make")
         self.embedding = make_table(vocab_size, config, rngs=rngs)
         super().__init__(config, self.block_class or block_of(config), rngs=rngs)

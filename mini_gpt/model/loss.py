@@ -88,9 +88,10 @@ def _loss_sums_forward(x_BLD, table_VD, targets_BL, weights_BL, options, mesh):
 
         zero = jnp.float32(0), jnp.float32(0), jnp.zeros(table_VD.shape, jnp.float32)
         sums, d_x_TD = _scan(add, zero, (x_BLD, targets_BL, weights_BL), len(table_VD), limit)
-        return jax.lax.psum(sums, rows[0]), d_x_TD.reshape(x_BLD.shape)
+        return jax.lax.psum(sums, axes_of_rows), d_x_TD.reshape(x_BLD.shape)
 
     rows, replicated = sharding.batch_sharding(mesh).spec, PartitionSpec()
+    axes_of_rows = rows[0]
     in_specs, out_specs = (rows, replicated, rows, rows), ((replicated,) * 3, rows)
     local = jax.shard_map(local, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
     (objective, nll_sum, d_table_VD), d_x_BLD = local(x_BLD, table_VD, targets_BL, weights_BL)
@@ -134,7 +135,8 @@ def _scan(function, carry, arrays_BL, classes: int, limit: int | None = None):
     """
     tokens = arrays_BL[0].shape[0] * arrays_BL[0].shape[1]
     limit = limit or LIMITS.get(jax.default_backend(), LIMIT)
-    size = -(-tokens // -(-4 * tokens * classes // limit))
+    count = -(-4 * tokens * classes // limit)  # rounded up, as the size is
+    size = -(-tokens // count)
 
     def chunks(array_BL: jax.Array) -> jax.Array:
         rest = array_BL.shape[2:]

@@ -74,6 +74,7 @@ def put_batch(batch: dict[str, np.ndarray], mesh: Mesh) -> Batch:
 def prefetch_to_device(batches: Iterable[dict[str, np.ndarray]], mesh: Mesh) -> Iterator[Batch]:
     """Yield batches on the devices; copy the next batch to the devices while a step runs."""
     on_devices = (put_batch(batch, mesh) for batch in batches)
+    # pairwise asks for the next batch before it gives one; {} ends the last pair.
     for batch, _ in itertools.pairwise(itertools.chain(on_devices, [{}])):
         yield batch
 

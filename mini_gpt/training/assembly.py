@@ -22,7 +22,6 @@ from mini_gpt.runtime.errors import UserError, require
 from mini_gpt.training import layouts
 from mini_gpt.training import state as states
 from mini_gpt.training.inputs import make_model_inputs
-from mini_gpt.training.layouts import layout_of
 from mini_gpt.training.optimizer import make_optimizer
 from mini_gpt.training.step import TrainState, make_train_step
 
@@ -93,19 +92,18 @@ def assemble(config: Config, mesh: Mesh, corpus: Corpus, tokenizer: Tokenizer) -
     vocab_size = layouts.vocab_size(config, tokenizer)
     definition, abstract_state = states.abstract(config, vocab_size, mesh)
     rows = sharding.host_rows(config.train.batch_size, mesh)
-    store = functools.cache(lambda: token_store.open_store(corpus, config.data, tokenizer))
+    store = functools.cache(lambda: token_store.open_store(corpus, config.data, tokenizer))  # a task never opens it
     objective = objectives.make(config, tokenizer, lambda split: store().tokens(split), rows=rows)
-    layout = layout_of(config, tokenizer)
+    layout = layouts.layout_of(config, tokenizer)
     by_rows, shapes = sharding.batch_sharding(mesh), batches.shapes(config)
     abstract_batch = {name: jax.ShapeDtypeStruct(*of_array, sharding=by_rows) for name, of_array in shapes.items()}
     train_step = make_step(definition, config, abstract_state, layout)
-    if config.train.lora_rank:
-        definition, _ = states.parameter_shapes(config, vocab_size)
+    plain_definition = states.parameter_shapes(config, vocab_size)[0] if config.train.lora_rank else definition
     return Assembly(
         config=config,
         vocab_size=vocab_size,
         mesh=mesh,
-        definition=definition,
+        definition=plain_definition,
         abstract_state=abstract_state,
         abstract_batch=abstract_batch,
         train_step=train_step,

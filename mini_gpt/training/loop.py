@@ -48,28 +48,29 @@ def train(
     process; outside the main thread, signals are not handled. Raises UserError for errors that the user can fix. With
     wrong input, no file is changed.
     """
-    run = start.open_run(config, workdir, init_from)
-    assembly, last, stop = run.assembly, config.train.steps, StopRequest()
+    started = start.open_run(config, workdir, init_from)
+    assembly, last, stop = started.assembly, config.train.steps, StopRequest()
+    claim = functools.partial(started.claim, workdir) if started.is_new else None
     with (
-        workdirs.held(workdir, run.corpus, claim=functools.partial(run.claim, workdir) if run.is_new else None),
+        workdirs.held(workdir, started.corpus, claim),
         contextlib.closing(Checkpoints(workdir / workdirs.CHECKPOINTS, keep=config.checkpoint.keep)) as checkpoints,
     ):
-        start.describe(run, parameters=conclude)
+        start.describe(started, parameters=conclude)
         with stopping.at_once(), ThreadPoolExecutor(1) as background:
             compiling = None
             if max(checkpoints.steps(), default=0) < last:
                 # In this thread, where no other one takes turns with it. JAX keeps the result for compiled_step.
                 assembly.train_step.lower(assembly.abstract_state, assembly.abstract_batch)
                 compiling = background.submit(assembly.compiled_step)
-            step, state = checkpoints.restore_last(assembly.abstract_state) or (0, run.first_state())
+            step, state = checkpoints.restore_last(assembly.abstract_state) or (0, started.first_state())
             state = assembly.ready(state)
             if step:
                 log.info(f"{workdir} is at step {step}: {'resuming' if step < last else 'nothing is left to train'}")
             if step < last:
                 log.info("compiling the training step ...")
                 train_step = compiling.result() if compiling else assembly.compiled_step()  # else: the last is damaged
-        if processes.is_main_process():
-            workdirs.record_changes(workdir, assembly.config, run.origin(workdir) if init_from else None)
+        if processes.is_main_process() and not started.is_new:
+            workdirs.record_changes(workdir, assembly.config, started.origin(workdir) if init_from else None)
         if step < last:
             with contextlib.ExitStack() as stack:
                 opened: list[Writer] = []

@@ -17,9 +17,9 @@ from mini_gpt.model import parameters as model_parameters
 from mini_gpt.model.parameters import Parameters
 from mini_gpt.runtime import files, processes
 from mini_gpt.runtime.errors import UserError, require
-from mini_gpt.training import assembly, settings, writers
+from mini_gpt.training import settings, writers
 from mini_gpt.training import workdir as workdirs
-from mini_gpt.training.assembly import Assembly
+from mini_gpt.training.assembly import Assembly, assemble, make_mesh
 from mini_gpt.training.step import TrainState
 
 if TYPE_CHECKING:  # imported by those runs that start with the weights of another
@@ -65,7 +65,7 @@ def open_run(config: Config, workdir: Path, init_from: Path | None) -> Start:
     init_from: another run, from which a new run takes the weights and the tokenizer.
     """
     writers.check(config)
-    mesh = assembly.make_mesh(config)
+    mesh = make_mesh(config)
     is_new = not _holds_run(workdir, config, mesh, init_from)
     weights, rank = _initial_weights(workdir, init_from, config), config.train.lora_rank
     require(not rank or weights is not None, "train.lora_rank", rank, "adapters need the weights of a run: --init_from")
@@ -78,9 +78,9 @@ def open_run(config: Config, workdir: Path, init_from: Path | None) -> Start:
         tokenizer = tokenizers.load(workdir / workdirs.TOKENIZER)
     else:
         tokenizer = weights.run.tokenizer if weights else token_store.fit_tokenizer(corpus, config.data)
-    run = assembly.assemble(config, mesh, corpus, tokenizer)
+    assembly = assemble(config, mesh, corpus, tokenizer)
     parameters = weights.parameters(mesh) if is_new and weights else None
-    return Start(run, corpus, tokenizer, weights, parameters, is_new)
+    return Start(assembly, corpus, tokenizer, weights, parameters, is_new)
 
 
 def _initial_weights(workdir: Path, init_from: Path | None, config: Config) -> "InitialWeights | None":
@@ -115,10 +115,10 @@ def _holds_run(workdir: Path, config: Config, mesh: Mesh, init_from: Path | None
         raise error from None
 
 
-def describe(run: Start, *, parameters: bool) -> None:
+def describe(start: Start, *, parameters: bool) -> None:
     """Log what a run trains, and settings without effect. parameters: log the table of a new run's parameters."""
-    config, abstract = run.assembly.config, run.assembly.abstract_state.parameters
-    if run.is_new and parameters:
+    config, abstract = start.assembly.config, start.assembly.abstract_state.parameters
+    if start.is_new and parameters:
         log.info("%s\n", model_parameters.report(abstract))
         if config.train.trained_pattern:
             from mini_gpt.training import trainable
@@ -128,6 +128,6 @@ def describe(run: Start, *, parameters: bool) -> None:
             log.info(f"training changes {count:,} of these: {'the adapters' if config.train.lora_rank else named}\n")
         if config.model.has_encoder:
             said = "padding in the first batch: {:.0%} of the tokens of the sources, {:.0%} of those of the targets\n"
-            log.info(said.format(*batches.padding_shares(run.assembly.objective.train_batches[0])))
+            log.info(said.format(*batches.padding_shares(start.assembly.objective.train_batches[0])))
     if processes.is_main_process():
-        settings.report(config, run.assembly.objective.train_batches.rows_per_epoch, new=run.is_new)
+        settings.report(config, start.assembly.objective.train_batches.rows_per_epoch, new=start.is_new)

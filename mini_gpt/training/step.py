@@ -99,10 +99,11 @@ def make_train_step(
         changes, old = finite & ~halted, (state.parameters, state.optimizer_state)
         # On CPUs, jnp.where adds 1 ms to a small step of 34 ms; elsewhere, a condition adds passes over the gradients.
         if on_cpu:
-            new = jax.lax.cond(changes, update, lambda: old)
+            parameters, optimizer_state = jax.lax.cond(changes, update, lambda: old)
         else:
-            new = jax.tree.map(functools.partial(jnp.where, changes), update(), old)
-        return TrainState(state.step + ~halted, new[0], new[1], halted), metrics | {"finite": finite}
+            parameters, optimizer_state = jax.tree.map(functools.partial(jnp.where, changes), update(), old)
+        step = state.step + jnp.logical_not(halted)
+        return TrainState(step, parameters, optimizer_state, halted), metrics | {"finite": finite}
 
     # Explicit shardings: if the new state had other ones, the step would be compiled a second time.
     shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract_state)

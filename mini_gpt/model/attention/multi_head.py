@@ -24,23 +24,23 @@ class MultiHeadAttention(nnx.Module):
     """
 
     def __init__(self, config: ModelConfig, kind: LayerKind, *, cross: bool = False, rngs: nnx.Rngs):
-        whole, config = config, config.of_layer(kind)
-        self.num_heads, self.num_kv_heads = config.num_heads, config.num_kv_heads
-        self.mask = Mask(causal=False) if cross else Mask(config.causal, kind.window)
-        kv_width = config.num_kv_heads * config.head_width
-        self.query = variants.projection(config, config.d_model, config.attention_width, rngs=rngs)
-        self.key = variants.projection(config, config.d_model, kv_width, rngs=rngs)
-        self.value = variants.projection(config, config.d_model, kv_width, rngs=rngs)
-        std, biased = residual_std(config), config.attention_out_bias
-        self.out = Linear(config, config.attention_width, config.d_model, std=std, use_bias=biased, rngs=rngs)
-        before_position, after_position = variants.modules(config, rngs=rngs)
-        self.gate = variants.gate(config, rngs=rngs)
-        self.output_norm = make_norm(config, rngs=rngs) if config.output_norm else None
-        from_encoding = positions.modules(whole, kind, cross=cross, rngs=rngs)
+        layer = config.of_layer(kind)  # with the heads that the layer keeps
+        self.num_heads, self.num_kv_heads = layer.num_heads, layer.num_kv_heads
+        self.mask = Mask(causal=False) if cross else Mask(layer.causal, kind.window)
+        kv_width = layer.num_kv_heads * layer.head_width
+        self.query = variants.projection(layer, layer.d_model, layer.attention_width, rngs=rngs)
+        self.key = variants.projection(layer, layer.d_model, kv_width, rngs=rngs)
+        self.value = variants.projection(layer, layer.d_model, kv_width, rngs=rngs)
+        std, biased = residual_std(layer), layer.attention_out_bias
+        self.out = Linear(layer, layer.attention_width, layer.d_model, std=std, use_bias=biased, rngs=rngs)
+        before_position, after_position = variants.modules(layer, rngs=rngs)
+        self.gate = variants.gate(layer, rngs=rngs)
+        self.output_norm = make_norm(layer, rngs=rngs) if layer.output_norm else None
+        from_encoding = positions.modules(config, kind, cross=cross, rngs=rngs)
         modules = [*before_position, *from_encoding, *after_position]
         self.on_input = nnx.List([module for module in modules if module.stage == "input"])
         self.on_heads = nnx.List([module for module in modules if module.stage == "heads"])
-        self.core = Core(config, [module for module in modules if module.stage == "scores"])
+        self.core = Core(layer, [module for module in modules if module.stage == "scores"])
 
     def __call__(self, x_BLD: jax.Array, context: Context, dropout_key: jax.Array | None = None) -> jax.Array:
         """Return out_BLD. dropout_key: for dropout of the attention weights; None: no dropout."""
