@@ -268,6 +268,8 @@ def test_a_long_page_says_which_weights_are_means(opened, tmp_path, monkeypatch)
     page = explorer.explorer(run.model, run.tokenizer, tokens, title="long", subtitle="")
     (tmp_path / "page.html").write_text(page, encoding="utf-8")
     show(browser, tmp_path / "page.html")
+    press(browser, "2")
+    browser.find_element(By.ID, "thumb-0-0").click()  # the page opens on the telling head
     press(browser, "3")
     weights_LS = attention_maps(run.model, tokens[None].repeat(8, axis=0))[0].weights_BHLS[0, 0]
     order = np.argsort(-weights_LS[20, :21])
