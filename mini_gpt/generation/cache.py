@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from mini_gpt.config.model import ModelConfig
+from mini_gpt.data.layout import PLAIN
 from mini_gpt.evaluation.loaded import LoadedModel
 from mini_gpt.generation import full_passes
 from mini_gpt.generation.full_passes import Text
@@ -214,8 +215,7 @@ def decode(model: LoadedModel, tokens_B: jax.Array, cache: Cache | Text) -> tupl
     if isinstance(cache, Text):
         text = cache.extended(tokens_B)
         return full_passes.next_logits(model, text), text
-    module, token, written = _module(model), _next_token(model, tokens_B, cache), cache.written
-    tokens = jax.tree.map(lambda slots_BT, new_B1: _write(slots_BT, new_B1, written), cache.tokens, token)
+    module, (token, tokens), written = _module(model), _next_token(model, tokens_B, cache), cache.written
     layers = [TokenCache(kept, slots_of(tokens, written, kept.keys_XSK.shape[1]), written) for kept in cache.layers]
     source, crosses = None, []
     if cache.source is not None:
@@ -251,9 +251,12 @@ def _run(module: Any, tokens_BL: jax.Array, coordinates: Coordinates, layers: An
     return module.finish(x_BLD)
 
 
-def _next_token(model: LoadedModel, tokens_B: jax.Array, cache: Cache) -> Coordinates:
-    """Return the index, the position and the segment of the new token of each row, [B, 1] each."""
+def _next_token(model: LoadedModel, tokens_B: jax.Array, cache: Cache) -> tuple[Coordinates, Coordinates]:
+    """Return the coordinates of the new token of each row, [B, 1] each, and those of the tokens in all slots."""
     layout, has_random = model.layout, model.config.model.random_positions is not None
+    if layout == PLAIN and not has_random:
+        index_B1 = cache.lengths_B[:, None]  # as in the slots, but XLA computes the mask once for all layers
+        return Coordinates(index_B1, index_B1), cache.tokens
     at = lambda number: jax.tree.map(lambda x_BT: _slot(x_BT, number), cache.tokens)
     last, token = at(cache.written - 1), at(cache.written)
     if (layout.separator_id is not None or layout.operator_ids) and not has_random:
@@ -261,7 +264,7 @@ def _next_token(model: LoadedModel, tokens_B: jax.Array, cache: Cache) -> Coordi
         token = token._replace(positions_BL=jnp.where(restarts_B1, 0, last.positions_BL + 1))
     if last.segments_BL is not None:
         token = token._replace(segments_BL=last.segments_BL + (tokens_B[:, None] == layout.separator_id))
-    return token
+    return token, jax.tree.map(lambda old_BT, new_B1: _write(old_BT, new_B1, cache.written), cache.tokens, token)
 
 
 def slots_of(tokens: Coordinates, written: jax.Array, size: int) -> Coordinates:
