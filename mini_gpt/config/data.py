@@ -26,10 +26,7 @@ def known_sources() -> str:
 class DataConfig(Section, prefix="data."):
     """The text: source, split and tokenization."""
 
-    corpus: str = field(
-        "python_stdlib",
-        known_sources(),
-    )
+    corpus: str = field("python_stdlib", known_sources())
     path: str | None = field(None, "text: glob; pairs: TSV or sources; tokens, tfds: directory; tiny_shakespeare: file")
     text_field: str = field("text", "text: the field or column of records, in JSON, CSV, Parquet and Arrow")
     document_separator: str | None = field(

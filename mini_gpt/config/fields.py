@@ -15,8 +15,6 @@ from mini_gpt.runtime.errors import UserError, shown, suggestion
 KINDS = {int: "a whole number below 2**31", float: "a number", bool: "true or false", str: "text", type(None): "None"}
 NUMBERS: dict[Any, Any] = {int: (Integral, 2**31 - 1), float: ((Integral, float), sys.float_info.max)}
 UNIONS = (types.UnionType, typing.Union)
-
-
 Values = Mapping[str, Any]  # values of fields, by dotted name
 
 

@@ -26,8 +26,6 @@ DRAFT = ".draft"  # suffix of directories that hold what is being written
 CHECKSUM = "sha256"  # the key of a JSON object's own checksum
 LONGEST_NAME = 240  # characters; file systems allow 255 bytes, and writers append suffixes
 SHORTENED = 100  # characters kept when a name must be changed
-
-
 log = logging.getLogger(__name__)
 
 

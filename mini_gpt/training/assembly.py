@@ -116,11 +116,6 @@ def make_step(
     definition: nnx.GraphDef, config: Config, abstract_state: TrainState, layout: Layout = PLAIN
 ) -> jax.stages.Wrapped:
     """Return the jitted training step of a config; see `make_train_step`."""
-    parameters = abstract_state.parameters
-    if config.train.trained_pattern:
-        from mini_gpt.training import trainable
-
-        parameters = trainable.checked(config, parameters)
-    optimizer = make_optimizer(config, parameters)
+    optimizer = make_optimizer(config, states.trained_parameters(config, abstract_state.parameters))
     model_inputs = make_model_inputs(config, layout)
     return make_train_step(definition, config.train, optimizer, model_inputs, abstract_state, config.seed)

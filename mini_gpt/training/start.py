@@ -18,6 +18,7 @@ from mini_gpt.model.parameters import Parameters
 from mini_gpt.runtime import files, processes
 from mini_gpt.runtime.errors import UserError, require
 from mini_gpt.training import settings, writers
+from mini_gpt.training import state as states
 from mini_gpt.training import workdir as workdirs
 from mini_gpt.training.assembly import Assembly, assemble, make_mesh
 from mini_gpt.training.step import TrainState
@@ -121,9 +122,7 @@ def describe(start: Start, *, parameters: bool) -> None:
     if start.is_new and parameters:
         log.info("%s\n", model_parameters.report(abstract))
         if config.train.trained_pattern:
-            from mini_gpt.training import trainable
-
-            count = model_parameters.count(trainable.checked(config, abstract))
+            count = model_parameters.count(states.trained_parameters(config, abstract))
             named = f"those whose names match train.trainable={config.train.trainable!r}"
             log.info(f"training changes {count:,} of these: {'the adapters' if config.train.lora_rank else named}\n")
         if config.model.has_encoder:

@@ -64,13 +64,18 @@ def _initial(config: Config, parameters: Parameters) -> TrainState:
         from mini_gpt.training import adapters
 
         parameters = adapters.inserted(parameters, config)
-    trained = parameters
-    if config.train.trained_pattern:
-        from mini_gpt.training import trainable
-
-        trained = trainable.checked(config, parameters)
+    trained = trained_parameters(config, parameters)
     optimizer_state = make_optimizer(config, trained).transformation.init(trained)
     return TrainState(jnp.zeros((), jnp.int32), parameters, optimizer_state, jnp.asarray(False))
+
+
+def trained_parameters(config: Config, parameters: Parameters) -> Parameters:
+    """Return the parameters that training changes, see `trainable.checked`; all without `train.trained_pattern`."""
+    if not config.train.trained_pattern:
+        return parameters
+    from mini_gpt.training import trainable
+
+    return trainable.checked(config, parameters)
 
 
 def _with_shardings(tree: T, mesh: Mesh) -> T:
