@@ -154,3 +154,9 @@ def test_a_mask_inside_the_vocabulary_only_renames_tokens(small):
         np.testing.assert_array_equal(block[name], renamed[plain_block[name]])
     drawn = inside["inputs"][(inside["inputs"] != inside["targets"]) & (inside["inputs"] != MASK_INSIDE)]
     assert drawn.min() < MASK_INSIDE < drawn.max()
+
+
+def test_a_masked_row_has_the_tokens_that_a_row_of_next_tokens_begins_with(small):
+    tokens, masked = np.arange(2000) % 250, {"train__objective": "masked", "model__causal": False}
+    rows = [TextBatches(tokens, small(**fields), vocab=Vocab(VOCAB, MASK))[0] for fields in ({}, masked)]
+    np.testing.assert_array_equal(rows[1]["targets"], rows[0]["inputs"])
