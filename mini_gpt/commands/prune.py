@@ -14,23 +14,25 @@ import collections
 import contextlib
 import dataclasses
 import math
+import timeit
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from mini_gpt.commands import command_line, run_flags, staging
 from mini_gpt.config import loading
 from mini_gpt.config.model import ModelConfig
 from mini_gpt.evaluation.loaded import LoadedModel
 from mini_gpt.hugging_face import origin
-from mini_gpt.insight import budget, pruning, removed, training_curves
+from mini_gpt.insight import pruning, removed, training_curves
 from mini_gpt.insight.removed import Heads
 from mini_gpt.model import editing
 from mini_gpt.model import parameters as model_parameters
-from mini_gpt.runtime import files, progress
+from mini_gpt.runtime import files, progress, sharding
 from mini_gpt.runtime.errors import UserError, require
 from mini_gpt.suites import base, results
 from mini_gpt.suites.pruning import scorer
@@ -100,8 +102,7 @@ def _prune(run: Run, output: Path, flags: argparse.Namespace, overrides: Mapping
     if not is_begun:
         files.make_directory(output)  # raises its errors
         output.rmdir()
-    model, table, score = removed.whole(run.model), list[dict[str, Any]](), scorer(run, "validation", flags.tokens)
-    loss: Loss = lambda model: score(model, None)
+    model, table, loss = removed.whole(run.model), list[dict[str, Any]](), scorer(run, "validation", flags.tokens)
     if flags.heads is not None:
         kept: Heads = removed.without(config.head_numbers, parse(flags.heads, config))
     else:
@@ -179,11 +180,19 @@ def _most_important(
     return possible[flags.keep], table
 
 
+def _forward_seconds(model: LoadedModel) -> float:
+    """Return the measured seconds per token of a forward pass over whole contexts."""
+    length, source = model.config.context_length, [model.config.source_length] * model.config.model.has_encoder
+    rows = model.rows_at_a_time(length)
+    arrays = sharding.put_whole([np.zeros((rows, size), np.int32) for size in (length, length, *source)], model.mesh)
+    work = lambda: jax.block_until_ready(model.nll(*arrays))
+    work()  # compiles
+    return timeit.timeit(work, number=1) / (rows * length)
+
+
 def _measured(models: Mapping[str, LoadedModel], loss: Loss) -> list[dict[str, Any]]:
     """Return the rows of the comparison. Speeds are those of forward passes over whole contexts, measured in turns."""
-    seconds = [
-        [budget.forward_seconds(model, model.config.context_length) for model in models.values()] for _ in range(TIMES)
-    ]
+    seconds = [[_forward_seconds(model) for model in models.values()] for _ in range(TIMES)]
     return [
         {
             "model": name,

@@ -3,7 +3,7 @@
 import argparse
 
 from mini_gpt import suites
-from mini_gpt.commands import command_line, run_flags
+from mini_gpt.commands import command_line, suite_flags
 from mini_gpt.config import loading
 from mini_gpt.runtime.errors import UserError, require
 from mini_gpt.study import syntax
@@ -22,7 +22,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add("--suite", help=f"what to measure: {names}; default: perplexity")
     claim = "claim that a metric is lower in A than in B; also 'A<B@METRIC,LENGTH'; repeatable"
     add("--contrast", action="append", default=[], metavar="'A<B'", help=claim)
-    run_flags.add_suite_flags(parser)
+    suite_flags.add(parser, ("split", "lengths", "strides"))
     parser.set_defaults(split=None)
 
 

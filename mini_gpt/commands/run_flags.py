@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from mini_gpt.commands import command_line
 from mini_gpt.config import loading
-from mini_gpt.data.splits import SPLITS
 from mini_gpt.runtime import files
 from mini_gpt.runtime.errors import UserError, shown
 
@@ -25,12 +24,6 @@ def add_run_flags(parser: argparse.ArgumentParser) -> None:
 def add_override_flag(parser: argparse.ArgumentParser) -> None:
     """Accept --override=FIELD=VALUE, the name of --config.FIELD=VALUE in earlier versions."""
     parser.add_argument("--override", action="append", default=[], help=argparse.SUPPRESS)
-
-
-def add_suite_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--split", default="validation", choices=SPLITS, help="the split to measure")
-    parser.add_argument("--lengths", help="such as 64,1x,2x; 1x: context_length, of tasks data.task_length")
-    parser.add_argument("--strides", help="for extrapolation: window strides; default: min(1x, shortest length) / 4")
 
 
 def new_directory(text: str) -> "Path | Place":

@@ -181,17 +181,14 @@ def counts(num_heads: int) -> list[int]:
     return sorted({round(share * num_heads) for share in np.linspace(0, 1, min(MOST_POINTS, num_heads) + 1)})
 
 
-def curves(
-    orders: Mapping[str, Order], loss: Callable[[frozenset[Place]], float], seeds: int = SEEDS
-) -> list[dict[str, Any]]:
-    """Return a row for each order and number of removed heads, also for some random orders.
+def curves(orders: Mapping[str, Order], loss: Callable[[frozenset[Place]], float]) -> list[dict[str, Any]]:
+    """Return a row for each order and number of removed heads, also for SEEDS random orders.
 
     loss: takes the heads that are removed.
-    seeds: of the random orders.
     """
     places = sorted(next(iter(orders.values())))
     every: list[tuple[str, int | None, Order]] = [(name, None, order) for name, order in orders.items()]
-    every += [("random", seed, random_order(places, seed)) for seed in range(seeds)]
+    every += [("random", seed, random_order(places, seed)) for seed in range(SEEDS)]
     loss_without = functools.cache(loss)  # all orders share the first and the last set
     rows = []
     for (name, seed, order), removed in itertools.product(every, counts(len(places))):
@@ -230,12 +227,11 @@ def pruning_figure(
 
     shares = [100 * share for share in dict.fromkeys(row["share"] for row in rows)]
     for number, (order, label) in enumerate(LABELS.items()):
-        if losses := [row["nll"] for row in rows if row["order"] == order]:  # a budget may leave out an order
-            plot_curve(right, Curve(label, shares, losses), f"C{number}")
+        losses = [row["nll"] for row in rows if row["order"] == order]
+        plot_curve(right, Curve(label, shares, losses), f"C{number}")
     random = np.array([row["nll"] for row in rows if row["order"] == "random"]).reshape(-1, len(shares))
-    if len(random):
-        mean, low, high = (list(function(random, axis=0)) for function in (np.mean, np.min, np.max))
-        plot_curve(right, Curve(f"at random, {len(random)} seeds", shares, mean, low, high), "grey")
+    mean, low, high = (list(function(random, axis=0)) for function in (np.mean, np.min, np.max))
+    plot_curve(right, Curve(f"at random, {len(random)} seeds", shares, mean, low, high), "grey")
     title = "Loss after removal, without retraining"
     finish(right, xlabel="heads removed (%)", ylabel="loss (nats per token)", title=title)
     return figure

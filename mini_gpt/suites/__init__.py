@@ -1,10 +1,8 @@
 """The suites of eval.py: one file per question to a run; JSON, tables and figures out. Imports all packages before."""
 
 import contextlib
-import copy
 import dataclasses
 import logging
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -13,8 +11,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from mini_gpt.evaluation import items
-from mini_gpt.insight import budget, uncertainty
-from mini_gpt.model import parameters
+from mini_gpt.insight import uncertainty
 from mini_gpt.runtime import files, processes
 from mini_gpt.runtime.errors import UserError, require, shown, suggestion
 from mini_gpt.suites import base, results
@@ -55,7 +52,6 @@ ALL = (
     Diagnose(),
 )
 WITHOUT_ATTENTION = [suite.name for suite in ALL if not suite.needs_attention]
-LARGE, MINUTES = 20_000_000, 5.0  # parameters above which eval.py gives each suite these minutes
 FLAGS = [field.name for field in dataclasses.fields(SuiteOptions) if field.name != "split"]
 SUITES: Mapping[str, Suite] = MappingProxyType({suite.name: suite for suite in ALL})
 
@@ -95,11 +91,8 @@ def check_run(run: Run, name: str, options: SuiteOptions) -> None:
         suite.check_split(run.trained, options, len(run.store.tokens(options.split)))
 
 
-def evaluate(run: Run, name: str, options: SuiteOptions, minutes: float | None = None) -> Result:
+def evaluate(run: Run, name: str, options: SuiteOptions) -> Result:
     """Measure a run, print the table, write the files, and return the result.
-
-    minutes: measure what fits; None: everything, as studies do, so that no study depends on the clock. An earlier
-      result with the same minutes is measured again on the same texts and heads.
 
     All suites write eval/NAME.json. Some also write eval/NAME.csv, .png and other files, and figures and curves to
     tensorboard/NAME. The JSON is written last: if it exists, all files exist.
@@ -109,16 +102,10 @@ def evaluate(run: Run, name: str, options: SuiteOptions, minutes: float | None =
     check_run(run, name, options)
     stem = file_stem(name, options, run.checkpoint, run.overrides)
     path = run.workdir / "eval" / f"{stem}.json"
-    request = requested(name, options) | ({} if minutes is None else {"minutes": minutes})
-    with budget.limited(minutes, _earlier(path, run, request)) as limit:
-        run = run if limit is None else _in_small_batches(run)
-        run = base.whole_run(run) if suite.needs_attention and suite.puts_heads_back else run
-        measured, other_files = suite.measure(run, options), suite.more_files(run, options)
-    said = ""
-    if limit is not None:
-        said = f"\n\nMeasured: {limit.left_out or f'everything, --minutes={minutes:g}'}."
-        request["work"] = {work: [*numbers] for work, numbers in limit.chosen.items()}
-        measured = _with_errors(measured) | {"left_out": limit.left_out}
+    request = requested(name, options)
+    run = base.whole_run(run) if suite.needs_attention and suite.puts_heads_back else run
+    measured, other_files = suite.measure(run, options), suite.more_files(run, options)
+    measured = measured if options.tokens is None else _with_errors(measured)
     _log_replaced(path, request)
     result = {"checkpoint_step": run.step, "split": options.split, "overrides": run.overrides}
     result["dtype"] = run.model.dtype
@@ -141,34 +128,9 @@ def evaluate(run: Run, name: str, options: SuiteOptions, minutes: float | None =
             results.write_tensorboard(curves, suite.scalars(result), figures, run.step)
         written = results.write(run.workdir / "eval", stem, contents)
     finally:
-        print(suite.printed(result) + said)  # also if a file can't be written
+        print(suite.printed(result))  # also if a file can't be written
     print("\nWritten to", *written, sep="\n")
     return result
-
-
-def minutes_of(run: Run, given: float | None) -> float | None:
-    """Return the minutes of each suite: those given, or MINUTES for a model above LARGE; None: no limit."""
-    if given is None and parameters.count(run.model.parameters) > LARGE:
-        return MINUTES
-    return None if given is None or math.isinf(given) else given
-
-
-def _in_small_batches(run: Run) -> Run:
-    """Return the run with batches that are small enough to be the unit of work."""
-    run = copy.copy(run)
-    run.model = dataclasses.replace(run.model, batch_tokens=min(run.model.batch_tokens, budget.BATCH_TOKENS))
-    return run
-
-
-def _earlier(path: Path, run: Run, request: Mapping[str, Any]) -> dict[str, int]:
-    """Return {work: number of items} of an earlier result with the same options and minutes, or {}."""
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
-        before = files.read_with_checksum(path)
-        work = before["request"].pop("work")
-        if before["request"] == request and before["checkpoint_step"] == run.step and not processes.are_several():
-            log.info(f"{path}: measures the same work again; remove the file to choose anew")
-            return {name: int(count) for name, (count, _) in work.items()}
-    return {}
 
 
 def _with_errors(measured: Result) -> Result:

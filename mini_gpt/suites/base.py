@@ -6,7 +6,7 @@ import hashlib
 import math
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,10 +17,11 @@ from matplotlib.figure import Figure
 from mini_gpt.config.schema import Config
 from mini_gpt.data import task_batches, tasks, tokenizers
 from mini_gpt.data.batches import Batch, windows
+from mini_gpt.data.splits import SPLITS
 from mini_gpt.data.tasks import Problem
 from mini_gpt.evaluation import extrapolation, memory
 from mini_gpt.hugging_face import origin
-from mini_gpt.insight import budget, examples, removed, samples
+from mini_gpt.insight import examples, removed, samples
 from mini_gpt.insight.curves import Curve, token_label
 from mini_gpt.insight.examples import Example
 from mini_gpt.runtime import files
@@ -36,30 +37,28 @@ LONGEST_TITLE = 40  # characters of a text
 FRACTIONS = (0.25, 0.5, 0.75, 1, 1.25, 1.5, 1.75, 2)  # default lengths of problems, over the longest trained one
 
 
+def _option(help: str, default: str | None = None, **arguments: Any) -> Any:
+    """Return a field of SuiteOptions. help, arguments: of its flag."""
+    return dataclasses.field(default=default, metadata={"help": help, **arguments})
+
+
 @dataclass(frozen=True)
 class SuiteOptions:
-    """Options of a suite; None means the default of the suite.
+    """Options of a suite, which are also flags of eval.py; None means the default of the suite."""
 
-    split: train, validation or test.
-    lengths, strides: comma-separated, such as "64,2x".
-    text: the input text of heads, figures, explorer, lens, patching and play; for a model with an encoder,
-      SOURCE=TARGET.
-    tokens: the most of heads and lens, in a pass of pruning, or targets of the sliding windows of extrapolation.
-    other: the second text of patching and play.
-    pairs: a file with a text, a tab and the other text in each line, for patching.
-    beside: another run directory, which play shows beside the first.
-    words: True: figures and explorer show whole words instead of tokens.
-    """
-
-    split: str = "validation"
-    lengths: str | None = None
-    strides: str | None = None
-    text: str | None = None
-    tokens: int | None = None
-    other: str | None = None
-    pairs: str | None = None
-    beside: str | None = None
-    words: bool | None = None
+    split: str = _option("the split to measure", "validation", choices=SPLITS)
+    lengths: str | None = _option("such as 64,1x,2x; 1x: context_length, of tasks data.task_length")
+    strides: str | None = _option("for extrapolation: window strides; default: min(1x, shortest length) / 4")
+    text: str | None = _option("for heads, figures, explorer, play, lens and patching; SOURCE=TARGET with an encoder")
+    tokens: int | None = _option(
+        "the most tokens that a suite reads, in a pass, or as targets of sliding windows", type=int
+    )
+    other: str | None = _option("for patching and play: the second text, with as many tokens as --text")
+    pairs: str | None = _option(
+        "for patching: a file with a text, a tab and the other text in each line", metavar="FILE"
+    )
+    beside: str | None = _option("for play: another run to show on the same text", metavar="RUN")
+    words: bool | None = _option("for figures and explorer: whole words instead of tokens", action="store_true")
 
 
 class Suite:
@@ -160,8 +159,8 @@ def _cells(row: Row) -> Row:
 def _given(result: Result) -> Row:
     """Return the fields of a result to print: without items, and without options that were not given."""
     asked = result.get("request", {}).items()
-    request = {flag: value for flag, value in asked if value is not None and flag not in ("minutes", "work")}
-    fields = {name: cell for name, cell in _cells(result).items() if name not in ("request", "left_out")} | request
+    request = {flag: value for flag, value in asked if value is not None}
+    fields = {name: cell for name, cell in _cells(result).items() if name != "request"} | request
     return {name: cell for name, cell in fields.items() if cell != {}}
 
 
@@ -237,12 +236,6 @@ def problem_lengths(corpus: str, trained_length: int, options: SuiteOptions) -> 
     for length in lengths:
         tasks.check_length(corpus, "--lengths", length)
     return lengths
-
-
-def lengths_within_budget(run: Run, lengths: tuple[int, ...], costs: Sequence[int]) -> tuple[int, ...]:
-    """Return the lengths; with a budget, the first ones that fit. costs: tokens that the model processes for each."""
-    seconds = lambda: budget.forward_seconds(run.model, run.config.context_length)
-    return lengths[: budget.fit("lengths", costs, seconds)]
 
 
 def example(run: Run, options: SuiteOptions) -> Example:
@@ -369,7 +362,7 @@ def _plain(title: str) -> str:
 
 
 def listed(values: np.ndarray) -> list:
-    """Return an array as lists for JSON. NaN, a value that a budget left out, becomes None."""
+    """Return an array as lists for JSON. NaN, the value of a removed head, becomes None."""
     return np.where(np.isnan(values), np.array(None), values).tolist()
 
 

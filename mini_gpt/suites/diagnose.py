@@ -4,9 +4,9 @@ import dataclasses
 import math
 
 from mini_gpt.config.schema import Config
-from mini_gpt.insight import budget
 from mini_gpt.insight.diagnosis import checks, pairs
 from mini_gpt.insight.diagnosis.result import CheckResult
+from mini_gpt.runtime import progress
 from mini_gpt.runtime.errors import UserError
 from mini_gpt.suites import base
 from mini_gpt.suites.base import Result, Row, Suite, SuiteOptions
@@ -20,6 +20,7 @@ OTHER_LOSS = ("data.", "context_length", "source_length", "train.mask_rate", "tr
 
 class Diagnose(Suite):
     name = "diagnose"
+    flags = ("tokens",)
     supports_encoder = True
     puts_heads_back = False
 
@@ -37,13 +38,12 @@ class Diagnose(Suite):
         elif options.split != "validation" or "eval.tokens" in run.overrides:
             history = [{key: row[key] for key in row if key != "validation/loss"} for row in history]
         if run.config.model.has_encoder:
-            shown, train_examples = (base.examples_of(run, split) for split in (options.split, "train"))
+            shown, train_examples = (base.examples_of(run, split, options.tokens) for split in (options.split, "train"))
             results = pairs.diagnose(run.model, shown, train_examples, history, run.step)
         else:
             tokens, train_tokens = (base.split_tokens(run, split) for split in (options.split, "train"))
-            cost = checks.cost(run.model, len(tokens), len(train_tokens))
-            with budget.shown("checks", cost):
-                results = checks.diagnose(run.model, tokens, train_tokens, history, run.step)
+            with progress.shown("checks", checks.cost(run.model, len(tokens), len(train_tokens), options.tokens)):
+                results = checks.diagnose(run.model, tokens, train_tokens, history, run.step, options.tokens)
         return {
             "context_length": run.config.context_length,
             "found": [result.check for result in results if result.found],
@@ -68,7 +68,5 @@ class Diagnose(Suite):
 
 
 def _row(result: CheckResult) -> Row:
-    row = dataclasses.asdict(result)
-    error = {"error": row.pop("error")}
     value = result.value if math.isfinite(result.value) else None
-    return row | {"value": value, "causes": result.causes} | (error if budget.current.get() else {})
+    return dataclasses.asdict(result) | {"value": value, "causes": result.causes}

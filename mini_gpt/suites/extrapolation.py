@@ -1,16 +1,13 @@
 """Measure the loss of the same targets at many context lengths, in blocks and in sliding windows."""
 
-import dataclasses
-import functools
 from collections.abc import Iterator
 
-import numpy as np
 from matplotlib.figure import Figure
 
 from mini_gpt.config.schema import Config
-from mini_gpt.evaluation import extrapolation, perplexity, scoring
+from mini_gpt.evaluation import extrapolation, scoring
 from mini_gpt.hugging_face import origin
-from mini_gpt.insight import budget, curves
+from mini_gpt.insight import curves
 from mini_gpt.suites.base import Result, Row, Suite, SuiteOptions, curve
 from mini_gpt.training.run import Run
 
@@ -40,7 +37,7 @@ class Extrapolation(Suite):
 
     def measure(self, run: Run, options: SuiteOptions) -> Result:
         tokens = run.store.tokens(options.split)
-        windowings = _within_budget(run, options, tokens)
+        windowings = _plan(run.trained, options, len(tokens))
         rows, by_position = extrapolation.extrapolation(run.model, tokens, run.tokenizer.token_bytes, windowings)
         return {"train_length": origin.trained_context(run), "rows": rows, "by_position": by_position}
 
@@ -59,8 +56,7 @@ class Extrapolation(Suite):
     def figure(self, result: Result) -> Figure:
         groups = self.by_label(result["rows"])
         has_both = len(groups) > 1 and "blocks" in groups
-        where = "the end of the split" if result.get("left_out") else "the whole split"
-        names = {"blocks": f"blocks, on {where}"} if has_both else {}
+        names = {"blocks": "blocks, on the whole split"} if has_both else {}
         lines = [curve(names.get(label, label), rows, "nll") for label, rows in groups.items()]
         if has_both:
             lines.append(curve("blocks, on the targets of the sliding windows", groups["blocks"], "sample_nll"))
@@ -81,22 +77,3 @@ def _lengths_and_strides(trained: Config, options: SuiteOptions) -> tuple[tuple[
 
 def _plan(trained: Config, options: SuiteOptions, num_tokens: int) -> list[extrapolation.Windowing]:
     return extrapolation.plan(num_tokens, options.split, *_lengths_and_strides(trained, options), options.tokens)
-
-
-def _within_budget(run: Run, options: SuiteOptions, tokens: np.ndarray) -> list[extrapolation.Windowing]:
-    """Return the windowings of a split; with a budget, all of them score the targets at its end that fit.
-
-    These are whole blocks of the greatest length, so that with more time the windows of the others stay the same.
-    """
-    whole = _plan(run.trained, options, len(tokens))
-    defined = [w for w in whole if perplexity.why_undefined(run.config.model, w.length) is None]
-    longest = max((w.length for w in defined), default=1)
-    speed = functools.cache(lambda length: budget.forward_seconds(run.model, length))
-    seconds = lambda: sum(w.length / w.stride * speed(w.length) for w in defined)  # of a target
-    blocks = np.full((len(tokens) - 1) // longest, longest)
-    targets = longest * budget.fit(f"blocks of {longest:,} targets", blocks, seconds)
-    if targets == blocks.sum():
-        return whole
-    sample = dataclasses.replace(options, tokens=min(targets, options.tokens or extrapolation.SLIDING_TARGETS))
-    cut, first = _plan(run.trained, sample, len(tokens)), len(tokens) - targets
-    return [dataclasses.replace(w, first_target=first) if w.protocol == "blocks" else w for w in cut]

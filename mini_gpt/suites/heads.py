@@ -6,8 +6,9 @@ import statistics
 from matplotlib.figure import Figure
 
 from mini_gpt.config.schema import Config
-from mini_gpt.insight import budget, removed
+from mini_gpt.insight import removed
 from mini_gpt.insight.heads import figure, inputs, report
+from mini_gpt.runtime import progress
 from mini_gpt.suites import base, results
 from mini_gpt.suites.base import Result, Row, Suite, SuiteOptions
 from mini_gpt.training.run import Run
@@ -65,7 +66,7 @@ class Heads(Suite):
 
 def _of_texts(run: Run, options: SuiteOptions) -> list[Row]:
     texts = _inputs(run, options.split, _most(options)) if options.text is None else _own_text(run, options)
-    with budget.shown("head report", report.cost(texts, run.config.context_length)):
+    with progress.shown("head report", report.cost(texts, run.config.context_length)):
         return report.head_report(run.model, run.tokenizer, texts, base.train_tokens(run, inputs.TOKENS))
 
 
@@ -75,7 +76,7 @@ def _of_pairs(run: Run, options: SuiteOptions) -> list[Row]:
         found = [base.example(run, options)]
     else:
         found = base.examples_of(run, options.split, _most(options))
-    with budget.shown("head report", report.pair_cost(found)):
+    with progress.shown("head report", report.pair_cost(found)):
         return report.pair_report(run.model, run.tokenizer, found, of_training)
 
 
@@ -104,8 +105,7 @@ def _flat(head: Row) -> Row:
     names = ("attention", "layer", "head", "label", "entropy", "distance", "slope", "offset")
     row = {name: head[name] for name in names if name in head}
     row["strength"] = kinds[head["label"]]["strength"] if head["label"] in kinds else None
-    if any("error" in values for values in kinds.values()):
-        row["error"] = kinds.get(head["label"], {}).get("error")
+    row["error"] = kinds.get(head["label"], {}).get("error")
     row["also"] = ", ".join(head["also"])
     key, query = (repr(pair[end]["before"][-6:] + pair[end]["token"]) for end in ("key", "query"))
     row["pair"] = f"{query} → {key}"

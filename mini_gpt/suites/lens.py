@@ -6,8 +6,8 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from mini_gpt.data import batches, spans
-from mini_gpt.insight import budget
 from mini_gpt.insight.mechanisms import lens
+from mini_gpt.runtime import progress
 from mini_gpt.runtime.errors import require
 from mini_gpt.suites import base
 from mini_gpt.suites.base import Result, Suite, SuiteOptions
@@ -32,7 +32,7 @@ class Lens(Suite):
             text = base.opening(run, options, length + 1)
             require(len(text) > 1, "--text", options.text, "must have at least two tokens")
             texts, shown = [(1, batches.next_token_batch(text[None]))], text[:SHOWN]
-        with budget.shown("logit lens", sum(batch["inputs"].size for _, batch in texts)):
+        with progress.shown("logit lens", sum(batch["inputs"].size for _, batch in texts)):
             rows = lens.by_depth(run.model, texts)
         base.check_finite(run, (row["nll"] for row in rows))
         return {"context_length": length, "rows": rows, "shown": _shown(run, shown)}

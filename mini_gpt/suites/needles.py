@@ -4,7 +4,6 @@ Answers are greedy, and scored as those of tasks. Differences from RULER: the te
 for one value, and `common` and `frequent` for the most frequent word only.
 """
 
-import dataclasses
 import functools
 import itertools
 import math
@@ -238,9 +237,6 @@ class Needles(Suite):
 
     def measure(self, run: Run, options: SuiteOptions) -> Result:
         lengths, text = _lengths(run.trained, options), run.store.tokens(options.split)
-        costs = [PROBLEMS * len(KINDS) * length for length in lengths]
-        lengths = base.lengths_within_budget(run, lengths, costs)
-        options = dataclasses.replace(options, lengths=",".join(map(str, lengths)))
         total = self.cost(run.trained, options, len(text))
         with progress.shown(f"{len(KINDS)} kinds of questions", total):
             rows = measure(run.model, run.tokenizer, text, lengths)

@@ -10,10 +10,11 @@ from matplotlib.figure import Figure
 
 from mini_gpt.config.schema import Config
 from mini_gpt.data import spans
-from mini_gpt.insight import budget, removed, uncertainty
+from mini_gpt.insight import removed, uncertainty
 from mini_gpt.insight.curves import token_label
 from mini_gpt.insight.mechanisms import attribution, patching
 from mini_gpt.insight.mechanisms.patching import Effects, TextPair
+from mini_gpt.runtime import progress
 from mini_gpt.runtime.errors import UserError, require
 from mini_gpt.suites import base, results
 from mini_gpt.suites.base import Result, Row, Suite, SuiteOptions
@@ -36,11 +37,9 @@ class Patching(Suite):
 
     def measure(self, run: Run, options: SuiteOptions) -> Result:
         pairs = [_pair(run, *fields) for fields in _texts(options)]
-        with budget.shown("activation patching", patching.cost(run.model, pairs)):
+        with progress.shown("activation patching", patching.cost(run.model, pairs)):
             found = patching.patch_each(run.model, pairs)
-        base.check_finite(run, [score for effects in found for score in effects[:2]])
-        if budget.current.get() is None:
-            base.check_finite(run, [effect for effects in found for effect in effects.heads_NH.flat])
+        base.check_finite(run, [score for effects in found for score in (*effects[:2], *effects.heads_NH.flat)])
         gone_NH = removed.mask(run.trained.model, run.trained.model.head_numbers) == 0
         for effects_NX in [array for effects in found for array in effects[3:] if array is not None]:
             effects_NX[gone_NH] = np.nan
@@ -69,7 +68,7 @@ class Patching(Suite):
                 if half_of:
                     half = float(half_of[site, axes][index])
                     row |= {"low": row["effect"] - half, "high": row["effect"] + half} if half >= 0 else _NO_INTERVAL
-                rows += [] if np.isnan(effect) else [row]  # NaN: left out
+                rows += [] if np.isnan(effect) else [row]  # NaN: a removed head
         return rows
 
     def figure(self, result: Result) -> Figure:

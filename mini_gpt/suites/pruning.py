@@ -1,7 +1,6 @@
 """Measure each head's importance by gradient and by ablation, and the loss as heads are removed."""
 
 import dataclasses
-import functools
 from collections.abc import Callable, Iterable
 
 import jax.numpy as jnp
@@ -10,10 +9,11 @@ from matplotlib.figure import Figure
 
 from mini_gpt.evaluation import perplexity, task_accuracy
 from mini_gpt.evaluation.loaded import LoadedModel
-from mini_gpt.insight import budget, pruning, removed, samples
+from mini_gpt.insight import pruning, removed, samples
 from mini_gpt.model import editing
+from mini_gpt.runtime import progress
 from mini_gpt.suites import base, results
-from mini_gpt.suites.base import Result, Row, Suite, SuiteOptions
+from mini_gpt.suites.base import Result, Suite, SuiteOptions
 from mini_gpt.training.run import Run
 
 
@@ -30,38 +30,27 @@ class Pruning(Suite):
         loss = scorer(run, options.split, most_scored)
         train_batches = base.batches(run, "train", most, "gradients")
 
-        def nll(gone: Iterable[pruning.Place], texts: int | None = None) -> float:
+        def nll(gone: Iterable[pruning.Place]) -> float:
             mask_NH = np.ones((len(layers), config.model.num_heads), np.float32)
             for place in gone:
                 mask_NH[place] = 0
-            return loss(dataclasses.replace(model, edits=editing.head_mask(jnp.asarray(mask_NH[:, None]))), texts)
+            return loss(dataclasses.replace(model, edits=editing.head_mask(jnp.asarray(mask_NH[:, None]))))
 
         layers = editing.attention_layers(config.model)
         places = removed.existing(run.trained.model)
         num_heads = len(places)
-        seconds = functools.cache(lambda: budget.forward_seconds(model, config.longest_row))
-        with budget.shown(f"pruning {num_heads} heads", pruning.cost(num_heads, most)):
+        with progress.shown(f"pruning {num_heads} heads", pruning.cost(num_heads, most)):
             importance_NH = np.full((len(layers), config.model.num_heads), np.nan)
-            at, texts = tuple(np.transpose(places)), budget.within("batches of the gradient", train_batches, 0.2)
-            importance_NH[at] = pruning.importance(model, texts)[at]
-            passes = np.full(len(train_batches), 2 * num_heads * train_batches[0][1]["inputs"].size)
-            train_batches = train_batches[: budget.fit("batches of the ablation", passes, seconds, 0.5)]
-            number = budget.fit(
-                "heads", np.full(num_heads, passes[: len(train_batches)].sum() / num_heads), seconds, 0.6
-            )
-            largest = np.argsort(-importance_NH, axis=None, kind="stable")[:number]  # gradients: a cheap first estimate
-            ablated = [divmod(head, config.model.num_heads) for head in sorted(largest.tolist())]
-            ablation_NH = pruning.ablation(model, train_batches, places=ablated)
+            at = tuple(np.transpose(places))
+            importance_NH[at] = pruning.importance(model, train_batches)[at]
+            ablation_NH = pruning.ablation(model, train_batches, places=places)
             mean_ablation_NH = None
-            if not config.model.has_encoder and number == num_heads:
+            if not config.model.has_encoder:
                 means_NHK = pruning.mean_outputs(model, train_batches)
                 mean_ablation_NH = pruning.ablation(model, train_batches, means_NHK, places)
-            measured = (importance_NH, places), (ablation_NH, ablated)
-            base.check_finite(run, (scores_NH[at] for scores_NH, heads in measured for at in heads))
+            base.check_finite(run, [*importance_NH[at], *ablation_NH[at]])
             orders = pruning.removal_orders(importance_NH, ablation_NH)
-            if number < num_heads:
-                del orders["ablation"]
-            rows = _curves(orders, nll, config.longest_row * seconds() if budget.current.get() else 0)
+            rows = pruning.curves(orders, nll)
         base.check_finite(run, (row["nll"] for row in rows))
         return {
             "context_length": run.config.context_length,
@@ -95,28 +84,14 @@ class Pruning(Suite):
         return results.table(printed)
 
 
-def scorer(run: Run, split: str, most: int) -> Callable[[LoadedModel, int | None], float]:
-    """Return loss(model, texts) in nats per token, of the run's text. texts: the first ones; None: `most` tokens."""
+def scorer(run: Run, split: str, most: int) -> Callable[[LoadedModel], float]:
+    """Return loss(model) in nats per token, of `most` tokens of the run's text."""
     config, tokenizer = run.config, run.tokenizer
     if config.model.has_encoder:
         scored = base.examples_of(run, split, most)
-        return lambda model, texts: samples.loss(model, scored[:texts])
+        return lambda model: samples.loss(model, scored)
     if config.data.is_task:
         problems, length = base.problems(run, split, most), config.context_length
-        return lambda model, texts: task_accuracy.accuracy(model, tokenizer, problems[:texts], length).nll
+        return lambda model: task_accuracy.accuracy(model, tokenizer, problems, length).nll
     tokens = base.split_tokens(run, split)
-
-    def loss(model: LoadedModel, texts: int | None) -> float:
-        some = most if texts is None else texts * config.context_length
-        return perplexity.score_split(model, tokens, tokenizer.token_bytes, most_tokens=some).nll
-
-    return loss
-
-
-def _curves(orders: dict[str, pruning.Order], nll: Callable[..., float], seconds: float) -> list[Row]:
-    """Return `pruning.curves`; with a budget, of the first orders, on one text that takes so many seconds."""
-    passes = np.full(len(orders) + pruning.SEEDS, len(pruning.counts(len(orders["gradient"]))))
-    number = budget.fit("orders of removal", passes, lambda: seconds)
-    texts = 1 if budget.current.get() else None
-    chosen, seeds = dict([*orders.items()][:number]), max(0, number - len(orders))
-    return pruning.curves(chosen, lambda gone: nll(gone, texts), seeds)
+    return lambda model: perplexity.score_split(model, tokens, tokenizer.token_bytes, most_tokens=most).nll

@@ -93,8 +93,6 @@ class Tasks(Suite):
     def measure(self, run: Run, options: SuiteOptions) -> Result:
         task_batches.check_alphabet(run.config.data.corpus, run.tokenizer)
         lengths = _lengths(run.trained, options, run.config.data.corpus)
-        costs = [PROBLEMS * sum(task_batches.row_lengths(run.config, length)) for length in lengths]
-        lengths = base.lengths_within_budget(run, lengths, costs)
         return {
             "task": run.corpus.name,
             "train_length": run.trained.data.task_length,

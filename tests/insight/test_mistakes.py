@@ -11,7 +11,7 @@ from flax import nnx
 
 from benchmarks import examination
 from mini_gpt.commands import exercises
-from mini_gpt.insight import budget, faults
+from mini_gpt.insight import faults
 from mini_gpt.insight.diagnosis import losses, mistakes, probe
 from mini_gpt.insight.diagnosis.losses import Losses
 from mini_gpt.insight.diagnosis.mistakes import Mistake
@@ -101,15 +101,12 @@ def test_a_mistake_changes_no_parameter(small, kind):
 def test_positions_that_do_not_matter_are_found(random):
     model, windows_BM = random()
     silent = broken.scale(broken.queries, 0.0)(model)  # without queries, attention is even at all positions
-    (result,) = mistakes.unused_positions(silent, windows_BM, lambda: 0)
+    (result,) = mistakes.unused_positions(silent, windows_BM)
     assert result.found and abs(result.value) < 1e-6 and result.check == "positions"
     rise = nll(SAME["no order"][1](model), windows_BM).mean() / nll(model, windows_BM).mean() - 1
-    (result,) = mistakes.unused_positions(model, windows_BM, lambda: 0)
+    (result,) = mistakes.unused_positions(model, windows_BM)
     assert result.value == pytest.approx(rise, abs=1e-4)
-    with budget.limited(1.0, {}):
-        (result,) = mistakes.unused_positions(model, windows_BM, lambda: 7.0)
-    assert "the loss of 1 windows" in result.says, "18 of 60 seconds, and a window costs 14"
-    assert mistakes.unused_positions(random(model__position="learned")[0], windows_BM, lambda: 0) == []
+    assert mistakes.unused_positions(random(model__position="learned")[0], windows_BM) == []
 
 
 @pytest.mark.parametrize("found, is_named", [(2.0, True), (1.99, True), (1.9, False), (2.19, True), (2.3, False)])
@@ -119,7 +116,7 @@ def test_a_mistake_is_named_if_it_gives_the_recorded_loss(monkeypatch, found, is
     measured = Losses(3.0, 3.0, 2.0, 0.0, True, None, 4.0, None)
 
     def checks(**others):
-        results = mistakes.explanation(None, None, None, dataclasses.replace(measured, **others), lambda: 0)
+        results = mistakes.explanation(None, None, None, dataclasses.replace(measured, **others))
         return {result.check: result.value for result in results}
 
     assert checks() == ({"trained mask": pytest.approx(3 - found)} if is_named else {})

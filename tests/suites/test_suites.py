@@ -11,6 +11,7 @@ from matplotlib.text import Text
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from mini_gpt import suites
+from mini_gpt.evaluation import perplexity
 from mini_gpt.evaluation.loaded import LoadedModel
 from mini_gpt.insight import curves
 from mini_gpt.runtime import files, progress
@@ -257,6 +258,36 @@ def test_progress_is_logged_without_a_terminal(trained, monkeypatch, caplog):
     assert sample == result["rows"][1]["tokens_scored"]
     done = [int(n.replace(",", "")) for n in re.findall(rf"([\d,]+) of {cost:,} tokens done", caplog.text)]
     assert len(done) > 5 and done == sorted(done) and done[-1] == cost, "tokens of padding rows are not counted"
+
+
+def test_tokens_limit_a_suite(trained):
+    run = Run(trained(model__position="rope"))
+    every, some = (suites.evaluate(run, "perplexity", SuiteOptions(tokens=tokens)) for tokens in (None, 256))
+    assert every["tokens_scored"] > some["tokens_scored"] == 256 and some["request"] == {"tokens": 256}
+    end = perplexity.score_split(run.model, run.store.tokens("validation")[-257:], run.tokenizer.token_bytes)
+    assert some["nll"] == pytest.approx(end.nll) and some["nll_error"] > 0 and "nll_error" not in every
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "suite, value, error",
+    [
+        ("heads", lambda result: result["heads"][0]["kinds"]["previous token"]["queries"], None),
+        ("lens", lambda result: result["rows"][0]["nll"], lambda result: result["rows"][0]["nll_error"]),
+        ("diagnose", lambda result: rows_of(result)["loss"]["value"], lambda result: rows_of(result)["loss"]["error"]),
+        ("extrapolation", lambda result: result["rows"][-1]["tokens_scored"], lambda r: r["rows"][-1]["nll_error"]),
+        ("pruning", lambda result: result["ablation"][0][0], None),
+    ],
+)
+def test_tokens_limit_each_suite(trained, suite, value, error):
+    run = Run(trained(model__num_layers=2, model__position="alibi"))
+    every, some = (suites.evaluate(run, suite, SuiteOptions(tokens=tokens)) for tokens in (None, 128))
+    assert value(every) != value(some) and math.isfinite(value(some))
+    assert error is None or 0 < error(some) < 1
+
+
+def rows_of(result):
+    return {row["check"]: row for row in result["rows"]}
 
 
 @pytest.mark.slow

@@ -3,14 +3,12 @@
 The limits were set on models that were broken on purpose (docs/reference/diagnosis.md).
 """
 
-import functools
 import itertools
-from collections.abc import Callable
 
 import numpy as np
 
 from mini_gpt.evaluation.loaded import LoadedModel
-from mini_gpt.insight import budget, pruning, removed, samples
+from mini_gpt.insight import pruning, removed, samples
 from mini_gpt.insight.diagnosis import blocks, losses, mistakes, probe, weights
 from mini_gpt.insight.diagnosis.losses import History, Losses
 from mini_gpt.insight.diagnosis.result import CheckResult, in_order, listed
@@ -21,25 +19,27 @@ DEAD_HEAD = 0.01  # importance / mean importance
 ORDER = 0.05  # effect of reordering tokens on a prediction / effect of replacing them
 LEAK = 1e-3  # total variation distance
 
-WINDOWS_SHARE, LOSSES_SHARE = 0.5, 0.6  # of the time that a budget has left; the rest is for dead heads
-
 FEWEST_WINDOWS = 4  # different ones, to compare predictions with their average
 MIN_EFFECT = 1e-3  # total variation distance; order is checked only if replacing tokens has this effect
 
 
 def diagnose(
-    model: LoadedModel, tokens: np.ndarray, train_tokens: np.ndarray, history: History, step: int
+    model: LoadedModel,
+    tokens: np.ndarray,
+    train_tokens: np.ndarray,
+    history: History,
+    step: int,
+    most: int | None = None,
 ) -> list[CheckResult]:
     """Return the results of all checks that apply to the model.
 
     train_tokens: the training text.
     history: rows of metrics.jsonl, or []; its validation losses must be measured on the split of `tokens`.
     step: the step of the model.
+    most: tokens in a pass; None: those of an evaluation during training, and of up to 64 windows.
     """
     length = model.config.context_length
-    seconds = functools.cache(lambda: length * budget.forward_seconds(model, length))
-    of_weights = weights.check(model)  # before a budget chooses the windows, and the losses after these
-    windows_BM = _windows(model, tokens, seconds)
+    windows_BM = probe.windows(tokens, length + 1, model.layout.first_id, most)
     counts_V = 1 + samples.token_counts(train_tokens, model.vocab_size)
     unigram_V = np.log(counts_V / counts_V.sum())
     predicted_BV = probe.predictions(model, windows_BM[:, :-1], probe.place(model))
@@ -53,14 +53,14 @@ def diagnose(
         *masks(model, windows_BM),
         *predicted,
     ]
-    most = _most_of_losses(model, seconds)
-    texts, score = losses.sample(model, tokens, most), losses.sample_score(model, tokens, most)
+    scored = min(most or model.config.eval.tokens, model.config.eval.tokens)
+    texts, score = losses.sample(model, tokens, scored), losses.sample_score(model, tokens, scored)
     recorded = losses.recorded(history, step)
-    recorded["same_step"] &= most == model.config.eval.tokens  # otherwise it is the loss of another sample
+    recorded["same_step"] &= scored == model.config.eval.tokens  # otherwise it is the loss of another sample
     no_bigram = model.masked or np.array_equal(tokens, train_tokens)  # not comparable, or fitted to the text
     measured = Losses(
         loss=score.nll,
-        train=losses.sample_score(model, train_tokens, most).nll,
+        train=losses.sample_score(model, train_tokens, scored).nll,
         unigram=-float(unigram_V[np.concatenate([text[1:] for text in texts])].mean()),
         bigram=None if no_bigram else losses.bigram(train_tokens, texts, unigram_V),
         **recorded,
@@ -70,54 +70,38 @@ def diagnose(
     of_training: list[CheckResult] = []
     if not model.masked and unexplained:
         blocks_BM = probe.blocks(texts, length + 1, model.layout.first_id)
-        of_training = mistakes.explanation(model, windows_BM, blocks_BM, measured, seconds)
+        of_training = mistakes.explanation(model, windows_BM, blocks_BM, measured)
     elif not model.masked and not skips_order:
-        of_training = mistakes.unused_positions(model, windows_BM, seconds)
+        of_training = mistakes.unused_positions(model, windows_BM)
     results = [
-        *of_weights,
+        *weights.check(model),
         *of_windows,
         *of_losses,
         *of_training,
-        dead_heads(model, train_tokens),
+        dead_heads(model, train_tokens, most),
         *losses.training(history, step),
     ]
     return in_order(results)
 
 
-def _windows(model: LoadedModel, tokens: np.ndarray, seconds: Callable[[], float]) -> np.ndarray:
-    """Return the windows_BM for the checks; fewer if a budget does not allow all. seconds: of a pass of one window."""
-    windows_BM = probe.windows(tokens, model.config.context_length + 1, model.layout.first_id)
-    passes = np.full(len(windows_BM), _passes(model) + 3)  # maps take longer than a pass, and gradients too
-    return windows_BM[sorted(budget.spread(len(windows_BM))[: budget.fit("windows", passes, seconds, WINDOWS_SHARE)])]
-
-
-def _most_of_losses(model: LoadedModel, seconds: Callable[[], float]) -> int:
-    """Return the most tokens of each loss. seconds: see `_windows`."""
-    most, length = model.config.eval.tokens, model.config.context_length
-    blocks = np.full(max(1, most // length), 3)  # of two texts, and of one with a mistake
-    count = budget.fit("blocks of the losses", blocks, seconds, LOSSES_SHARE)
-    return most if count == len(blocks) else count * length
-
-
-def cost(model: LoadedModel, num_tokens: int, num_train_tokens: int) -> int:
+def cost(model: LoadedModel, num_tokens: int, num_train_tokens: int, most: int | None = None) -> int:
     """Return about how many tokens the model processes for the checks."""
-    most, length = model.config.eval.tokens, model.config.context_length
-    windows = probe.count(num_tokens, length + 1)
-    return _passes(model) * windows * length + min(most, num_tokens) + min(most, num_train_tokens)
-
-
-def _passes(model: LoadedModel) -> int:
+    length = model.config.context_length
+    scored = min(most or model.config.eval.tokens, model.config.eval.tokens)
     of_masks = 2 * (not model.masked) + 2 * (model.layout.separator_id is not None)
-    return 1 + 1 + 5 + of_masks + 1  # layers, predictions, order, masks, dead heads
+    passes = 1 + 1 + 5 + of_masks + 1  # layers, predictions, order, masks, dead heads
+    windows = probe.count(num_tokens, length + 1, most)
+    return passes * windows * length + min(scored, num_tokens) + min(scored, num_train_tokens)
 
 
-def dead_heads(model: LoadedModel, train_tokens: np.ndarray) -> CheckResult:
-    """Check for heads without effect on the loss."""
+def dead_heads(model: LoadedModel, train_tokens: np.ndarray, most: int | None = None) -> CheckResult:
+    """Check for heads without effect on the loss. most: tokens; None: the default."""
     length = model.config.context_length
     few_tokens = train_tokens[: probe.most_windows(length) * length + 1]
-    texts = samples.of_text(model, few_tokens, pruning.IMPORTANCE_TOKENS, "gradients")
+    most = min(most or pruning.IMPORTANCE_TOKENS, pruning.IMPORTANCE_TOKENS)
+    texts = samples.of_text(model, few_tokens, most, "gradients")
     exists_NH = removed.mask(model.config.model, model.config.model.head_numbers) > 0
-    importance_NH = pruning.importance(removed.whole(model), budget.within("batches of the gradient", texts))
+    importance_NH = pruning.importance(removed.whole(model), texts)
     relative_NH = importance_NH / max(importance_NH[exists_NH].mean(), 1e-30)
     heads = [f"{layer}.{head}" for layer, head in np.argwhere(exists_NH & ~(relative_NH >= DEAD_HEAD))]
     least = float(relative_NH[exists_NH].min())

@@ -7,7 +7,6 @@ compared with the loss of the right code.
 import functools
 import math
 import re
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -17,7 +16,6 @@ from flax import nnx
 
 from mini_gpt.config.model import ModelConfig
 from mini_gpt.evaluation.loaded import LoadedModel
-from mini_gpt.insight import budget
 from mini_gpt.insight.diagnosis import probe
 from mini_gpt.insight.diagnosis.losses import Losses
 from mini_gpt.insight.diagnosis.result import CheckResult
@@ -31,7 +29,7 @@ from mini_gpt.model.parameters import by_name, with_layers
 from mini_gpt.model.positions.rotary import Rope
 from mini_gpt.runtime import sharding
 
-WINDOWS, SHARE = 16, 0.3  # of the search: windows, and the most of the time that a budget has left
+WINDOWS = 16  # of the search
 LEAST_GAIN = 0.005  # nats
 EXPLAINED = 0.8  # least gain / excess of the loss over the recorded one
 USED = 0.02  # least rise of the loss without positions, as a share of it
@@ -176,13 +174,10 @@ def constant_norms(model: LoadedModel) -> tuple[str, ...]:
     return tuple(names)
 
 
-def search(model: LoadedModel, windows_BM: np.ndarray, seconds: Callable[[], float]) -> Mistake | None:
-    """Return the mistake that lowers the loss the most, or None if none lowers it by more than noise.
-
-    seconds: of a pass of one window, for a budget.
-    """
+def search(model: LoadedModel, windows_BM: np.ndarray) -> Mistake | None:
+    """Return the mistake that lowers the loss the most, or None if none lowers it by more than noise."""
     every = possible(model)
-    windows_BM = _affordable("windows of the search for mistakes", windows_BM, len(every) + 1, seconds)
+    windows_BM = _few(windows_BM)
     right_B = losses(model, windows_BM, Mistake("scale", 1.0))
     found = {mistake: losses(model, windows_BM, mistake) for mistake in every}
     best = min(found, key=lambda mistake: found[mistake].mean())
@@ -191,17 +186,17 @@ def search(model: LoadedModel, windows_BM: np.ndarray, seconds: Callable[[], flo
 
 
 def explanation(
-    model: LoadedModel, windows_BM: np.ndarray, blocks_BM: np.ndarray, measured: Losses, seconds: Callable[[], float]
+    model: LoadedModel, windows_BM: np.ndarray, blocks_BM: np.ndarray, measured: Losses
 ) -> list[CheckResult]:
     """Return a result if a mistake gives the recorded loss: little more, and not less. Returns nothing otherwise.
 
-    windows_BM, seconds: of the search.
+    windows_BM: of the search.
     blocks_BM: of the sample of the measured loss.
     """
     # Without a record, it may be no fault: a hardly trained model may be best at repeating its input.
     if measured.recorded is None or not measured.loss > measured.recorded:
         return []
-    if (mistake := search(model, windows_BM, seconds)) is None:
+    if (mistake := search(model, windows_BM)) is None:
         return []
     found = float(losses(model, blocks_BM, mistake).mean())
     most = measured.loss - EXPLAINED * (measured.loss - measured.recorded)
@@ -215,14 +210,11 @@ def explanation(
     return [CheckResult(CHECKS[mistake.kind][0], gain, "no mistake gives the recorded loss", True, says)]
 
 
-def unused_positions(model: LoadedModel, windows_BM: np.ndarray, seconds: Callable[[], float]) -> list[CheckResult]:
-    """Check that the loss rises without positions. Returns nothing for encodings at the input, and without any.
-
-    seconds: see `search`.
-    """
+def unused_positions(model: LoadedModel, windows_BM: np.ndarray) -> list[CheckResult]:
+    """Check that the loss rises without positions. Returns nothing for encodings at the input, and without any."""
     if not has_positions(model.config.model):
         return []
-    windows_BM = _affordable("windows without positions", windows_BM, 2, seconds)
+    windows_BM = _few(windows_BM)
     right, none = (
         float(losses(model, windows_BM, each).mean()) for each in (Mistake("scale", 1.0), Mistake("no order"))
     )
@@ -233,10 +225,9 @@ def unused_positions(model: LoadedModel, windows_BM: np.ndarray, seconds: Callab
     return [CheckResult("positions", share, f"a rise of at least {USED:.0%}", not share >= USED, says)]
 
 
-def _affordable(name: str, windows_BM: np.ndarray, passes: int, seconds: Callable[[], float]) -> np.ndarray:
-    """Return at most WINDOWS of the windows, and no more than a budget allows with so many passes of each."""
-    windows_BM = windows_BM[sorted(budget.spread(len(windows_BM))[:WINDOWS])]
-    return windows_BM[: budget.fit(name, np.full(len(windows_BM), passes), seconds, SHARE)]
+def _few(windows_BM: np.ndarray) -> np.ndarray:
+    """Return at most WINDOWS of the windows, evenly spaced."""
+    return windows_BM[:: -(-len(windows_BM) // WINDOWS)]
 
 
 def has_positions(config: ModelConfig) -> bool:

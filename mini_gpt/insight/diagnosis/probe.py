@@ -18,9 +18,9 @@ from mini_gpt.runtime import progress, sharding
 WINDOWS, FEWER_WINDOWS, WINDOW_TOKENS = 64, 16, 20_000
 
 
-def windows(tokens: np.ndarray, length: int, first: int | None) -> np.ndarray:
-    """Return evenly spaced windows, int32. first: see `batches.windows`."""
-    starts = batches.evenly_spaced(len(tokens), length, count(len(tokens), length))
+def windows(tokens: np.ndarray, length: int, first: int | None, most: int | None = None) -> np.ndarray:
+    """Return evenly spaced windows, int32. first: see `batches.windows`; most: see `count`."""
+    starts = batches.evenly_spaced(len(tokens), length, count(len(tokens), length, most))
     return batches.windows(tokens, starts, length, first)
 
 
@@ -33,9 +33,12 @@ def blocks(texts: Sequence[np.ndarray], length: int, first: int | None) -> np.nd
     return np.concatenate([batches.windows(*pair, length, first) for pair in zip(texts, starts, strict=True)])
 
 
-def count(num_tokens: int, length: int) -> int:
-    """Return the number of windows: 2 to WINDOWS, with about WINDOW_TOKENS tokens if windows are long."""
-    return min(most_windows(length), max(2, num_tokens // length))
+def count(num_tokens: int, length: int, most: int | None = None) -> int:
+    """Return the number of windows: 2 to WINDOWS, with about WINDOW_TOKENS tokens if windows are long.
+
+    most: tokens in all windows; None: no other limit.
+    """
+    return min(most_windows(length), max(2, min(num_tokens, most or num_tokens) // length))
 
 
 def most_windows(length: int) -> int:

@@ -10,7 +10,7 @@ from mini_gpt.data import batches, spans, tokenizers
 from mini_gpt.data.batches import Batch, in_full_batches
 from mini_gpt.data.tokenizers import Tokenizer
 from mini_gpt.evaluation.loaded import LoadedModel
-from mini_gpt.insight import attention, budget
+from mini_gpt.insight import attention
 from mini_gpt.insight.examples import Example, batch_of
 from mini_gpt.insight.heads import cross, english_stories
 from mini_gpt.insight.heads import inputs as head_inputs
@@ -25,7 +25,7 @@ from mini_gpt.runtime import progress
 INDUCTION_ROWS = 32
 SHORTEST_REPEATED = 6  # tokens of a row for induction; in shorter rows, all periods would be two tokens
 FEWEST_REPEATED = 3  # different tokens; with two, all periods would be equal
-TEXTS_SHARE = 0.7  # of a budget; the rest is for texts of repeated tokens
+PARTS = 8  # of the texts, at least, for standard errors
 CLEAR, CLEAR_BY_CONTENT = 0.5, 0.25  # least strength for a label; heads without content stay below the second
 FEWEST = 50  # least number of queries for a label
 EVEN = 0.9  # least entropy / entropy of uniform attention for the label "global"
@@ -44,8 +44,7 @@ def head_report(
     """Return a row for each head, layer by layer.
 
     kinds: for each kind of key its score (mean weight on such keys), chance, strength (0 by chance, at most 1) and
-      number of queries; with a budget (`insight.budget`), which measures fewer texts, also the standard error of the
-      strength over batches of texts, except of a fixed offset.
+      number of queries; except of a fixed offset, also the standard error of the strength over batches of texts.
     offset: key - query of the kind "fixed offset".
     entropy: of the weights, divided by the log of the number of visible keys.
     distance: mean distance to keys, in tokens. A kind is clear with at least FEWEST queries and a strength of at least
@@ -63,7 +62,7 @@ def head_report(
     frequent = np.flatnonzero(~vocabulary.is_rare_V[: tokenizers.vocab_size(tokenizer)])
     frequent = frequent[frequent != tokenizers.separator(tokenizer)]
     of_rows = lambda rows: _of_rows(model, inputs, rows, vocabulary)
-    layers, measured = _measure(model, inputs, of_rows, "texts", TEXTS_SHARE)
+    layers, measured = _measure(model, inputs, of_rows)
     texts_BL = inputs.tokens_BL[measured]
     repeated: Sequence[_Layer | None] = [None] * len(layers)
     length = model.config.context_length
@@ -73,7 +72,7 @@ def head_report(
         random_BL = batches.begun(random_BL, tokenizer.first)
         random = Inputs(random_BL, np.ones(random_BL.shape, bool))
         of_random = lambda rows: head_templates.induction(length, period_B[rows], tokenizer.first is not None)
-        repeated, _ = _measure(model, random, of_random, "texts of repeated tokens")
+        repeated, _ = _measure(model, random, of_random)
     return [
         _head_row(number, head, layer, induction)
         | {"pair": _strongest_pair(layer.pairs, head, (texts_BL, texts_BL), tokenizer)}
@@ -151,27 +150,24 @@ class _Layer(NamedTuple):
     """Measurements of one layer, in NumPy: float64 sums for each of `kinds`, and a strongest pair for each row.
 
     sums: HeadSums, or CrossSums of cross-attention.
-    without: with a budget, the sums without each batch.
+    without: the sums without each batch.
     """
 
     kinds: tuple[str, ...]
     sums: Any
     pairs: StrongestPairs
-    without: Sequence[Any] = ()
+    without: Sequence[Any]
 
 
 def _measure(
-    model: LoadedModel, inputs: Inputs, templates: Callable[[Sequence[int]], Templates], name: str, share: float = 1.0
+    model: LoadedModel, inputs: Inputs, templates: Callable[[Sequence[int]], Templates]
 ) -> tuple[list[_Layer], list[int]]:
-    """Measure each layer on all rows, or on those within the budget, except the copies that fill the last batch.
-
-    Returns the rows too, with the copies.
-    """
+    """Measure each layer on all rows. Returns the rows too, with the copies that fill the last batch."""
     kinds: tuple[str, ...] = ()
     measured: list[int] = []
     parts: list[list[tuple[HeadSums, StrongestPairs]]] = []
-    at_a_time = model.rows_at_a_time(inputs.tokens_BL.shape[1], "maps", len(inputs.tokens_BL))
-    for count, rows in budget.within(name, in_full_batches(range(len(inputs.tokens_BL)), at_a_time), share):
+    at_a_time = _rows_at_a_time(model, inputs.tokens_BL.shape[1], len(inputs.tokens_BL))
+    for count, rows in in_full_batches(range(len(inputs.tokens_BL)), at_a_time):
         found, tokens_BL = templates(rows), inputs.tokens_BL[rows]
         is_query_BL = inputs.is_query_BL[rows] & (np.arange(at_a_time) < count)[:, None]
         arguments = (np.stack(list(found.values()), axis=1), is_query_BL, english_stories.wider(found))
@@ -183,13 +179,18 @@ def _measure(
     return _summed(kinds, parts), measured
 
 
+def _rows_at_a_time(model: LoadedModel, length: int, count: int) -> int:
+    """Return the rows of a batch: few enough that there are PARTS of them."""
+    return model.rows_at_a_time(length, "maps", -(-count // PARTS))
+
+
 def _summed(kinds: tuple[str, ...], parts: list[list[Any]]) -> list[_Layer]:
     """Return the measurements of each layer. parts: for each batch, (sums, pairs) of each layer."""
     measured = []
     for of_layer in zip(*parts, strict=True):
         sums, pairs = zip(*of_layer, strict=True)
         total = jax.tree.map(lambda *field: np.sum(np.asarray(field, np.float64), axis=0), *sums)
-        without = [jax.tree.map(np.subtract, total, part) for part in sums] if budget.current.get() else []
+        without = [jax.tree.map(np.subtract, total, part) for part in sums]
         measured.append(_Layer(kinds, total, jax.tree.map(lambda *field: np.concatenate(field), *pairs), without))
     return measured
 
@@ -208,10 +209,8 @@ def _head_row(number: int, head: int, layer: _Layer, induction: _Layer | None) -
 
 
 def _of_kinds(layer: _Layer, head: int) -> dict[str, dict[str, Any]]:
-    """Return the values of each kind; with a budget, also the standard error of the strength."""
+    """Return the values of each kind, with the standard error of the strength."""
     kinds = head_scores.of_kinds(layer.kinds, layer.sums, head)
-    if not layer.without:
-        return kinds
     others = [head_scores.of_kinds(layer.kinds, sums, head) for sums in layer.without]
     errors = {kind: jackknife([other[kind]["strength"] for other in others]) for kind in kinds}
     return {kind: found | {"error": errors[kind]} for kind, found in kinds.items()}
@@ -243,11 +242,11 @@ def pair_report(
     """
     separator, vocabularies = tokenizers.separator(tokenizer), _vocabularies(tokenizer, train_pairs)
     size = max(len(pair.source) for pair in pairs), max(len(pair.inputs) for pair in pairs)
-    rows = model.rows_at_a_time(max(size), "maps", len(pairs))
+    rows = _rows_at_a_time(model, max(size), len(pairs))
     kinds: dict[str, tuple[str, ...]] = {}
     parts: dict[str, list[list[Any]]] = {kind: [] for kind in attention.KINDS}
     shown: list[Example] = []
-    for number, part in budget.within("pairs", in_full_batches(pairs, rows)):
+    for number, part in in_full_batches(pairs, rows):
         shown += part
         batch = batch_of(part, size)
         counted_BL = (np.arange(len(part)) < number)[:, None]

@@ -15,7 +15,6 @@ import numpy as np
 
 from mini_gpt.config.model import ModelConfig
 from mini_gpt.evaluation.loaded import LoadedModel
-from mini_gpt.insight import budget
 from mini_gpt.insight.mechanisms.attribution import centred_and_weighted
 from mini_gpt.model import MiniGPT, running
 from mini_gpt.model.attention.context import Context, Coordinates
@@ -168,8 +167,7 @@ class Head:
 def composition(model: LoadedModel, places: Sequence[tuple[int, int]] | None = None) -> dict[str, np.ndarray]:
     """Return {"query", "key", "value": scores [N, H, N, H]}: how much a later head (last axes) reads an earlier one.
 
-    places: (layer, head) of the heads to measure; None: all. The scores of other heads are NaN, and those of earlier
-      heads for which a budget has no time.
+    places: (layer, head) of the heads to measure; None: all. The scores of other heads are NaN.
 
     ‖W_OV W‖ / (‖W_OV‖ ‖W‖) with Frobenius norms, 0 to 1, and W the later head's W_QK, its transpose, or its W_OV
     (Elhage et al. 2021, "composition"). Heads of the same or an earlier layer have 0. Random matrices have about
@@ -182,8 +180,8 @@ def composition(model: LoadedModel, places: Sequence[tuple[int, int]] | None = N
     every[places[0]]._refuse(NOT_IN_OV)
     factors = {place: _factors(head) for place, head in every.items()}
     scores = {name: np.full((layers, heads, layers, heads), np.nan) for name in ("query", "key", "value")}
-    for _, first in budget.within("heads that others may read", ((1, place) for place in factors)):
-        _, out_KD, value_KK, _, size = factors[first]["value"]
+    for first, written in factors.items():
+        _, out_KD, value_KK, _, size = written["value"]
         for second, read in factors.items():
             for name, (left_DK, _, _, right_KK, read_size) in read.items():
                 is_earlier = first[0] < second[0]

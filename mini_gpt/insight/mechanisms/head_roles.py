@@ -9,13 +9,12 @@ from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 
 from mini_gpt.evaluation.loaded import LoadedModel
-from mini_gpt.insight import budget, colours
+from mini_gpt.insight import colours
 from mini_gpt.insight.curves import label_heads, new_figure
 from mini_gpt.insight.mechanisms.circuits import NOT_IN_QK, Head
 from mini_gpt.model import running
 
 DISTANCE = 1  # tokens from the key to the query, in the QK circuit
-ROLES_SHARE = 0.5  # of a budget; the rest is for composition
 LARGEST_LABELLED = 24  # heads; with more, the maps of composition have labels of layers only
 
 Pair = tuple[int, int]
@@ -41,7 +40,7 @@ class Role(NamedTuple):
 def roles(
     model: LoadedModel, tokens_T: np.ndarray, pairs: int, places: Sequence[tuple[int, int]] | None = None
 ) -> list[Role]:
-    """Return the role of each head, or of those within the budget, with this many pairs among the given tokens.
+    """Return the role of each head, with this many pairs among the given tokens.
 
     places: (layer, head) of the heads; None: all.
 
@@ -50,11 +49,11 @@ def roles(
     module, config = running.unstack(model.merge()), model.config.model
     found = []
     places = [*np.ndindex(config.num_layers, config.num_heads)] if places is None else places
-    for _, (layer, number) in budget.within("heads", ((1, place) for place in places), ROLES_SHARE):
+    for layer, number in places:
         head = Head(model, layer, number, module)
         attends = None if head.unsupported(NOT_IN_QK) else _largest(head.qk(tokens_T, DISTANCE), tokens_T, pairs)
         found.append(Role(layer, number, head.copying(tokens_T), attends, _largest(head.ov(tokens_T), tokens_T, pairs)))
-    return sorted(found, key=lambda role: role[:2])
+    return found
 
 
 def _largest(scores_TT: np.ndarray, tokens_T: np.ndarray, count: int) -> list[Pair]:

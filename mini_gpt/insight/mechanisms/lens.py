@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 
 from mini_gpt.data.batches import Batch
 from mini_gpt.evaluation.loaded import LoadedModel
-from mini_gpt.insight import budget, colours, observing
+from mini_gpt.insight import colours, observing
 from mini_gpt.insight.curves import finish, new_figure, token_label
 from mini_gpt.insight.uncertainty import of_ratio
 from mini_gpt.runtime import progress, sharding
@@ -78,12 +78,12 @@ def by_depth(model: LoadedModel, texts: Iterable[tuple[int, Batch]]) -> list[dic
     accuracy: share of targets that are the likeliest token.
     agreement: share of targets at which the likeliest token is that of the last depth.
     divergence: as in `Depths`.
-    texts: (count, batch); the first `count` rows are used. With a budget, these are the ones that fit, and a row also
-      has the standard error of each mean over texts, such as nll_error.
+    nll_error and so on: the standard error of each mean, over texts.
+    texts: (count, batch); the first `count` rows are used.
     """
     sums_PX, total = np.zeros((model.config.model.num_layers + 1, 4)), 0.0
     texts_BPX, weights_B = list[np.ndarray](), list[float]()
-    for count, batch in budget.within("texts", texts):
+    for count, batch in texts:
         found = read(model, batch)
         weights_BL = np.asarray(batch["weights"], np.float64)[:count]
         tokens_PBL = found.tokens_PBLT[..., 0]
@@ -97,7 +97,7 @@ def by_depth(model: LoadedModel, texts: Iterable[tuple[int, Batch]]) -> list[dic
     names = ("nll", "accuracy", "agreement", "divergence")
     rows: list[dict[str, Any]]
     rows = [{"depth": depth} | dict(zip(names, means, strict=True)) for depth, means in enumerate(sums_PX / total)]
-    for place in np.ndindex(sums_PX.shape if budget.current.get() else (0, 0)):
+    for place in np.ndindex(sums_PX.shape):
         rows[place[0]][f"{names[place[1]]}_error"] = of_ratio(
             np.array([text_PX[place] for text_PX in texts_BPX]), weights_B
         )

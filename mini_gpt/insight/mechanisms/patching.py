@@ -20,7 +20,7 @@ from matplotlib.figure import Figure
 
 from mini_gpt.data.batches import in_full_batches
 from mini_gpt.evaluation.loaded import LoadedModel
-from mini_gpt.insight import budget, colours, observing
+from mini_gpt.insight import colours, observing
 from mini_gpt.insight.curves import every, label_heads, new_figure
 from mini_gpt.model import editing
 from mini_gpt.model.editing import Edit
@@ -64,7 +64,7 @@ class Effects(NamedTuple):
     by_place: {site: effects_NL}.
     heads_NH: of a head at all places.
     heads_NHL: at one place; None if there would be more than MOST_PATCHES.
-    clean, corrupted: the scores without a patch. float64. Patches that a budget leaves out are NaN.
+    clean, corrupted: the scores without a patch. float64.
     """
 
     clean: float
@@ -110,50 +110,34 @@ def patch_each(model: LoadedModel, pairs: Sequence[TextPair]) -> list[Effects]:
 
     If pairs differ in length, their places do not correspond: only heads at all places are patched.
     """
-    layers, heads = model.config.model.num_layers, model.config.model.num_heads
     sites, single = _by_place(model, pairs)
     prepared = [_prepared(model, pair, "--other" if len(pairs) == 1 else f"pair {n}") for n, pair in enumerate(pairs)]
-    shares = (1 / left for left in range(len(sites) + 1 + single, 0, -1))  # of the time that a budget has left
+    return [_effects(model, texts, sites, single=single) for texts in prepared]
 
-    def effects(site: str, name: str, *, at_places: bool, of_heads: bool) -> list[np.ndarray]:
-        """Return for each pair the effects by layer, and by place or head if asked for."""
-        scores, batches, shapes = [], [], []
-        for number, pair in enumerate(pairs):
-            axes = (
-                range(layers),
-                range(len(pair.clean_L)) if at_places else [ANY],
-                range(heads) if of_heads else [ANY],
-            )
-            patches = [Patch(*patch) for patch in itertools.product(*axes)]
-            scores.append(dict.fromkeys(patches, math.nan))
-            shapes.append([layers, *([len(pair.clean_L)] * at_places), *([heads] * of_heads)])
-            rows = len(prepared[number].corrupted_BL)
-            batches += [(count, (number, part)) for count, part in in_full_batches(patches, rows)]
-        for count, (number, part) in budget.within(f"patches of {name}", batches, next(shares)):
-            texts = prepared[number]
+
+def _effects(model: LoadedModel, texts: "_Prepared", sites: Sequence[str], *, single: bool) -> Effects:
+    layers, length = model.config.model.num_layers, texts.corrupted_BL.shape[1]
+    every_place, every_head = range(length), range(model.config.model.num_heads)
+
+    def effects(site: str, places: Sequence[int], heads: Sequence[int]) -> np.ndarray:
+        """Return effects_NLH, for these places and heads."""
+        scores = []
+        patches = [Patch(*patch) for patch in itertools.product(range(layers), places, heads)]
+        for count, part in in_full_batches(patches, len(texts.corrupted_BL)):
             put = sharding.put_whole(Patch(*np.array(part, np.int32).T), model.mesh)
             values = getattr(texts.values, site)
-            found = _patched_scores(model, texts.corrupted_BL, texts.answers, put, values, site=site)
-            scores[number] |= zip(part[:count], found[:count].tolist(), strict=True)
-            progress.advance(count * len(pairs[number].clean_L))
-        return [
-            ((np.array([*of_pair.values()]) - texts.corrupted) / (texts.clean - texts.corrupted)).reshape(shape)
-            for of_pair, texts, shape in zip(scores, prepared, shapes, strict=True)
-        ]
+            scores += _patched_scores(model, texts.corrupted_BL, texts.answers, put, values, site=site)[:count].tolist()
+            progress.advance(count * length)
+        shares = (np.array(scores) - texts.corrupted) / (texts.clean - texts.corrupted)
+        return shares.reshape(layers, len(places), len(heads))
 
-    by_place = {site: effects(site, site, at_places=True, of_heads=False) for site in sites}
-    heads_NH = effects("heads", "heads at all places", at_places=False, of_heads=True)
-    heads_NLH = effects("heads", "heads at one place", at_places=True, of_heads=True) if single else None
-    return [
-        Effects(
-            texts.clean,
-            texts.corrupted,
-            {site: found[number] for site, found in by_place.items()},
-            heads_NH[number],
-            None if heads_NLH is None else heads_NLH[number].swapaxes(1, 2),
-        )
-        for number, texts in enumerate(prepared)
-    ]
+    return Effects(
+        texts.clean,
+        texts.corrupted,
+        {site: effects(site, every_place, [ANY])[:, :, 0] for site in sites},
+        effects("heads", [ANY], every_head)[:, 0],
+        effects("heads", every_place, every_head).swapaxes(1, 2) if single else None,
+    )
 
 
 def cost(model: LoadedModel, pairs: Sequence[TextPair]) -> int:

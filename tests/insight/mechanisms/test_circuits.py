@@ -6,7 +6,6 @@ import jax
 import numpy as np
 import pytest
 
-from mini_gpt.insight import budget
 from mini_gpt.insight.attention import attention_maps
 from mini_gpt.insight.mechanisms import circuits
 from mini_gpt.insight.mechanisms.circuits import Head
@@ -108,17 +107,6 @@ def test_composition_equals_the_products_of_whole_matrices(small):
     for name, matrix_DD in {"query": qk_DD, "key": qk_DD.T, "value": full(second.value_DK(), second.out_KD())}.items():
         norms = [np.linalg.norm(matrix) for matrix in (written_DD @ matrix_DD, written_DD, matrix_DD)]
         assert scores[name][0, 1, 1, 2] == pytest.approx(norms[0] / norms[1] / norms[2], rel=1e-5)
-
-
-def test_a_budget_without_time_measures_one_earlier_head(small):
-    model = random_model(small(**SIZE | {"model__num_layers": 2}), handmade.TOKENIZER.token_bytes, noise=0.4)
-    every = circuits.composition(model)
-    with budget.limited(0.0, {}) as limit:
-        some = circuits.composition(model)
-    assert limit.left_out == "1 of 8 heads that others may read, --minutes=0"
-    for name, scores in some.items():
-        np.testing.assert_array_equal(scores[0, 0], every[name][0, 0])
-        assert np.isnan(scores).sum() == 7 * 8
 
 
 def test_too_many_tokens_are_refused(small):
