@@ -25,9 +25,9 @@ def main() -> None:
     suites.check(names, options)
     names.sort(key=list(suites.SUITES).index)  # heads before explorer: explorer shows the labels of heads
     command_line.set_up(flags)
-    which, beside = flags.checkpoint, None if flags.beside is None else command_line.place(flags.beside)
-    with staging.reading(flags.workdir, which) as workdir, staging.reading(beside, which) as other:
-        options = dataclasses.replace(options, beside=None if other is None else str(other))
+    which = flags.checkpoint
+    with staging.reading(flags.workdir, which) as workdir, staging.reading(flags.beside, which) as beside:
+        options = dataclasses.replace(options, beside=None if beside is None else str(beside))
         run = Run(workdir, checkpoint=flags.checkpoint, overrides=overrides)
         for name in names:  # check all suites before the first measurement
             suites.check_run(run, name, options)

@@ -3,19 +3,20 @@
 import argparse
 import dataclasses
 from collections.abc import Collection
+from typing import Any
 
-from mini_gpt.commands import run_flags
+from mini_gpt.commands import command_line, run_flags
 from mini_gpt.suites.base import SuiteOptions
 
 NAMES = tuple(field.name for field in dataclasses.fields(SuiteOptions))
-TEXTS = ("text", "other")
+TYPES = {"text": run_flags.utf8, "other": run_flags.utf8, "beside": command_line.place}
 
 
 def add(parser: argparse.ArgumentParser, names: Collection[str] = NAMES) -> None:
     for field in dataclasses.fields(SuiteOptions):
         if field.name in names:
-            text = {"type": run_flags.utf8} if field.name in TEXTS else {}
-            parser.add_argument(f"--{field.name}", default=field.default, **text, **field.metadata)
+            kind: dict[str, Any] = {"type": TYPES[field.name]} if field.name in TYPES else {}
+            parser.add_argument(f"--{field.name}", default=field.default, **kind, **field.metadata)
 
 
 def options(flags: argparse.Namespace) -> SuiteOptions:
