@@ -28,9 +28,9 @@ from mini_gpt.commands import command_line
 from mini_gpt.config import loading
 from mini_gpt.data.tokenizers import ByteTokenizer
 from mini_gpt.pages.play import page as playground
-from tests.evaluation.models import random_model
 from tests.pages import browser as chromium
 from tests.pages import play_worker
+from tests.random_models import random_model
 
 WORKER = """
 const [tokens, vocabulary, rounds, done] = arguments, draw = () => Math.floor(Math.random() * vocabulary);

@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import nnx
 
 from mini_gpt.config import loading
 from mini_gpt.data.layout import Layout
@@ -16,9 +15,9 @@ from mini_gpt.evaluation.perplexity import make_nll_fn
 from mini_gpt.evaluation.scoring import score_tokens
 from mini_gpt.generation import beam, decoding, filling
 from mini_gpt.insight import attention
-from mini_gpt.model import build
 from mini_gpt.runtime import sharding, token_ids
 from mini_gpt.runtime.errors import UserError
+from tests.random_models import random_parameters
 
 VOCAB = 13
 FIELDS = {"context_length": 8, "model.d_model": 16, "model.num_layers": 1, "model.dtype": "float32"}
@@ -28,7 +27,7 @@ PAIRS = {"model.encoder_layers": 1, "data.corpus": "task:copy", "data.tokenizer"
 
 def make(**fields):
     config = loading.load("configs/default.py", FIELDS | fields)
-    definition, parameters = build.split(build.make(config.model, VOCAB, rngs=nnx.Rngs(0)))
+    definition, parameters = random_parameters(config.model, VOCAB, noise=0.0)
     separator_id = 0 if config.model.encoder_layers else None
     return LoadedModel(parameters, definition, config, sharding.make_mesh(1, 1, 1), 1024, Layout(separator_id))
 

@@ -8,7 +8,7 @@ import pytest
 from benchmarks import fine_tuning
 from mini_gpt.data.tokenizers import ByteTokenizer
 from mini_gpt.runtime.errors import UserError
-from tests.evaluation.models import random_model
+from tests.random_models import random_model
 
 
 def test_windows_of_any_length_score_the_same_targets(small):

@@ -13,9 +13,9 @@ from mini_gpt.insight.attention import attention_maps
 from mini_gpt.insight.mechanisms import patching
 from mini_gpt.runtime.errors import UserError
 from mini_gpt.training.run import Run
-from tests.evaluation.models import random_model
 from tests.insight.mechanisms import handmade
 from tests.insight.mechanisms.handmade import encode
+from tests.random_models import random_model
 
 
 def test_the_induction_heads_of_the_handmade_model_are_found_and_needed(small, monkeypatch):

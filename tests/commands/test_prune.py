@@ -115,12 +115,14 @@ def test_heads_that_can_not_be_removed_are_refused(small, text, message):
     assert parse("0.3, 0.0", config) == parse("0.3, 0.0", grouped) == [(0, 3), (0, 0)]
 
 
+@pytest.mark.slow
 def test_muon_trains_layers_with_other_numbers_of_heads(small):
     config = small(**FIELDS, model__heads=HEADS, optimizer__name="muon")
     losses = [metrics["loss"] for metrics in test_step.run(config)[1]]
     assert np.isfinite(losses).all() and losses[0] != losses[-1]
 
 
+@pytest.mark.slow
 def test_a_killed_command_goes_on(monkeypatch, trained):
     workdir = trained(**FIELDS)
     command = ["--heads=0.2,1.0,1.1,1.3", "--tokens=64", "--steps=3"]

@@ -101,6 +101,7 @@ def test_a_named_type_is_in_the_fingerprint_and_negative_ids_are_refused(small, 
         open_all(small, tmp_path, data__token_dtype="int32")
 
 
+@pytest.mark.slow
 def test_a_vocabulary_above_16_bits_needs_a_type(small, tmp_path):
     vocabulary = {chr(2**16 + number): number for number in range(65_600)}
     words = subwords.Library(subwords.tokenizers.models.BPE(vocab=vocabulary, merges=[]))

@@ -12,7 +12,7 @@ from mini_gpt.evaluation.loaded import LoadedModel
 from mini_gpt.model import loss as losses
 from mini_gpt.runtime.errors import UserError
 from tests.conftest import slow
-from tests.evaluation.models import random_model
+from tests.random_models import random_model
 
 TOKEN_BYTES = np.array([1] * 200 + [2] * 56 + [0])
 TOKENS = np.random.default_rng(0).integers(256, size=150)

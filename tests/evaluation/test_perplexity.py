@@ -16,7 +16,8 @@ from mini_gpt.model import loss as losses
 from mini_gpt.objectives import base
 from mini_gpt.runtime import devices, progress
 from mini_gpt.runtime.errors import UserError
-from tests.evaluation.models import random_model
+from tests.conftest import slow
+from tests.random_models import random_model
 
 TOKEN_BYTES = np.array([1] * 256 + [0])
 
@@ -32,7 +33,7 @@ def make_tokens(count):
     return tokens
 
 
-@pytest.mark.parametrize("devices", [1, 4])
+@pytest.mark.parametrize("devices", [4, *slow(1)])
 def test_blocks_score_each_token_once(make_model, devices):
     model, tokens = make_model(mesh__data=devices), make_tokens(300)
     score = perplexity.score_split(model, tokens, TOKEN_BYTES)

@@ -9,7 +9,7 @@ from mini_gpt.data import tasks, tokenizers
 from mini_gpt.evaluation import extrapolation, perplexity
 from mini_gpt.runtime import progress
 from mini_gpt.suites import tasks as task_suite
-from tests.evaluation.models import random_model
+from tests.random_models import random_model
 
 TOKEN_BYTES = np.array([1] * 256 + [0])
 TOKENS = np.random.default_rng(0).integers(256, size=300)

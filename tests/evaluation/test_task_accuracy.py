@@ -14,7 +14,7 @@ from mini_gpt.model import loss as losses
 from mini_gpt.suites import base
 from mini_gpt.suites import tasks as task_suite
 from tests.conftest import slow
-from tests.evaluation.models import random_model
+from tests.random_models import random_model
 
 TOKENIZER = tokenizers.CharacterTokenizer(tasks.ALPHABET)
 

@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import nnx
 
 from mini_gpt.config import loading
 from mini_gpt.data.layout import Layout
@@ -20,11 +19,11 @@ from mini_gpt.generation import prompts as prepared_prompts
 from mini_gpt.generation.prompts import Prompts
 from mini_gpt.generation.sampling import Sampling
 from mini_gpt.insight import attention
-from mini_gpt.model import build
 from mini_gpt.objectives.text import TextObjective
 from mini_gpt.runtime import devices, sharding
 from mini_gpt.runtime.errors import UserError
 from tests.conftest import slow
+from tests.random_models import random_parameters
 
 CONTEXT, VOCAB = 8, 13
 GREEDY = Sampling(temperature=0.0)
@@ -34,10 +33,8 @@ def make(separator_id=None, **overrides):
     base = {"context_length": CONTEXT, "model.d_model": 16, "model.num_layers": 2, "model.dtype": "float32"}
     base |= {"model.tie_embeddings": False, "model.use_bias": False}  # so that the most likely token varies
     config = loading.load("configs/default.py", base | overrides)
-    definition, params = build.split(build.make(config.model, VOCAB, rngs=nnx.Rngs(0)))
-    keys = iter(jax.random.split(jax.random.key(3), len(jax.tree.leaves(params))))
-    noisy = jax.tree.map(lambda leaf: leaf + 1.0 * jax.random.normal(next(keys), leaf.shape), params)
-    return LoadedModel(noisy, definition, config, sharding.make_mesh(1, 1, 1), 1024, Layout(separator_id))
+    definition, parameters = random_parameters(config.model, VOCAB, noise=1.0)
+    return LoadedModel(parameters, definition, config, sharding.make_mesh(1, 1, 1), 1024, Layout(separator_id))
 
 
 def generate(model, *prompts, length=12, **options):
@@ -99,6 +96,7 @@ def test_the_cache_is_updated_in_place(fields):
     assert not re.findall(r"f32\[6,64,4\]\S* copy\(", compiled)
 
 
+@pytest.mark.slow
 def test_dtype_auto_decodes_in_float32_on_cpus(monkeypatch):
     prompt, options = [3, 1], {"length": 12, "sampling": Sampling(temperature=0.7)}
     plain = generate(make(), prompt, **options)
@@ -111,7 +109,7 @@ def test_dtype_auto_decodes_in_float32_on_cpus(monkeypatch):
     assert prepared_prompts._float32_definition(model.config.model, VOCAB) == make().definition
 
 
-@pytest.mark.parametrize("axes", [{"tensor": 2, "fsdp": 2}, *slow({"fsdp": 4}, {"data": 2, "tensor": 4})])
+@pytest.mark.parametrize("axes", slow({"tensor": 2, "fsdp": 2}, {"fsdp": 4}, {"data": 2, "tensor": 4}))
 def test_sharded_parameters_generate_the_same_tokens(axes):
     model = make(**{"model.num_heads": 4, "model.d_model": 16})
     mesh = sharding.make_mesh(
@@ -205,6 +203,7 @@ def test_a_full_pass_predicts_what_a_pass_of_its_own_length_does(fields):
     assert (np.abs(found_BV[0] - longer_V).max() > 0.01) == (fields is DYNAMIC), "all angles change with the length"
 
 
+@pytest.mark.slow
 def test_full_passes_draw_the_same_tokens_as_decoding_with_a_cache(monkeypatch):
     model, prompts = make(**{"model.position": "alibi"}), ([3], [1, 2, 3, 4, 5, 6, 7])
     options = {"length": 20, "sampling": Sampling(temperature=2.0, repetition_penalty=3.0), "seed": 4}
@@ -221,7 +220,7 @@ def test_full_passes_draw_the_same_tokens_as_decoding_with_a_cache(monkeypatch):
         assert [one.tokens.tolist() for one in found] == [one.tokens.tolist() for one in expected]
 
 
-@pytest.mark.parametrize("fields, wrong", [(SELECTIVE, True), (DYNAMIC, True), (RECURRENT, True), ({}, False)])
+@pytest.mark.parametrize("fields, wrong", [(SELECTIVE, True), ({}, False), *slow((DYNAMIC, True), (RECURRENT, True))])
 def test_no_cache_is_used_where_it_would_be_wrong(fields, wrong):
     model = make(**fields)
     _, cache = caches.prefill(model, jnp.array([[1, 2]]), jnp.array([2]), 8)

@@ -18,12 +18,10 @@ from tests.generation.test_decoding import make as make_decoder
 
 SOURCES = ([3, 1, 2], list(range(11)), [5])
 BASE = {"model.encoder_layers": 2, "data.corpus": "task:copy", "data.tokenizer": "characters", "context_length": 40}
-QUICK = [
-    {"model.position": ("rope", "t5"), "model.cross_positions": True},
+QUICK = [{"model.position": ("rope", "t5"), "model.cross_positions": True}]
+SLOW = [
     {"model.position": "rope", "model.num_kv_heads": 2, "model.num_heads": 4},
     {"model.position": "t5"},
-]
-SLOW = [
     {"model.position": "alibi", "model.attention_window": 4},
     {"model.position": "learned", "model.scan_layers": True, "model.norm_placement": "post"},
     {"model.variants.query_scale": "ssmax", "model.variants.sink": "trained", "model.variants.qk_norm": "plain"},
@@ -82,6 +80,7 @@ def test_a_row_does_not_depend_on_the_other_sources():
         np.testing.assert_array_equal(generation.generate(model, [[1]], sources=[source], **options)[0], row)
 
 
+@pytest.mark.slow
 def test_rows_of_a_cache_can_be_exchanged():
     model, tokens_BL = make(), jnp.array([[1, 2], [3, 4], [5, 6]])
     _, kv = jax.jit(lambda model: cache.prefill(model, tokens_BL, jnp.full(3, 2), 8, padded(SOURCES)))(model)
@@ -110,7 +109,7 @@ def every_text(ends):
     return extended(())
 
 
-@pytest.mark.parametrize("alpha, others", [(0.0, ()), (0.6, (3, 7)), (2.0, ())])
+@pytest.mark.parametrize("alpha, others", [(0.6, (3, 7)), *slow((0.0, ()), (2.0, ()))])
 def test_a_wide_beam_finds_what_brute_force_finds(alpha, others):
     model, prompt, source = make(), [1, 2], [4, 5, 6]
     forward = jax.jit(lambda tokens: jax.nn.log_softmax(model.merge()(tokens, source_BS=jnp.array([source]))))
@@ -134,6 +133,7 @@ def test_a_wide_beam_finds_what_brute_force_finds(alpha, others):
     np.testing.assert_allclose([one.score for one in found[:20]], [scores[text] for text in best[:20]], rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_one_beam_without_a_penalty_is_greedy():
     model = make()
     greedy = generation.generate(model, [[1]] * 3, length=8, sampling=GREEDY, sources=SOURCES)

@@ -10,8 +10,9 @@ from mini_gpt.data.subwords import BpeTokenizer, ImportedTokenizer
 from mini_gpt.data.tokenizers import ByteTokenizer, CharacterTokenizer
 from mini_gpt.generation import filling
 from mini_gpt.runtime.errors import UserError
-from tests.evaluation.models import random_model
+from tests.conftest import slow
 from tests.hugging_face.foreign_tokenizers import wordpiece
+from tests.random_models import random_model
 
 MASKED = {"model__causal": False, "train__objective": "masked"}
 
@@ -43,7 +44,8 @@ def test_tokens_around_a_text_are_added_once():
 
 
 @pytest.mark.parametrize(
-    "fields", [{}, {"model__tie_embeddings": False, "mesh__data": 4, "mesh__fsdp": 2}, {"model__random_positions": 64}]
+    "fields",
+    [{}, *slow({"model__tie_embeddings": False, "mesh__data": 4, "mesh__fsdp": 2}, {"model__random_positions": 64})],
 )
 def test_probabilities_are_the_softmax_over_tokens(make_model, fields):
     model = make_model(**fields)

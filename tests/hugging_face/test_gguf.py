@@ -12,6 +12,7 @@ import pytest
 
 from mini_gpt.hugging_face import gguf_models, gguf_reader, gguf_tokenizers, hub, tokenizer_files
 from mini_gpt.runtime.errors import UserError
+from tests.conftest import slow
 from tests.faults.limits import seconds
 from tests.hugging_face import families, gguf_files
 from tests.hugging_face.bpe_tokenizers import BPE, HARD, TEXT
@@ -42,7 +43,7 @@ def convert(tmp_path, metadata, tensors):
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("dtype", [np.float32, np.float16, jnp.bfloat16])
+@pytest.mark.parametrize("dtype", [np.float16, *slow(np.float32, jnp.bfloat16)])
 def test_a_model_is_read_with_the_config_and_the_weights_of_its_original(name, dtype, tmp_path):
     joined = name == "phi3" or (name == "phi2" and dtype == np.float16)
     config, arrays = read(convert(tmp_path, *of_case(tmp_path, name, joined=joined, dtype=dtype)))

@@ -11,8 +11,8 @@ from mini_gpt.data import corpora, token_store, tokenizers
 from mini_gpt.insight.diagnosis import blocks, checks, losses, probe, weights
 from mini_gpt.runtime import sharding
 from tests.conftest import slow
-from tests.evaluation.models import random_model
 from tests.insight import broken
+from tests.random_models import random_model
 
 BIDIRECTIONAL = {"model__causal": False, "train__objective": "masked"}
 

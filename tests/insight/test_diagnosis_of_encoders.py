@@ -20,8 +20,8 @@ from mini_gpt.training import loop, writers
 from mini_gpt.training import workdir as workdirs
 from mini_gpt.training.run import Run
 from tests.conftest import slow
-from tests.evaluation.models import random_model
 from tests.insight import broken
+from tests.random_models import random_model
 
 TASK = {
     "data__corpus": "task:copy",

@@ -14,9 +14,10 @@ from mini_gpt.model.positions.rotary import Rope
 from mini_gpt.model.positions.waves import rope_frequencies
 from mini_gpt.objectives.base import ProbeRow
 from mini_gpt.pages.explorer import page
-from tests.evaluation.models import random_model
+from tests.conftest import slow
 from tests.insight.test_figures import lines
 from tests.pages import node
+from tests.random_models import random_model
 
 TOKEN_BYTES = np.array([1] * 256 + [0])
 TOKENS = np.arange(20, dtype=np.int32)
@@ -64,8 +65,7 @@ def make_model(small, monkeypatch):
     return make
 
 
-@pytest.mark.parametrize("scanned", [False, True])
-@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("causal, scanned", [(True, True), *slow((True, False), (False, True), (False, False))])
 def test_a_bias_of_your_own_is_drawn_with_its_parameters(make_model, causal, scanned):
     fields = {} if causal else {"model__causal": False, "train__objective": "masked"}
     model = make_model("alibi", Roots, model__scan_layers=scanned, **fields)

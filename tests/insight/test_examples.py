@@ -24,9 +24,9 @@ from mini_gpt.training import loop
 from mini_gpt.training.run import Run
 from tests.commands.test_command_line import type_in
 from tests.conftest import SMALL, make_text, slow
-from tests.evaluation.models import random_model
 from tests.insight.test_maps_by_kind import exact_weights
 from tests.pages.test_explorer import data_of, unpacked
+from tests.random_models import random_model
 
 ENCODER = {
     "model.encoder_layers": 1,

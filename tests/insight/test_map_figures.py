@@ -18,8 +18,8 @@ from mini_gpt.suites.base import SuiteOptions
 from mini_gpt.training import loop
 from mini_gpt.training.run import Run
 from tests.commands.test_command_line import type_in
-from tests.evaluation.models import random_model
 from tests.insight.test_maps_by_kind import PAIRS, exact_weights
+from tests.random_models import random_model
 
 TOKENIZER = CharacterTokenizer(tasks.ALPHABET)
 ALIGNMENT = (((0, 2), (1, 3)), ((2, 3), (0, 1)))

@@ -14,7 +14,7 @@ from mini_gpt.model import editing
 from mini_gpt.model.parameters import with_layers
 from tests import oracle
 from tests.conftest import slow
-from tests.evaluation.models import random_model
+from tests.random_models import random_model
 
 PAIRS = {
     "model__encoder_layers": 2,
@@ -81,7 +81,7 @@ def test_maps_equal_an_independent_forward_without_padding(small, fields):
                 assert maps.weights_BHLS.shape[0] == len(tokens_BL)
 
 
-@pytest.mark.parametrize("devices", [1, 2])  # two devices need an even number of rows
+@pytest.mark.parametrize("devices", [2, *slow(1)])  # two devices need an even number of rows
 def test_curves_of_all_kinds_use_tokens_without_padding(small, devices):
     model = make(small, mesh__data=devices)
     tokens_BL, source_BS = batch()

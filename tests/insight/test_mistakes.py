@@ -18,8 +18,8 @@ from mini_gpt.insight.diagnosis.mistakes import Mistake
 from mini_gpt.model import build
 from mini_gpt.model.attention.context import Context, Coordinates, Mask
 from tests.conftest import slow
-from tests.evaluation.models import random_model
 from tests.insight import broken
+from tests.random_models import random_model
 
 TOKEN_BYTES = np.array([1] * 256 + [0])
 RIGHT = Mistake("scale", 1.0)

@@ -17,7 +17,7 @@ from mini_gpt.model import editing
 from mini_gpt.model import loss as losses
 from mini_gpt.suites.base import SuiteOptions
 from mini_gpt.training.run import Run
-from tests.evaluation.models import random_model
+from tests.random_models import random_model
 
 
 @pytest.fixture

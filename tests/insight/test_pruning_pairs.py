@@ -14,8 +14,8 @@ from mini_gpt.model import editing
 from mini_gpt.suites.base import SuiteOptions
 from mini_gpt.training import loop
 from mini_gpt.training.run import Run
-from tests.evaluation.models import random_model
 from tests.insight.test_maps_by_kind import PAIRS, without
+from tests.random_models import random_model
 
 TOKENIZER = CharacterTokenizer(tasks.ALPHABET)
 PROBLEMS = [("abc", "cba"), ("ab", "ba"), ("acd", "dca"), ("dd", "dd"), ("bca", "acb")]

@@ -15,7 +15,7 @@ from mini_gpt.model import editing
 from mini_gpt.model import parameters as model_parameters
 from mini_gpt.runtime.errors import UserError
 from tests.conftest import slow
-from tests.evaluation.models import random_model
+from tests.random_models import random_model
 
 HEADS = ((0, 3), (2,), (0, 1, 2, 3))
 GROUPED = ((0, 3), (3,), (2, 3))  # of groups (0, 1) and (2, 3): one head of each, one head, one whole group

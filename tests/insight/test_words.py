@@ -12,8 +12,8 @@ from mini_gpt.pages.explorer import page
 from mini_gpt.runtime.errors import UserError
 from mini_gpt.suites import SUITES
 from mini_gpt.suites.base import SuiteOptions
-from tests.evaluation.models import random_model
 from tests.pages.test_explorer import data_of, unpacked
+from tests.random_models import random_model
 
 
 @pytest.mark.parametrize(

@@ -24,8 +24,8 @@ from mini_gpt.objectives.tasks import TaskObjective
 from mini_gpt.runtime import sharding
 from tests import oracle
 from tests.conftest import slow
-from tests.evaluation.models import random_model
 from tests.model.cores import GivenMask, attend_with_maps, draw, make_core, row_context, visible_BLS
+from tests.random_models import random_model
 
 
 def test_projections_and_heads_have_the_expected_shapes():

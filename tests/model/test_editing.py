@@ -15,7 +15,8 @@ from mini_gpt.insight.attention import attention_maps
 from mini_gpt.model import editing
 from mini_gpt.model.editing import Edit, Edits
 from mini_gpt.runtime.errors import UserError
-from tests.evaluation.models import random_model
+from tests.conftest import slow
+from tests.random_models import random_model
 
 N, B, L, H, K, D = 3, 2, 6, 2, 4, 8
 TOKENIZER = CharacterTokenizer("abcdefghij")
@@ -58,7 +59,9 @@ def at(layer, shape):
     return chosen
 
 
-@pytest.mark.parametrize("fields", [{}, {"model__parallel_residual": "two_norms"}, {"model__norm_placement": "post"}])
+@pytest.mark.parametrize(
+    "fields", [{}, *slow({"model__parallel_residual": "two_norms"}, {"model__norm_placement": "post"})]
+)
 def test_a_replaced_head_output_equals_a_bias_of_values(small, fields):
     model, value_K = make(small, **fields), np.linspace(-2, 1, K, dtype=np.float32)
 
@@ -109,7 +112,7 @@ def test_neutral_edits_change_nothing_and_new_ones_compile_nothing(small):
     assert LoadedModel.hidden._cache_size() == programs
 
 
-@pytest.mark.parametrize("scan", [False, True])
+@pytest.mark.parametrize("scan", [True, *slow(False)])
 def test_a_stream_of_another_text_brings_its_logits(small, scan):
     model = make(small, model__scan_layers=scan)
     other = activations(model, tokens(1))["stream"]

@@ -95,7 +95,7 @@ def test_the_first_target_reads_the_last_source_token_and_no_later_target():
     np.testing.assert_array_equal(logits(later, source_BS)[0], before[0])
 
 
-@pytest.mark.parametrize("position", ["t5", "rope", "learned"])
+@pytest.mark.parametrize("position", ["rope", *slow("t5", "learned")])
 def test_padding_changes_nothing(position):
     """The value of padding changes no bit, and more padding changes rounding only."""
     _, definition, params = make(position=position)
@@ -133,7 +133,9 @@ def test_an_empty_source_adds_nothing_by_cross_attention():
     assert not np.asarray(cross_attention.weights_BHLS).any()
 
 
-@pytest.mark.parametrize("fields", [{"position": "t5"}, {"norm_placement": "post", "position": "kerple"}], ids=str)
+@pytest.mark.parametrize(
+    "fields", [{"position": "t5"}, *slow({"norm_placement": "post", "position": "kerple"})], ids=str
+)
 def test_gradients_equal_finite_differences(fields):
     config, definition, params = make(num_layers=1, encoder_layers=1, d_model=8, num_heads=2, **fields)
     tokens_BL, source_BS = batch()
@@ -171,7 +173,7 @@ def test_blockwise_equals_the_reference(monkeypatch, short):
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=2e-4, atol=2e-4), *found)
 
 
-@pytest.mark.parametrize("fields", [{}, {"scan_layers": True}], ids=str)
+@pytest.mark.parametrize("fields", [{}, *slow({"scan_layers": True})], ids=str)
 def test_dropout_and_remat_act_in_all_three_kinds_of_attention(fields):
     _, definition, params = make(dropout=0.3, **fields)
     tokens_BL, source_BS = batch()

@@ -13,6 +13,7 @@ from mini_gpt.model import gpu_call, gpu_loss, gpu_norm, running
 from mini_gpt.model import loss as losses
 from mini_gpt.model.layers import make_norm
 from mini_gpt.runtime import devices, sharding
+from tests.conftest import slow
 from tests.model.test_gpt import VOCAB, make_model
 
 
@@ -35,11 +36,13 @@ def near(found, wanted, tolerance):
 @pytest.mark.parametrize(
     "name, mesh, shape, weights",
     [
-        ("layernorm", (1, 1, 1), (4, 7, 24), True),
         ("layernorm", (2, 2, 2), (4, 7, 24), True),
-        ("layernorm", (2, 2, 2), (3, 5, 64), True),
-        ("rmsnorm", (1, 1, 1), (4, 1, 129), False),
-        ("rmsnorm", (2, 2, 2), (4, 7, 24), True),
+        *slow(
+            ("layernorm", (1, 1, 1), (4, 7, 24), True),
+            ("layernorm", (2, 2, 2), (3, 5, 64), True),
+            ("rmsnorm", (1, 1, 1), (4, 1, 129), False),
+            ("rmsnorm", (2, 2, 2), (4, 7, 24), True),
+        ),
     ],
     ids=str,
 )
@@ -74,7 +77,7 @@ def test_the_norm_is_rounded_once_to_the_type_of_what_is_added():
 
 
 @pytest.mark.usefixtures("interpreted")
-@pytest.mark.parametrize("tokens, classes, block", [(7, 11, 16), (3, 257, 128)])
+@pytest.mark.parametrize("tokens, classes, block", [(7, 11, 16), *slow((3, 257, 128))])
 def test_cross_entropy_equals_the_plain_formula(monkeypatch, tokens, classes, block):
     monkeypatch.setattr(gpu_loss, "BLOCK", block)
     x, table, weights = 2 * random(tokens, 6), random(classes, 6), jnp.abs(random(tokens)).at[0].set(0)

@@ -16,9 +16,12 @@ from mini_gpt.model.layers import Linear, make_norm
 from mini_gpt.model.positions.rotary import Rope
 from mini_gpt.model.xla_workarounds import recompute_in_backward, unfused
 from mini_gpt.runtime import sharding
+from tests.conftest import slow
 
 
-@pytest.mark.parametrize("tokens, d_in, d_out", [(1, 1, 1), (1, 65, 3), (3, 2, 16), (130, 65, 64), (64, 256, 128)])
+@pytest.mark.parametrize(
+    "tokens, d_in, d_out", [(1, 65, 3), *slow((1, 1, 1), (3, 2, 16), (130, 65, 64), (64, 256, 128))]
+)
 @pytest.mark.parametrize("dtype, rounding", [(jnp.bfloat16, 2**-8), (jnp.float32, 1e-5)])
 def test_a_linear_equals_exact_sums(tokens, d_in, d_out, dtype, rounding):
     """Operands are in `model.dtype` and sums are float32. In bfloat16, only activations are rounded."""
@@ -75,7 +78,9 @@ def test_norms_are_computed_in_float32(name):
 
 
 @pytest.mark.parametrize("name", ["layernorm", "rmsnorm"])
-@pytest.mark.parametrize("overrides", [{}, {"use_bias": "True"}, {"norm_weights": "False"}, {"norm_epsilon": "0.01"}])
+@pytest.mark.parametrize(
+    "overrides", [{"use_bias": "True"}, *slow({}, {"norm_weights": "False"}, {"norm_epsilon": "0.01"})]
+)
 def test_the_gradients_of_norms_equal_differences(name, overrides):
     """Central differences in float64, of the formula in NumPy."""
     fields = {"model.norm": name, "model.d_model": "24"} | {f"model.{field}": v for field, v in overrides.items()}

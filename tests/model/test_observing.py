@@ -10,12 +10,15 @@ from flax import nnx
 
 from mini_gpt.insight import observing
 from mini_gpt.model import layers
+from tests.conftest import slow
 from tests.model import test_encoder_decoder, test_gpt
 
 TOKENS = jnp.arange(12)[None]
 
 
-@pytest.mark.parametrize("fields", [{}, {"num_kv_heads": 2, "scan_layers": True, "variants.gate": "head"}], ids=str)
+@pytest.mark.parametrize(
+    "fields", [{}, *slow({"num_kv_heads": 2, "scan_layers": True, "variants.gate": "head"})], ids=str
+)
 def test_an_observed_model_gives_the_same_hidden_states(fields):
     _, definition, params = test_gpt.make_model(**fields)
     found, decoder, encoder = observing.observed(nnx.merge(definition, params), lambda model: model.hidden(TOKENS))
@@ -28,6 +31,7 @@ def test_an_observed_model_gives_the_same_hidden_states(fields):
         assert before.heads_BLHK.shape == (1, 12, 4, 4) and before.units_BLF.shape == (1, 12, 64)
 
 
+@pytest.mark.slow
 def test_an_observed_encoder_decoder_gives_the_same_hidden_states():
     _, definition, params = test_encoder_decoder.make(encoder_layers=3)
     tokens_BL, source_BS = map(jnp.asarray, test_encoder_decoder.batch())

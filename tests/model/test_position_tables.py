@@ -14,8 +14,8 @@ from mini_gpt.model.positions.absolute import Sinusoidal
 from mini_gpt.pages.play import answers
 from mini_gpt.runtime.errors import UserError
 from mini_gpt.training import inputs
-from tests.evaluation.models import random_model
 from tests.model.test_positions import make
+from tests.random_models import random_model
 
 
 @pytest.mark.parametrize("name", ENCODINGS)

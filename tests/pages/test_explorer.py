@@ -28,8 +28,8 @@ from mini_gpt.suites.base import SuiteOptions
 from mini_gpt.training import loop
 from mini_gpt.training.run import Run
 from tests.conftest import slow
-from tests.evaluation.models import random_model
 from tests.pages import node
+from tests.random_models import random_model
 
 COMMON = explorer.PAGE.parents[1] / "common"
 HOSTILE = '</script><img src=x onerror="document.title=1"><script>document.title=2</script><!--\u2028&lt;b&gt;\n'

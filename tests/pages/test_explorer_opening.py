@@ -6,14 +6,15 @@ import pytest
 from mini_gpt.data import tokenizers
 from mini_gpt.insight.attention import attention_maps
 from mini_gpt.pages.explorer import page as explorer
-from tests.evaluation.models import random_model
+from tests.conftest import slow
 from tests.pages import node
 from tests.pages.test_explorer import COMMON, data_of
+from tests.random_models import random_model
 
 PARTS = ("heads", "attention")
 
 
-@pytest.mark.parametrize("is_long", [False, True])
+@pytest.mark.parametrize("is_long", [False, *slow(True)])
 def test_a_head_opens_on_the_query_that_its_label_describes_best(small, monkeypatch, is_long):
     """A head without a label, and one whose label has no keys in the text, open on the query of their mean pattern."""
     if is_long:

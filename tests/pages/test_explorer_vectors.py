@@ -11,10 +11,10 @@ from mini_gpt.insight.attention import attention_maps
 from mini_gpt.model.positions.biases import alibi_slopes
 from mini_gpt.pages.explorer import page as explorer
 from mini_gpt.pages.explorer import vectors
-from tests.conftest import SMALL
-from tests.evaluation.models import random_model
+from tests.conftest import SMALL, slow
 from tests.pages import node
 from tests.pages.test_explorer import COMMON, data_of
+from tests.random_models import random_model
 
 TOKENS = np.frombuffer(b"def main(x): return x", np.uint8).astype(np.int32)
 SCRIPTS = [COMMON / "numbers.js", COMMON / "arrays.js", explorer.PAGE.parent / "attention.js"]
@@ -37,8 +37,7 @@ def made(**fields):
     "fields",
     [
         {"model__position": "rope", "model__num_kv_heads": 2, "model__variants__qk_norm": "weighted"},
-        {"model__position": "alibi"},
-        {"model__position": "none", "model__scale_attention": False},
+        *slow({"model__position": "alibi"}, {"model__position": "none", "model__scale_attention": False}),
     ],
     ids=str,
 )

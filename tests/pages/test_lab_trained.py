@@ -11,6 +11,7 @@ from mini_gpt.insight.attention import each_layer
 from mini_gpt.pages.lab import trained as trained_head
 from mini_gpt.runtime import sharding
 from mini_gpt.runtime.errors import UserError
+from tests.conftest import slow
 from tests.pages import node
 from tests.pages.test_explorer import data_of
 from tests.pages.test_explorer_vectors import TOKENS, made
@@ -41,7 +42,7 @@ def observed(layer):
     "fields",
     [
         {"model__position": "rope", "model__num_kv_heads": 2, "model__attention_window": 7},
-        {"model__position": "alibi", "model__use_bias": False},
+        *slow({"model__position": "alibi", "model__use_bias": False}),
     ],
     ids=str,
 )
@@ -58,7 +59,7 @@ def test_the_page_computes_the_weights_and_outputs_of_the_model(fields):
         np.testing.assert_allclose(np.sum(every, axis=0), rows[2][0], rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.parametrize("position", ["rope", "alibi"])
+@pytest.mark.parametrize("position", ["rope", *slow("alibi")])
 def test_changed_cells_are_in_the_address_and_without_positions_the_window_stays(position):
     data = held(made(model__position=position, model__attention_window=7))
     changed = {"x": "3,5,2.5", "K": "0,1,-0.25,4,7,3"}
@@ -84,6 +85,7 @@ def test_a_head_that_the_lab_cannot_compute_is_one_line():
         held(made(model__variants__qk_norm="weighted"))
 
 
+@pytest.mark.slow
 def test_the_command_writes_the_page_of_a_head(trained, monkeypatch, tmp_path):
     workdir = trained()
     monkeypatch.chdir(tmp_path)

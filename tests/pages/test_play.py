@@ -18,9 +18,9 @@ from mini_gpt.runtime.errors import UserError
 from mini_gpt.suites.base import SuiteOptions
 from mini_gpt.training.run import Run
 from tests.conftest import SMALL
-from tests.evaluation.models import random_model
 from tests.pages import node, play_engine
 from tests.pages.test_explorer import HOSTILE, data_of
+from tests.random_models import random_model
 
 
 def shown(name="run", tokenizer=None, **fields):

@@ -24,8 +24,8 @@ from mini_gpt.pages.play.answers import Answers
 from mini_gpt.pages.play.page import Shown
 from mini_gpt.runtime.errors import UserError
 from tests.conftest import slow
-from tests.evaluation.models import random_model
 from tests.pages import node
+from tests.random_models import random_model
 
 RUN = {"kind": "run", "model": 0, "tokens": [100, 101, 102, 103], "edits": {}, "ask": {"top": 3, "lens": 1}}
 

@@ -23,7 +23,7 @@ from mini_gpt.study.report import Report
 from mini_gpt.study.results import Results
 from mini_gpt.training import workdir as workdirs
 from tests.commands.test_command_line import type_in
-from tests.conftest import REPOSITORY
+from tests.conftest import REPOSITORY, slow
 from tests.study.conftest import sweep
 from tests.study.fake_worker import DIES, FAILS, LOCKS, WAITS
 
@@ -74,7 +74,7 @@ def test_each_run_is_done_once_and_the_report_has_their_statistics(monkeypatch, 
     assert fake == ["d_ff=64,seed=6", "d_ff=96,seed=6"]
 
 
-@pytest.mark.parametrize("seeds, smallest, level", [(2, 0.5, "WARNING"), (6, 0.03125, "INFO")])
+@pytest.mark.parametrize("seeds, smallest, level", [(2, 0.5, "WARNING"), *slow((6, 0.03125, "INFO"))])
 def test_run_says_first_what_its_seeds_can_show(monkeypatch, flags, fake, caplog, seeds, smallest, level):
     assert sweep(monkeypatch, flags, "64,96", f"--seeds={seeds}", "--contrast=64<96") is None
     messages = [record.getMessage() for record in caplog.records]

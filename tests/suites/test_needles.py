@@ -10,7 +10,7 @@ from mini_gpt.data import tokenizers
 from mini_gpt.suites import needles
 from mini_gpt.suites.base import SuiteOptions
 from mini_gpt.suites.needles import Needles
-from tests.evaluation.models import random_model
+from tests.random_models import random_model
 
 TOKENIZER = tokenizers.ByteTokenizer()
 TEXT = TOKENIZER.encode("The quick brown fox jumps over the lazy dog. " * 200)

@@ -16,6 +16,8 @@ from mini_gpt.training import adapters, loop
 from mini_gpt.training import state as states
 from mini_gpt.training.initial_weights import InitialWeights
 from mini_gpt.training.run import Run
+from tests.conftest import slow
+from tests.random_models import random_parameters
 from tests.training.interruption import assert_same_bits, kill_after, rows
 from tests.training.test_step import VOCAB, assert_close, run
 
@@ -72,13 +74,13 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("fields", CASES)
+@pytest.mark.parametrize("fields", [CASES[1], *slow(CASES[0], CASES[2])])
 def test_merged_weights_give_the_outputs_of_the_adapted_model(small, fields):
     if "data__corpus" in fields:
         fields = fields | {"data__path": None, "data__tokenizer": "characters"}
     config = small(**LORA, **fields)
     definition = build.split(adapters.adapted(config, VOCAB))[0]
-    plain_definition, plain = build.split(build.make(config.model, VOCAB, rngs=nnx.Rngs(7)))
+    plain_definition, plain = random_parameters(config.model, VOCAB, noise=0.0)
     new = adapters.inserted(plain, config)
     assert_same_bits(adapters.merged(new, config.train), plain)
     tokens_BL = np.random.default_rng(0).integers(0, VOCAB, (2, 9)).astype(np.int32)

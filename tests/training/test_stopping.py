@@ -167,8 +167,7 @@ FULL_MEMORY = [
 ]
 
 
-@pytest.mark.parametrize("error", FULL_MEMORY)
-@pytest.mark.parametrize("where", ["compiled_step", "first_state"])
+@pytest.mark.parametrize("where, error", [("compiled_step", FULL_MEMORY[2]), ("first_state", FULL_MEMORY[4])])
 def test_full_memory_names_the_fields_that_need_less(small, tmp_path, monkeypatch, error, where):
     def fail(*_):
         raise error

@@ -19,6 +19,7 @@ from mini_gpt.training import initial_weights, loop
 from mini_gpt.training import workdir as workdirs
 from mini_gpt.training.checkpoint import Checkpoints, Damaged, Record
 from mini_gpt.training.run import Run
+from tests.conftest import slow
 from tests.training.interruption import assert_same_bits, kill_after, rows, without_rates
 from tests.training.test_checkpoint import small_state
 
@@ -247,7 +248,7 @@ def damaged(path):
     path.write_text(original)
 
 
-@pytest.mark.parametrize("name", ["corpus.json", "init_from.json", "imported_from.json", "metadata"])
+@pytest.mark.parametrize("name", ["corpus.json", "metadata", *slow("init_from.json", "imported_from.json")])
 def test_a_damaged_record_never_ends_in_a_traceback(small, tmp_path, name):
     config, workdir = small(), tmp_path / "run"
     corpus = corpora.open_corpus(config.data)

@@ -15,7 +15,7 @@ from mini_gpt.insight.heads import templates as head_templates
 from mini_gpt.insight.heads.templates import PLACES, Vocabulary
 from mini_gpt.insight.observing import AttentionMaps, Layer
 from tests.conftest import slow
-from tests.evaluation.models import random_model
+from tests.random_models import random_model
 
 L, ROWS = 128, 64
 CAUSAL_LS = np.tril(np.ones((L, L), bool))

@@ -16,8 +16,8 @@ from mini_gpt.insight.observing import AttentionMaps, Layer
 from mini_gpt.suites.base import SuiteOptions
 from mini_gpt.training import loop
 from mini_gpt.training.run import Run
-from tests.evaluation.models import random_model
 from tests.insight.test_maps_by_kind import PAIRS, exact_weights
+from tests.random_models import random_model
 
 TOKENIZER = CharacterTokenizer(tasks.ALPHABET)
 PROBLEMS = [("ab a?", "xab"), ("cc", "c a"), ("b", "bb"), ("a.bc ab", "bcab")]

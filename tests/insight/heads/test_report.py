@@ -23,7 +23,7 @@ from mini_gpt.suites.base import SuiteOptions
 from mini_gpt.training import loop
 from mini_gpt.training.run import Run
 from tests.commands.test_command_line import type_in
-from tests.evaluation.models import random_model
+from tests.random_models import random_model
 
 V, L = 9, 16  # vocabulary: eight letters and the separator; context length
 D = V + L + V + 1  # dimensions of a head: one-hot token, position, one-hot previous token; one unused

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from mini_gpt.data.tokenizers import CharacterTokenizer
-from tests.evaluation.models import random_model
+from tests.random_models import random_model
 
 LETTERS = string.ascii_lowercase[:6]
 TOKENIZER = CharacterTokenizer(LETTERS)

@@ -12,9 +12,9 @@ from mini_gpt.insight.mechanisms.attribution import attribute
 from mini_gpt.model.editing import Edit, Edits
 from mini_gpt.runtime.errors import UserError
 from tests.conftest import slow
-from tests.evaluation.models import random_model
 from tests.insight.mechanisms import handmade
 from tests.insight.mechanisms.handmade import encode
+from tests.random_models import random_model
 
 SIZE = {"model__num_layers": 3, "model__num_heads": 2, "model__d_model": 8, "context_length": 8}
 
@@ -23,10 +23,12 @@ SIZE = {"model__num_layers": 3, "model__num_heads": 2, "model__d_model": 8, "con
     "fields",
     [
         {"model__use_bias": True, "model__attention_out_bias": True, "model__output_bias": True},
-        {"model__norm": "rmsnorm", "model__parallel_residual": "one_norm", "model__scan_layers": True},
-        {"model__output_norm": True, "model__position": "learned", "model__tie_embeddings": False},
-        {"model__norm_placement": "none", "model__output_norm": True, "model__norm": "rmsnorm"},
-        {"model__norm_weights": False, "model__scale_embeddings": True},
+        *slow(
+            {"model__norm": "rmsnorm", "model__parallel_residual": "one_norm", "model__scan_layers": True},
+            {"model__output_norm": True, "model__position": "learned", "model__tie_embeddings": False},
+            {"model__norm_placement": "none", "model__output_norm": True, "model__norm": "rmsnorm"},
+            {"model__norm_weights": False, "model__scale_embeddings": True},
+        ),
     ],
     ids=str,
 )

@@ -10,9 +10,10 @@ from mini_gpt.insight.attention import attention_maps
 from mini_gpt.insight.mechanisms import circuits
 from mini_gpt.insight.mechanisms.circuits import Head
 from mini_gpt.runtime.errors import UserError
-from tests.evaluation.models import random_model
+from tests.conftest import slow
 from tests.insight.mechanisms import handmade
 from tests.insight.mechanisms.handmade import V
+from tests.random_models import random_model
 
 ALL = np.arange(V)
 SIZE = {"model__num_layers": 1, "model__num_heads": 4, "model__d_model": 16, "context_length": 8}
@@ -23,8 +24,10 @@ SIZE = {"model__num_layers": 1, "model__num_heads": 4, "model__d_model": 16, "co
     [
         {"model__position": "rope", "model__num_kv_heads": 2},
         {"model__position": "alibi", "model__use_bias": True, "model__qkv_bias": True},
-        {"model__position": "t5", "model__variants__qk_norm": "weighted", "model__variants__soft_cap": 5.0},
-        {"model__position": "none", "model__embedding_norm": True, "model__norm": "rmsnorm"},
+        *slow(
+            {"model__position": "t5", "model__variants__qk_norm": "weighted", "model__variants__soft_cap": 5.0},
+            {"model__position": "none", "model__embedding_norm": True, "model__norm": "rmsnorm"},
+        ),
     ],
     ids=str,
 )
@@ -76,7 +79,7 @@ def test_keys_of_the_induction_head_read_the_previous_token_head(small):
     assert all(np.abs(score[1]).max() == 0 and np.abs(score[:, :, 0]).max() == 0 for score in scores.values())
 
 
-@pytest.mark.parametrize("qk_norm", ["weighted", "all_heads", "layernorm"])
+@pytest.mark.parametrize("qk_norm", ["weighted", *slow("all_heads", "layernorm")])
 def test_composition_has_the_weights_of_the_norms(small, qk_norm):
     fields = {"model__num_layers": 2, "model__num_kv_heads": 2, "model__norm": "rmsnorm"}
     fields["model__variants__qk_norm"] = qk_norm

@@ -11,9 +11,9 @@ from mini_gpt.runtime.errors import UserError
 from mini_gpt.suites.base import SuiteOptions
 from mini_gpt.training.run import Run
 from tests.conftest import SMALL
-from tests.evaluation.models import random_model
 from tests.insight.mechanisms import handmade
 from tests.insight.mechanisms.handmade import V
+from tests.random_models import random_model
 
 LETTERS = np.arange(V - 1)
 SIZE = {"model__num_layers": 2, "model__num_heads": 2, "model__d_model": 16, "context_length": 8}

@@ -4,7 +4,6 @@ import dataclasses
 
 import numpy as np
 import pytest
-from flax import nnx
 from scipy.special import log_softmax, softmax
 
 from mini_gpt import suites
@@ -13,7 +12,8 @@ from mini_gpt.insight.mechanisms import lens
 from mini_gpt.model import build
 from mini_gpt.suites.base import SuiteOptions
 from mini_gpt.training.run import Run
-from tests.evaluation.models import random_model
+from tests.conftest import slow
+from tests.random_models import random_model
 
 TOKENIZER = CharacterTokenizer("abcdefghij")
 SIZE = {"model__num_layers": 3, "model__num_heads": 2, "model__d_model": 8, "context_length": 8}
@@ -22,13 +22,13 @@ SIZE = {"model__num_layers": 3, "model__num_heads": 2, "model__d_model": 8, "con
 def cut(model, small, fields, depth):
     """Return the model with its first `depth` blocks only."""
     config = small(**SIZE | fields | {"model__num_layers": depth})
-    definition, _ = build.split(build.make(config.model, len(model.parameters["embedding"]), rngs=nnx.Rngs(0)))
+    definition, _ = build.abstract(config.model, len(model.parameters["embedding"]))
     parameters = {**model.parameters, "blocks": {n: model.parameters["blocks"][n] for n in range(depth)}}
     return dataclasses.replace(model, parameters=parameters, definition=definition, config=config)
 
 
 @pytest.mark.parametrize(
-    "fields", [{}, {"model__norm_placement": "post", "model__position": "learned"}, {"model__output_bias": True}]
+    "fields", [{}, *slow({"model__norm_placement": "post", "model__position": "learned"}, {"model__output_bias": True})]
 )
 def test_each_depth_predicts_as_a_model_of_this_depth(small, fields):
     model = random_model(small(**SIZE | fields), TOKENIZER.token_bytes, noise=0.4)

@@ -15,9 +15,9 @@ from mini_gpt.runtime.errors import UserError
 from mini_gpt.suites import patching as patching_suite
 from mini_gpt.suites.base import SuiteOptions
 from mini_gpt.training.run import Run
-from tests.evaluation.models import random_model
 from tests.insight.mechanisms import handmade
 from tests.insight.mechanisms.handmade import encode
+from tests.random_models import random_model
 
 
 def pair(clean, corrupted):
