@@ -31,7 +31,7 @@ def split(model: MiniGPT) -> tuple[nnx.GraphDef, Parameters]:
 
 def abstract(config: ModelConfig, vocab_size: int) -> tuple[nnx.GraphDef, Parameters]:
     """Return a model's definition and its parameters' shapes and dtypes, without allocating arrays."""
-    rngs: Any = _OneKey()
+    rngs: Any = nnx.Rngs(0) if config.scan_layers else _OneKey()  # a scan counts the keys
     return split(nnx.eval_shape(lambda: make(config, vocab_size, rngs=rngs)))
 
 
