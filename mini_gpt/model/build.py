@@ -31,15 +31,15 @@ def split(model: MiniGPT) -> tuple[nnx.GraphDef, Parameters]:
 
 def abstract(config: ModelConfig, vocab_size: int) -> tuple[nnx.GraphDef, Parameters]:
     """Return a model's definition and its parameters' shapes and dtypes, without allocating arrays."""
-    rngs: Any = nnx.Rngs(0) if config.scan_layers else _OneKey()  # a scan counts the keys
-    return split(nnx.eval_shape(lambda: make(config, vocab_size, rngs=rngs)))
+    keys: Any = nnx.Rngs if config.scan_layers else _OneKey  # a scan counts the keys
+    return split(nnx.eval_shape(lambda: make(config, vocab_size, rngs=keys(0))))
 
 
 class _OneKey:
     """Stands in for `nnx.Rngs`, whose keys take longer than all the rest, where no number is drawn."""
 
-    def __init__(self):
-        self.key = jax.random.key(0)
+    def __init__(self, seed: int):
+        self.key = jax.random.key(seed)
 
     def params(self) -> jax.Array:
         return self.key
