@@ -9,7 +9,6 @@ from safetensors.numpy import load_file, save_file
 
 from mini_gpt import suites
 from mini_gpt.hugging_face import architectures, comparing
-from mini_gpt.insight import observing
 from mini_gpt.runtime.errors import UserError
 from mini_gpt.suites.base import SuiteOptions
 from tests.commands.test_command_line import type_in
@@ -18,10 +17,9 @@ from tests.hugging_face.models import written
 from tests.hugging_face.test_importing import imported
 
 
-@pytest.fixture
-def source(tmp_path):
-    """Return the directory of a BERT without its head, with the names that BertModel writes."""
-    tokenizer, directory = wordpiece(), tmp_path / "model"
+def without_head(directory):
+    """Write a BERT without its head, with the names that BertModel writes."""
+    tokenizer = wordpiece()
     written("bert", directory, vocab_size=tokenizer.get_vocab_size(), end=3)
     tokenizer.save(str(directory / "tokenizer.json"))
     (directory / "tokenizer_config.json").write_text(json.dumps({"mask_token": "[MASK]", "sep_token": "[SEP]"}))
@@ -30,6 +28,11 @@ def source(tmp_path):
     width = kept["embeddings.LayerNorm.weight"].size
     save_file(kept | {"pooler.dense.weight": np.ones((width, width), np.float32)}, directory / "model.safetensors")
     return directory
+
+
+@pytest.fixture
+def source(tmp_path):
+    return without_head(tmp_path / "model")
 
 
 @pytest.mark.slow
@@ -81,21 +84,3 @@ def test_compare_finds_the_first_layer_that_differs(source, corpus_files, tmp_pa
     other = imported(tmp_path / "other", tmp_path / "third", corpus_files).workdir
     with pytest.raises(UserError, match=r"^--right: .*; nothing can be compared \(layers: not .*; loss and log"):
         comparing.compare(left, other, "the cat sat", 1e-4)
-
-
-def test_transformers_computes_the_same_hidden_states(source, corpus_files, tmp_path):
-    torch = pytest.importorskip("torch", reason="PyTorch and Transformers: make test-hugging-face")
-    transformers = pytest.importorskip("transformers", reason="PyTorch and Transformers: make test-hugging-face")
-    run = imported(source, tmp_path / "run", corpus_files)
-    theirs = np.random.default_rng(0).integers(5, wordpiece().get_vocab_size(), (2, 9))
-    model = transformers.BertModel.from_pretrained(source, attn_implementation="eager").eval()
-    with torch.inference_mode():
-        wanted = model(torch.from_numpy(theirs), output_attentions=True)
-    inputs = run.model.with_layout(theirs.astype(np.int32))
-    np.testing.assert_allclose(run.model.edited().hidden(*inputs), wanted.last_hidden_state, atol=1e-4)
-    for layer, weights_BHLS in zip(observing.layers(run.model.edited(), inputs), wanted.attentions, strict=True):
-        np.testing.assert_allclose(layer.attention.weights_BHLS, weights_BHLS, atol=1e-5)
-    names = {"tokenizer_class": "PreTrainedTokenizerFast", "mask_token": "[MASK]"}  # else that of the model's type
-    (source / "tokenizer_config.json").write_text(json.dumps(names))
-    report, are_equal = comparing.compare(run.workdir, source, "the cat sat", 1e-4)
-    assert are_equal and ", equal\n" in report, report

@@ -26,19 +26,6 @@ def test_the_logits_are_divided_by_the_root_of_the_width_of_a_head():
     np.testing.assert_allclose(maps.logits_BHLS[0], products_HLS / np.sqrt(32 / heads), atol=1e-5)
 
 
-def test_pytorchs_function_equals_ours_and_returns_no_weights():
-    torch = pytest.importorskip("torch", reason="PyTorch: make test-hugging-face")
-    attention = attention_of(4)
-    q, k, v = (draw(1, 5, 4, 8, seed=seed) for seed in range(3))
-    ours, _ = attend_with_maps(attention.core, q, k, v, row_context(attention.mask, 5))
-    theirs = [torch.tensor(np.asarray(x)).swapaxes(1, 2) for x in (q, k, v)]
-    attend = torch.nn.functional.scaled_dot_product_attention
-    np.testing.assert_allclose(attend(*theirs, is_causal=True).swapaxes(1, 2), ours, atol=1e-5)
-    for name in ("need_weights", "return_weights", "enable_flash"):
-        with pytest.raises(TypeError, match=name):
-            attend(*theirs, **{name: True})
-
-
 def test_more_heads_have_the_same_sum_of_ranks():
     for heads in (1, 2, 8):
         attention = attention_of(heads)

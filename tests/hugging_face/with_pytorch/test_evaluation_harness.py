@@ -3,9 +3,6 @@
 import numpy as np
 import pytest
 
-pytest.importorskip("torch", reason="PyTorch and Transformers: make test-hugging-face")
-pytest.importorskip("transformers", reason="PyTorch and Transformers: make test-hugging-face")
-
 from benchmarks import evaluation_harness
 from mini_gpt.data.tokenizers import ByteTokenizer
 

@@ -5,6 +5,8 @@ import re
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import torch
+import transformers
 
 from mini_gpt.data import spans
 from mini_gpt.data.text_batches import corrupted_blocks
@@ -17,10 +19,7 @@ from mini_gpt.training.run import Run
 from tests.conftest import SMALL
 from tests.hugging_face.models import BERT as BERT_FIELDS
 from tests.hugging_face.models import T5 as T5_MODEL
-from tests.hugging_face.test_transformers import loaded
-
-torch = pytest.importorskip("torch", reason="PyTorch and Transformers: make test-hugging-face")
-transformers = pytest.importorskip("transformers", reason="PyTorch and Transformers: make test-hugging-face")
+from tests.hugging_face.with_pytorch.test_transformers import loaded
 
 T5_FIELDS = T5_MODEL | {"activation": "geglu"}
 TASK_FIELDS = {"data__corpus": "task:copy", "data__tokenizer": "characters", "data__task_length": 4}

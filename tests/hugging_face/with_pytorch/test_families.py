@@ -17,8 +17,6 @@ def test_the_table_has_each_family_and_each_architecture():
 @pytest.mark.parametrize("seed", [0, 1])
 @pytest.mark.parametrize("family", families.FAMILIES)
 def test_a_family_computes_the_same_as_in_transformers(family, seed, tmp_path):
-    pytest.importorskip("torch", reason="PyTorch and Transformers: make test-hugging-face")
-    pytest.importorskip("transformers", reason="PyTorch and Transformers: make test-hugging-face")
     results = families.measure(family, seed, tmp_path)
     errors = {name: value for name, value in results.items() if isinstance(value, float)}
     assert max(errors.values()) < 1e-4, errors

@@ -13,8 +13,6 @@ from tests.hugging_face.models import written
 from tests.hugging_face.test_comparing import TEXT, first_difference, source
 from tests.hugging_face.test_importing import imported
 
-pytest.importorskip("torch", reason="PyTorch and Transformers: make test-hugging-face")
-pytest.importorskip("transformers", reason="PyTorch and Transformers: make test-hugging-face")
 # {model: a tensor in its second layer}
 MODELS = {
     "learned": "transformer.h.1.mlp.c_proj.weight",

@@ -2,11 +2,6 @@
 
 import json
 
-import pytest
-
-pytest.importorskip("torch", reason="PyTorch and Transformers: make test-hugging-face")
-pytest.importorskip("transformers", reason="PyTorch and Transformers: make test-hugging-face")
-
 from benchmarks import transformers_baseline
 from mini_gpt.commands import decoding_speed
 

@@ -4,6 +4,8 @@ import json
 
 import pytest
 import tokenizers as library
+import torch
+import transformers
 
 from mini_gpt.generation import chat
 from mini_gpt.hugging_face import exporting, importing, source_files, tokenizer_files
@@ -11,9 +13,6 @@ from mini_gpt.training.run import Run
 from tests.commands.test_command_line import type_in
 from tests.conftest import SMALL
 from tests.hugging_face.bpe_tokenizers import BPE, foreign
-
-torch = pytest.importorskip("torch", reason="PyTorch and Transformers: make test-hugging-face")
-transformers = pytest.importorskip("transformers", reason="PyTorch and Transformers: make test-hugging-face")
 
 LLAMA3_NAMES = ("<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>")
 CHATML_NAMES = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")

@@ -3,6 +3,8 @@
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import torch
+import transformers
 
 from mini_gpt.data import tokenizers
 from mini_gpt.data.pairs import StoredPairs, in_rows
@@ -16,9 +18,6 @@ from tests.conftest import SMALL
 from tests.hugging_face.bpe_tokenizers import OWN, foreign, like_robertas
 from tests.hugging_face.foreign_tokenizers import HARD, HARD_TEXTS, NAMES, TEXT, unigram, wordpiece
 from tests.hugging_face.test_foreign_tokenizers import KINDS, without_names
-
-torch = pytest.importorskip("torch", reason="PyTorch and Transformers: make test-hugging-face")
-transformers = pytest.importorskip("transformers", reason="PyTorch and Transformers: make test-hugging-face")
 
 
 @pytest.mark.parametrize("kind", KINDS)

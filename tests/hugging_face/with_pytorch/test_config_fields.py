@@ -7,13 +7,12 @@ import json
 
 import numpy as np
 import pytest
+import torch
+import transformers
 
 from mini_gpt.model.positions.biases import alibi_slopes
 from mini_gpt.runtime.errors import UserError
 from tests.hugging_face import families
-
-torch = pytest.importorskip("torch", reason="PyTorch and Transformers: make test-hugging-face")
-transformers = pytest.importorskip("transformers", reason="PyTorch and Transformers: make test-hugging-face")
 
 LLAMA, QWEN, SMOLLM = "Llama 1, 2, TinyLlama, SmolLM2", "Qwen2, Qwen2.5", "SmolLM3"
 MISSING = "missing"

@@ -4,6 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import torch
+import transformers
 from flax import nnx
 
 from mini_gpt.hugging_face import architectures, importing, settings
@@ -12,8 +14,6 @@ from mini_gpt.model import build, parameters
 from mini_gpt.model.positions.biases import t5_bucket
 from tests.hugging_face.models import EXPORTABLE, LLAMA, VOCAB, written
 
-torch = pytest.importorskip("torch", reason="PyTorch and Transformers: make test-hugging-face")
-transformers = pytest.importorskip("transformers", reason="PyTorch and Transformers: make test-hugging-face")
 TOKENS_BL = np.random.default_rng(5).integers(4, VOCAB, (2, 16))
 SOURCE_BS = np.random.default_rng(6).integers(0, VOCAB, (2, 40))
 SOURCE_BS[1, 9:] = -1
