@@ -8,15 +8,10 @@ GAP = 3  # pixels between maps
 PAPER, INK, LINE = 255, 60, 205  # grey levels
 SMALLEST, LARGEST = 96, 256  # pixels of one map
 HATCH = 6  # pixels between the lines that mark masked pairs
-BAR, TICK = 10, 4  # pixels: heights of the colour bar and of its ticks
-SCALE = 2  # pixels of a point of a glyph
+BAR, TICK, TEXT = 10, 4, 11  # pixels: heights of the colour bar, of its ticks and of letters
 TICKS = (0, 0.1, 0.5, 1)  # weights
 
 WEIGHTS_X3, SIGNED_X3 = ramps.rgb(ramps.WEIGHTS), ramps.rgb(ramps.SIGNED)
-# Letters of three points by five: a digit is a row, 4 its left point, 2 the middle, 1 the right.
-ROWS = "75557 26227 71747 71717 55711 74717 74757 71122 75757 75717 00002 00700 00000 "
-ROWS += "25755 65556 74647 55755 44447 65655 55222"
-GLYPHS = dict(zip("0123456789.- adehlry", ROWS.split(), strict=True))
 
 
 def map_grid(weights_NHLS: np.ndarray) -> np.ndarray:
@@ -71,33 +66,25 @@ def _framed(
     rows, columns: {middle in pixels: label}.
     bar: its colours, and {place from 0 to 1: tick}.
     """
-    height, width = pixels.shape[:2]
-    colours_X3, ticks = bar
-    line = 5 * SCALE
-    left, top = max(map(_width, rows.values())) + 3 * GAP, line + 3 * GAP
-    below = 4 * GAP + BAR + TICK + line
-    right = max(_width(label) for label in ticks.values()) // 2 + max(map(_width, columns.values())) // 2
-    canvas = np.full((top + height + below, left + width + right, 3), PAPER, np.uint8)
-    canvas[top : top + height, left : left + width] = pixels
+    from PIL import Image, ImageDraw, ImageFont  # slow to import
+
+    font, (colours_X3, ticks), (height, width) = ImageFont.load_default(size=TEXT), bar, pixels.shape[:2]
+    widest = lambda labels: round(max(map(font.getlength, labels)))
+    left, top = widest(rows.values()) + 3 * GAP, TEXT + 3 * GAP
+    size, below = min(width, LARGEST), 4 * GAP + BAR + TICK + TEXT
+    right = (widest(ticks.values()) + widest(columns.values())) // 2
+    canvas = Image.new("RGB", (left + width + right, top + height + below), (PAPER,) * 3)
+    draw = ImageDraw.Draw(canvas)
+    canvas.paste(Image.fromarray(pixels), (left, top))
     for middle, label in rows.items():
-        _write(canvas, label, top + middle - line // 2, left - 2 * GAP - _width(label))
+        draw.text((left - 2 * GAP, top + middle), label, (INK,) * 3, font, anchor="rm")
     for middle, label in columns.items():
-        _write(canvas, label, GAP, left + middle - _width(label) // 2)
-    begin, size = top + height + 2 * GAP, min(width, LARGEST)
-    canvas[begin : begin + BAR, left : left + size] = colours_X3[np.linspace(0, 255, size).astype(int)]
+        draw.text((left + middle, top - GAP), label, (INK,) * 3, font, anchor="mb")
+    begin = top + height + 2 * GAP
+    bar_pixels = colours_X3[np.linspace(0, 255, size).astype(int)][None].repeat(BAR, axis=0)
+    canvas.paste(Image.fromarray(bar_pixels), (left, begin))
     for share, label in ticks.items():
         at = left + round(share * (size - 1))
-        canvas[begin + BAR : begin + BAR + TICK, at] = INK
-        _write(canvas, label, begin + BAR + TICK + GAP, at - _width(label) // 2)
-    return canvas
-
-
-def _width(text: str) -> int:
-    return 4 * SCALE * len(text) - SCALE
-
-
-def _write(canvas: np.ndarray, text: str, y: int, x: int) -> None:
-    """Draw a text with its upper left corner at (y, x)."""
-    rows = ["".join(f"{int(GLYPHS[letter][row]):03b}0" for letter in text) for row in range(5)]
-    points = np.array([[point == "1" for point in row[:-1]] for row in rows]).repeat(SCALE, 0).repeat(SCALE, 1)
-    canvas[y : y + len(points), x : x + points.shape[1]][points] = INK
+        draw.line((at, begin + BAR, at, begin + BAR + TICK), (INK,) * 3)
+        draw.text((at, begin + BAR + TICK + GAP), label, (INK,) * 3, font, anchor="mt")
+    return np.asarray(canvas)

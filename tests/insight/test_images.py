@@ -46,18 +46,6 @@ def test_masked_pairs_are_hatched_and_zero_is_paper():
     assert (zero == images.WEIGHTS_X3[0]).all()
 
 
-@pytest.mark.parametrize("letter", images.GLYPHS)
-def test_labels_are_drawn_point_by_point(letter):
-    canvas = np.full((14, 12, 3), images.PAPER, np.uint8)
-    images._write(canvas, letter, 2, 3)
-    expected = np.zeros((14, 12), bool)
-    for row, points in enumerate(images.GLYPHS[letter]):
-        for column in range(3):
-            if int(points) & (4 >> column):
-                expected[2 + 2 * row : 4 + 2 * row, 3 + 2 * column : 5 + 2 * column] = True
-    assert ((canvas == images.INK).all(-1) == expected).all()
-
-
 def test_similarity_is_the_cosine_of_positions():
     table_PD = np.array([[1.0, 0.0], [2.0, 0.0], [0.0, 3.0], [-1.0, 0.0]])
     step = SIZE // 4
