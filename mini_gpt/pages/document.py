@@ -5,7 +5,10 @@ import re
 from pathlib import Path
 from typing import Any
 
-PARTS = re.compile(r'<link rel="stylesheet" href="([^"]+)">|<script( type="text/js-worker")? src="([^"]+)"></script>')
+STYLE = r'<link rel="stylesheet" href="([^"]+)">'
+PARTS = re.compile(STYLE + r'|<script type="(module|text/js-worker)" src="([^"]+)"></script>')
+IMPORT = re.compile(r'^import (?:\{[^}]*\} from )?"([^"]+)";\n', re.MULTILINE)
+EXPORT = re.compile(r"^export ", re.MULTILINE)
 DATA = '<script id="data" type="application/json">null</script>'
 
 
@@ -23,5 +26,32 @@ def build(page: Path, data: dict[str, Any]) -> str:
 
 
 def _inlined(folder: Path, style: str | None, kind: str | None, script: str | None) -> str:
-    text = (folder / (style or script or "")).read_text(encoding="utf-8")
-    return f"<style>\n{text}</style>" if style else f"<script{kind or ''}>\n{text}\n</script>"
+    if style:
+        return f"<style>\n{(folder / style).read_text(encoding='utf-8')}</style>"
+    shown = "" if kind == "module" else f' type="{kind}"'
+    return f"<script{shown}>\n{bundle(folder / (script or ''))}</script>"
+
+
+def bundle(script: Path) -> str:
+    """Return one script of a module and of all that it imports, in one scope: no name may be in two of them."""
+    return '"use strict";\n' + "\n".join(map(without_imports, modules(script)))
+
+
+def modules(script: Path) -> list[Path]:
+    """Return a module and all that it imports, each after what it imports. No two import each other."""
+    found: list[Path] = []
+    begun = set[Path]()
+
+    def add(path: Path) -> None:
+        begun.add(path)
+        for name in IMPORT.findall(path.read_text(encoding="utf-8")):
+            if (imported := (path.parent / name).resolve()) not in begun:
+                add(imported)
+        found.append(path)
+
+    add(script.resolve())
+    return found
+
+
+def without_imports(script: Path) -> str:
+    return EXPORT.sub("", IMPORT.sub("", script.read_text(encoding="utf-8")))

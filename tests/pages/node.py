@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from mini_gpt.pages import document
+
 
 def evaluate(scripts: Sequence[Path], expression: str, given: Any) -> Any:
     """Return the value of a JavaScript expression, or of its promise, as JSON.
@@ -18,7 +20,7 @@ def evaluate(scripts: Sequence[Path], expression: str, given: Any) -> Any:
     node = shutil.which("node")
     if node is None:
         pytest.skip("needs node")
-    sources = [path.read_text(encoding="utf-8") for path in scripts]
+    sources = [document.without_imports(path) for path in scripts]
     print_it = "(value) => process.stdout.write(JSON.stringify(value))"
     program = "\n".join([*sources, f"Promise.resolve((() => {expression})()).then({print_it})"])
     # A number that JSON does not have, -Infinity, becomes null.

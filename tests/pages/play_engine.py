@@ -1,6 +1,5 @@
 """Run the engine of the playground in Node, on models with random parameters."""
 
-import re
 from pathlib import Path
 
 import jax
@@ -11,6 +10,7 @@ from mini_gpt.data.layout import Layout
 from mini_gpt.evaluation.loaded import LoadedModel
 from mini_gpt.model import build
 from mini_gpt.model.parameters import path_name
+from mini_gpt.pages import document
 from mini_gpt.pages.play import pack, page
 from mini_gpt.runtime import sharding
 from tests.pages import node
@@ -49,9 +49,8 @@ CONVERSATION = """(async () => {
 
 
 def scripts() -> list[Path]:
-    """Return the scripts of the worker, in the order of the page."""
-    named = re.findall(r'<script type="text/js-worker" src="([^"]+)"', page.PAGE.read_text(encoding="utf-8"))
-    return [page.PAGE.parent / name for name in named]
+    """Return the modules of the worker, in the order of the page."""
+    return document.modules(page.PAGE.parent / "engine/worker.js")
 
 
 def passes(models, given):

@@ -3,8 +3,8 @@
 import json
 from pathlib import Path
 
-from mini_gpt.pages.play import pack
-from tests.pages import play_engine
+from mini_gpt.pages import document
+from mini_gpt.pages.play import pack, page
 from tests.pages.browser import show
 
 PAGE = """<!doctype html><meta charset="utf-8"><title>worker</title>
@@ -38,7 +38,7 @@ ask(request).then((replies) => done(JSON.stringify(replies, plain)));
 def open_page(browser, path: Path, models) -> None:
     """Write a page with these models, and open it when they are loaded."""
     packed = json.dumps([pack.packed(model) for model in models])
-    script = "\n".join(path.read_text(encoding="utf-8") for path in play_engine.scripts())
+    script = document.bundle(page.PAGE.parent / "engine/worker.js")
     path.write_text(PAGE.format(script=script, models=packed), encoding="utf-8")
     browser.set_script_timeout(120)
     show(browser, path)

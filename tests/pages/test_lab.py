@@ -24,7 +24,7 @@ from mini_gpt.pages.lab import example, page
 from tests.conftest import REPOSITORY
 from tests.pages import node
 
-NAMES = ("attention", "encodings", "state", "matrices", "subject", "explain", "shapes")
+NAMES = ("attention", "terms", "encodings", "cells", "state", "matrices", "subject", "explain", "shapes")
 COMMON = ("../common/numbers", "../common/tokens", "../common/random")
 SCRIPTS = [page.FOLDER / f"{name}.js" for name in (*COMMON, *NAMES)]
 LETTERS = "QKVO"

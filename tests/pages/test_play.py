@@ -11,6 +11,7 @@ from mini_gpt.config import loading
 from mini_gpt.data import tokenizers
 from mini_gpt.data.tokenizers import ByteTokenizer, CharacterTokenizer
 from mini_gpt.model import parameters
+from mini_gpt.pages import document
 from mini_gpt.pages.play import pack
 from mini_gpt.pages.play import page as playground
 from mini_gpt.pages.play.page import Shown
@@ -18,7 +19,7 @@ from mini_gpt.runtime.errors import UserError
 from mini_gpt.suites.base import SuiteOptions
 from mini_gpt.training.run import Run
 from tests.conftest import SMALL
-from tests.pages import node, play_engine
+from tests.pages import node
 from tests.pages.test_explorer import HOSTILE, data_of
 from tests.random_models import random_model
 
@@ -42,8 +43,8 @@ def test_the_page_holds_runs_tokenizer_engine_and_text():
     assert data["models"][0]["packed"] == json.loads(json.dumps(pack.packed(runs[0].model)))
     assert data["answer"] is None and data["other"] == ""
     assert data["most_tokens"] == playground.TIMES * 200
-    engine = re.findall(r'<script type="text/js-worker">\n(.*?)\n</script>', page, re.DOTALL)
-    assert engine == [path.read_text(encoding="utf-8") for path in play_engine.scripts()]
+    engine = document.bundle(playground.PAGE.parent / "engine/worker.js")
+    assert f'<script type="text/js-worker">\n{engine}</script>' in page
 
 
 def test_hostile_titles_texts_and_tokens_are_data():

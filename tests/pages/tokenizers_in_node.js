@@ -1,6 +1,6 @@
 // Answers of the page's tokenizers, a line each: {use: data}, {encode: text}, {decode: ids} or {spans: text}.
 const fs = require("fs"), readline = require("readline");
-const source = fs.readFileSync(process.argv[2], "utf8");
+const source = fs.readFileSync(process.argv[2], "utf8").replace(/^export /gm, "");
 const Tokenizer = new Function(`${source}; return Tokenizer;`)();
 let tokenizer;
 const answers = {

@@ -1,7 +1,6 @@
-"use strict";
 // Arrays: those that Python has put into a page, as base64, with or without zlib; and how two of them begin.
 
-function bytesOf(text) {
+export function bytesOf(text) {
   const decoded = atob(text);
   const bytes = new Uint8Array(decoded.length);
   for (let n = 0; n < decoded.length; n++) bytes[n] = decoded.charCodeAt(n);
@@ -9,13 +8,13 @@ function bytesOf(text) {
 }
 
 // Decompress what zlib.compress wrote.
-async function unpack(text) {
+export async function unpack(text) {
   const stream = new Blob([bytesOf(text)]).stream().pipeThrough(new DecompressionStream("deflate"));
   return new Uint8Array(await new Response(stream).arrayBuffer());
 }
 
 // The number of entries with which two arrays begin alike.
-function commonStart(a, b) {
+export function commonStart(a, b) {
   let n = 0;
   while (n < a.length && n < b.length && a[n] === b[n]) n++;
   return n;

@@ -1,6 +1,8 @@
-"use strict";
 // Colours of maps and of shaded text. The ramp goes from paper to ink in equal steps of lightness; signed values go
 // from blue over paper to red. So 0 has the colour of the paper in light and in dark.
+
+import { clamped } from "./numbers.js";
+import { theme } from "./theme.js";
 
 const RAMPS = {
   light: ["#fcfcfa", "#cfdcf4", "#a2bdec", "#779ee1", "#4f7fd5", "#3760b7", "#254492", "#1b2c60", "#16181d"],
@@ -19,7 +21,7 @@ const SERIES = {
 const rgbOf = (hex) => [1, 3, 5].map((at) => parseInt(hex.slice(at, at + 2), 16));
 const mixed = (from, to, share) => from.map((value, k) => Math.round(value + (to[k] - value) * share));
 
-function table256(stops) {
+export function table256(stops) {
   const colours = stops.map(rgbOf);
   return Array.from({ length: 256 }, (_, n) => {
     const at = (n / 255) * (stops.length - 1);
@@ -27,14 +29,14 @@ function table256(stops) {
     return mixed(colours[low], colours[low + 1], at - low);
   });
 }
-const TABLES = Object.fromEntries(
+export const TABLES = Object.fromEntries(
   ["light", "dark"].map((name) => [name, { ramp: table256(RAMPS[name]), signed: table256(SIGNED[name]) }]),
 );
-const themeName = () => (theme.isDark ? "dark" : "light");
-const seriesColour = (n) => SERIES[themeName()][n % 8];
+export const themeName = () => (theme.isDark ? "dark" : "light");
+export const seriesColour = (n) => SERIES[themeName()][n % 8];
 
 // A scale: what a value's colour and a colour bar's ticks are. `share` is from 0 to 1.
-const scales = {
+export const scales = {
   // Square roots, so that small weights can be seen; the ticks are weights.
   weights: { table: "ramp", share: (weight) => Math.sqrt(weight), ticks: [0, 0.01, 0.1, 0.25, 0.5, 1] },
   linear: (low, high, ticks) => ({
@@ -50,13 +52,13 @@ const scales = {
 };
 
 // The place of a value in a table of colours; null for a value that is masked (null), or not a number.
-function colourIndex(scale, value) {
+export function colourIndex(scale, value) {
   const share = value === null ? NaN : scale.share(value);
   return Number.isNaN(share) ? null : clamped(Math.round(255 * share), 0, 255);
 }
 
 // [r, g, b] of a value, in the colours of now; null if it has no colour.
-function colourOf(scale, value) {
+export function colourOf(scale, value) {
   const index = colourIndex(scale, value);
   return index === null ? null : TABLES[themeName()][scale.table][index];
 }
@@ -67,7 +69,7 @@ function luminance(rgb) {
 }
 
 // The style of text on a colour: black or white, so that the contrast is at least 4.5; nothing without a colour.
-const textOn = (rgb) => rgb && `background:rgb(${rgb});color:${luminance(rgb) > 0.179 ? "#000" : "#fff"}`;
+export const textOn = (rgb) => rgb && `background:rgb(${rgb});color:${luminance(rgb) > 0.179 ? "#000" : "#fff"}`;
 
 // The style of text that is shaded by a value on a scale; nothing for 0, which has the paper's colour.
-const shadeStyle = (scale, value) => (value === 0 ? "" : textOn(colourOf(scale, value)));
+export const shadeStyle = (scale, value) => (value === 0 ? "" : textOn(colourOf(scale, value)));

@@ -1,10 +1,12 @@
-"use strict";
 // Tabs, groups of buttons, sliders and shortcuts, as screen readers and keyboards expect them.
 
-const hasModifier = (event) => event.ctrlKey || event.metaKey || event.altKey;
+import { indices } from "./numbers.js";
+import { html, useLayoutEffect, useRef, useState } from "./preact.js";
+
+export const hasModifier = (event) => event.ctrlKey || event.metaKey || event.altKey;
 
 // tabs: [[id, name]]. The arrow keys, Home and End go from tab to tab.
-function Tabs({ tabs, selected, onSelect, name }) {
+export function Tabs({ tabs, selected, onSelect, name }) {
   const press = (event) => {
     const at = tabs.findIndex(([id]) => id === selected);
     const to = { ArrowRight: at + 1, ArrowLeft: at - 1, Home: 0, End: tabs.length - 1 }[event.key];
@@ -32,11 +34,11 @@ function Tabs({ tabs, selected, onSelect, name }) {
 }
 
 // The panel of the selected tab.
-const TabPanel = ({ selected, children }) =>
+export const TabPanel = ({ selected, children }) =>
   html`<div role="tabpanel" id="panel" aria-labelledby=${`tab-${selected}`} tabindex="-1">${children}</div>`;
 
 // Buttons of which one is pressed. options: values, or [value, text]. Buttons have the ids `${id}-${value}`.
-const Choice = ({ id, name, options, value, onChoose, titleOf }) =>
+export const Choice = ({ id, name, options, value, onChoose, titleOf }) =>
   html`<div class="choice" role="group" aria-label=${name}>
     <span class="name" aria-hidden="true">${name}</span>
     ${options
@@ -55,7 +57,7 @@ const Choice = ({ id, name, options, value, onChoose, titleOf }) =>
 
 // The choice of a layer and of a head. heads: the values to choose from. The layers of a deep model fold, in bands of
 // which one is open: at first that of the chosen layer.
-const LayerAndHead = ({ layers, heads, state, set, titleOf }) => {
+export const LayerAndHead = ({ layers, heads, state, set, titleOf }) => {
   const isIn = (first, end) => state.layer >= first && state.layer < end;
   const buttons = (first, end) =>
     html`<${Choice}
@@ -83,7 +85,7 @@ const BAND = 6; // layers that fold together
 // The rows of all layers. Those of a deep model fold in bands. rows: (first, end) => rows of layers. said: the same for
 // what a folded band holds. isOpen: the same for whether it is open at first, and opens when this becomes true. alone:
 // whether a band that opens closes the others. Bands have the ids `${id}-${first}`.
-function Bands({ layers, ...each }) {
+export function Bands({ layers, ...each }) {
   if (layers <= UNFOLDED) return each.rows(0, layers);
   return indices(Math.ceil(layers / BAND)).map((n) => {
     const first = n * BAND;
@@ -103,7 +105,7 @@ function Band({ first, end, rows, said, isOpen, id = "band", alone }) {
   </details>`;
 }
 
-const Slider = ({ id, name, min, max, step, value, said, title, onChange }) =>
+export const Slider = ({ id, name, min, max, step, value, said, title, onChange }) =>
   html`<label title=${title}
     ><span class="soft">${name}</span>
     <input
@@ -120,7 +122,7 @@ const Slider = ({ id, name, min, max, step, value, said, title, onChange }) =>
 const isTyping = (element) => /^(INPUT|SELECT|TEXTAREA)$/.test(element.tagName) || element.isContentEditable;
 
 // A hook: keys is {key: action}. Shortcuts are off while typing, with Ctrl, Alt or Meta, and if `on` is false.
-function useShortcuts(keys, on) {
+export function useShortcuts(keys, on) {
   const latest = useRef();
   latest.current = on ? keys : {};
   useLayoutEffect(() => {

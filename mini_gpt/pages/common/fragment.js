@@ -1,7 +1,9 @@
-"use strict";
 // The page's state in the fragment of its URL, as `#tab=Map&layer=2`. Values are strings.
 
-const fragment = {
+import { useLayoutEffect, useRef } from "./preact.js";
+import { theme, useDark } from "./theme.js";
+
+export const fragment = {
   known: null, // the text that the page last read or wrote
   parse(text) {
     return Object.fromEntries(new URLSearchParams(text));
@@ -32,7 +34,7 @@ const PAUSE = 150; // milliseconds without a change before the address changes: 
 
 // A hook: the address follows the page, and the page follows the address. entriesOf(state): all but the colours.
 // onRead(entries): the address was changed from outside. Without `theme` in it, the colours stay.
-function useFragment(state, entriesOf, onRead) {
+export function useFragment(state, entriesOf, onRead) {
   const isDark = useDark();
   const latest = useRef();
   latest.current = onRead;

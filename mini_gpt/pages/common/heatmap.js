@@ -1,5 +1,10 @@
-"use strict";
 // A large map: tokens or numbers along both axes, a crosshair, and zoom by buttons, keys, Ctrl + wheel, drag and pinch.
+
+import { hasModifier } from "./controls.js";
+import { paintCells, useWidth } from "./maps.js";
+import { clamped, roundStep } from "./numbers.js";
+import { html, useLayoutEffect, useMemo, useRef, useState } from "./preact.js";
+import { useDark } from "./theme.js";
 
 const CLOSEST = 6; // cells across, at the largest zoom
 const LABEL = 11; // pixels of a cell from which its token is written
@@ -88,7 +93,7 @@ function drawAxis(context, plot, labels, across, marked) {
 // at: the marked cell {i, j} or null. pinned: the cell that the page keeps, or null. onPoint(cell or null): the mouse
 // is on a cell. onPin(cell or null): a click, a tap or a key chose it; null unpins.
 // most: pixels of the largest height. deps: what the values depend on.
-function Heatmap({
+export function Heatmap({
   id,
   name,
   rows,

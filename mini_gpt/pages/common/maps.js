@@ -1,9 +1,12 @@
-"use strict";
 // Maps of pixels, and their colour bars. No pixel is painted for a masked pair (null) or a
 // value that is not a number, and the hatching shows.
 
+import { TABLES, colourIndex, themeName } from "./colours.js";
+import { html, useLayoutEffect, useRef, useState } from "./preact.js";
+import { useDark } from "./theme.js";
+
 // A hook: the width of an element in CSS pixels; 0 before it is known.
-function useWidth(element) {
+export function useWidth(element) {
   const [width, set] = useState(0);
   useLayoutEffect(() => {
     const observer = new ResizeObserver(() => set(element.current?.clientWidth ?? 0));
@@ -14,7 +17,7 @@ function useWidth(element) {
 }
 
 // Paint one pixel for each cell. valueAt(i, j): of row i and column j.
-function paintCells(canvas, rows, columns, valueAt, scale) {
+export function paintCells(canvas, rows, columns, valueAt, scale) {
   canvas.width = columns;
   canvas.height = rows;
   const context = canvas.getContext("2d");
@@ -44,7 +47,7 @@ function soon(task) {
 }
 
 // A small map without axes. makeValueAt(): returns valueAt, when the map is painted. deps: what the values depend on.
-function PixelMap({ rows, columns, makeValueAt, scale, deps, name, style = "", ...rest }) {
+export function PixelMap({ rows, columns, makeValueAt, scale, deps, name, style = "", ...rest }) {
   const canvas = useRef();
   const isDark = useDark();
   useLayoutEffect(() => {
@@ -64,7 +67,7 @@ function PixelMap({ rows, columns, makeValueAt, scale, deps, name, style = "", .
 }
 
 // The colours of a scale with its ticks. masked: what hatching means, if there is any.
-function ColourBar({ scale, name, format = String, masked }) {
+export function ColourBar({ scale, name, format = String, masked }) {
   const canvas = useRef();
   const isDark = useDark();
   useLayoutEffect(() => {

@@ -1,8 +1,9 @@
-"use strict";
 // Words in an order that the reader changes: by drag, or by the buttons on both sides, which keep the focus.
 
+import { html, useLayoutEffect, useRef, useState } from "./preact.js";
+
 // words: in their order now. ids: of the words, the same before and after a move. onMove(from, to): places.
-function OrderChips({ words, ids, onMove, name = "Order of the words" }) {
+export function OrderChips({ words, ids, onMove, name = "Order of the words" }) {
   const [dragged, setDragged] = useState(null);
   const pressed = useRef(null);
   const list = useRef();
@@ -67,7 +68,7 @@ function OrderChips({ words, ids, onMove, name = "Order of the words" }) {
 }
 
 // The order after the entry at `from` has moved to `to`.
-function movedOrder(order, from, to) {
+export function movedOrder(order, from, to) {
   const moved = [...order];
   moved.splice(to, 0, ...moved.splice(from, 1));
   return moved;

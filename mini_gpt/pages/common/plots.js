@@ -1,5 +1,10 @@
-"use strict";
 // Charts with axes and legends: lines, and maps of numbers. They are drawn in the pixels that they get.
+
+import { seriesColour } from "./colours.js";
+import { ColourBar, PixelMap, useWidth } from "./maps.js";
+import { clamped, ticksOf } from "./numbers.js";
+import { html, useRef, useState } from "./preact.js";
+import { useDark } from "./theme.js";
 
 const HEIGHT = 260; // pixels of a chart
 const FRAME = { left: 52, right: 12, top: 8, bottom: 40 };
@@ -45,7 +50,7 @@ function pathOf(values, x, y) {
 
 // lines: [{name, values, dash, wide}]; a value's place on the x axis is its index; null: a gap. xName, yName: with
 // units. The legend has the values at the place that is pointed at.
-function LineChart({ id, name, lines, xName, yName, low, high }) {
+export function LineChart({ id, name, lines, xName, yName, low, high }) {
   const box = useRef();
   const width = useWidth(box);
   const [at, setAt] = useState(null);
@@ -115,7 +120,7 @@ function LineChart({ id, name, lines, xName, yName, low, high }) {
 }
 
 // A map of numbers with axes, rows downwards. x, y: {name, last}: the number of the last column or row.
-function MapChart({ id, name, rows, columns, makeValueAt, scale, deps, x, y, height = HEIGHT, bar }) {
+export function MapChart({ id, name, rows, columns, makeValueAt, scale, deps, x, y, height = HEIGHT, bar }) {
   const box = useRef();
   const width = useWidth(box);
   const { left, right, top, bottom } = FRAME;

@@ -1,3 +1,4 @@
-"use strict";
+import "./vendor/htm-preact-3.1.1.js";
+
 // The vendored library's names, once for all scripts of a page.
-const { html, render, useState, useEffect, useLayoutEffect, useMemo, useRef } = htmPreact;
+export const { html, render, useState, useEffect, useLayoutEffect, useMemo, useRef } = htmPreact;

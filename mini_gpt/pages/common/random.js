@@ -1,8 +1,7 @@
-"use strict";
 // Pseudorandom numbers.
 
 // A function that returns uniform numbers in [0, 1), the same for the same seed (mulberry32).
-function randomNumbers(seed) {
+export function randomNumbers(seed) {
   let state = seed | 0;
   return () => {
     state = (state + 0x6d2b79f5) | 0;

@@ -1,7 +1,8 @@
-"use strict";
 // Light and dark: what the reader chose, or else what the system has.
 
-const theme = (() => {
+import { html, useLayoutEffect, useState } from "./preact.js";
+
+export const theme = (() => {
   const root = document.documentElement;
   const system = matchMedia("(prefers-color-scheme: dark)");
   const listeners = new Set();
@@ -32,13 +33,13 @@ const theme = (() => {
 })();
 
 // A hook: whether the page is dark. The component is drawn again when this changes.
-function useDark() {
+export function useDark() {
   const [isDark, set] = useState(theme.isDark);
   useLayoutEffect(() => theme.listen(() => set(theme.isDark)), []);
   return isDark;
 }
 
-function ThemeButton() {
+export function ThemeButton() {
   const isDark = useDark();
   return html`<button id="theme" onClick=${() => theme.exchange()}>${isDark ? "Light" : "Dark"} colours</button>`;
 }

@@ -1,9 +1,12 @@
-"use strict";
 // Flowing text: tokens in a row that wrap as the text does, with signs for white space. A token can be pointed at and
 // pinned.
 
+import { hasModifier } from "./controls.js";
+import { clamped } from "./numbers.js";
+import { html, useRef, useState } from "./preact.js";
+
 // A token's text on one line, for axes and tables.
-const shown = (token) =>
+export const shown = (token) =>
   token
     .replace(/\n/g, "⏎")
     .replace(/\t/g, "⇥")
@@ -13,7 +16,7 @@ const controlSign = (c) => `^${String.fromCharCode(c.charCodeAt(0) ^ 64)}`; // a
 
 // What a screen reader says.
 const NAMES = { "": "empty", "\n": "line break", "\r": "carriage return", "\t": "tab", " ": "space" };
-const spoken = (token) =>
+export const spoken = (token) =>
   NAMES[token] ?? (/^ +$/.test(token) ? `${token.length} spaces` : token.trim() === token ? token : shown(token));
 
 // A token as nodes: spaces, tabs and line breaks have a sign and act as what they are.
@@ -31,7 +34,7 @@ const pieces = (token) =>
 // styleOf(n): its style, as of shadeStyle. markOf(n): another class, such as "framed". titleOf(n): a tooltip.
 // onPoint(n or null): the pointer is on a token. onPin(n or null): a click, a tap or the Enter key; null unpins.
 // The arrow keys go from token to token; only one token is a tab stop.
-function FlowingText({ id, tokens, name, pinned = null, styleOf, markOf, titleOf, onPoint, onPin }) {
+export function FlowingText({ id, tokens, name, pinned = null, styleOf, markOf, titleOf, onPoint, onPin }) {
   const [focus, setFocus] = useState(0);
   const box = useRef();
   const stop = Math.min(pinned ?? focus, tokens.length - 1);

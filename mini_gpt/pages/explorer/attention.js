@@ -1,6 +1,10 @@
-"use strict";
 // Decode the page's attention.
 // The page stores each row's largest logit and the quantised distances below it. The weights are computed from these.
+
+import { bytesOf } from "../common/arrays.js";
+import { indices } from "../common/numbers.js";
+import { shown } from "../common/tokens.js";
+import { MEAN, headsOf } from "./heads.js";
 
 // The value of a key, computed again if others were used since; `most` values are kept.
 function remembered(cache, key, most, compute) {
@@ -11,7 +15,7 @@ function remembered(cache, key, most, compute) {
   return value;
 }
 
-class Attention {
+export class Attention {
   constructor(data, levels) {
     Object.assign(this, data);
     this.isCross = "keys" in data; // queries and keys are different texts
@@ -176,7 +180,7 @@ function vectorsOf(held) {
 
 // A smaller map: a point is the weight on `by` keys together, averaged over `by` queries; null if all its pairs are
 // masked.
-function reducedMap(attention, layer, head, by) {
+export function reducedMap(attention, layer, head, by) {
   const weightAt = attention.weightsAt(layer, head);
   const { rows, columns } = attention;
   const width = Math.ceil(columns / by);
@@ -196,9 +200,9 @@ function reducedMap(attention, layer, head, by) {
 // Decimals that show two digits of an error, but at most four.
 const decimalsOf = (error) => Math.max(0, Math.min(4, Math.ceil(-Math.log10(error)) + 1));
 // The error with these decimals, rounded up.
-function roundedUp(error) {
+export function roundedUp(error) {
   const unit = 10 ** -decimalsOf(error);
   return (Math.ceil(error / unit) * unit).toFixed(decimalsOf(error));
 }
 // A value with its error.
-const withError = (value, error) => `${value.toFixed(decimalsOf(error))} ± ${roundedUp(error)}`;
+export const withError = (value, error) => `${value.toFixed(decimalsOf(error))} ± ${roundedUp(error)}`;

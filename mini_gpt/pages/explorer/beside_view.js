@@ -1,5 +1,12 @@
-"use strict";
 // Maps of several heads side by side, with the names of the tokens.
+
+import { scales } from "../common/colours.js";
+import { Choice } from "../common/controls.js";
+import { ColourBar, PixelMap } from "../common/maps.js";
+import { clamped, indices } from "../common/numbers.js";
+import { html, useMemo, useState } from "../common/preact.js";
+import { headsOf, inContext, labelOf, masked } from "./heads.js";
+import { PartSlider, partOf } from "./lines_view.js";
 
 const MOST_BESIDE = 24; // tokens of a map
 const SIX = 6; // heads
@@ -15,7 +22,7 @@ function sixHeads(attention) {
   return chosen.sort((a, b) => a[0] - b[0] || a[1] - b[1]);
 }
 
-function BesideView({ attention, state, set }) {
+export function BesideView({ attention, state, set }) {
   const [at, point] = useState(null);
   const isLayer = state.beside === "layer";
   const heads = useMemo(

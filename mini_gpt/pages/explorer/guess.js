@@ -1,18 +1,22 @@
-"use strict";
 // The game of guessing where a head looks: its queries and its scores. No view.
 
+import { indices } from "../common/numbers.js";
+import { randomNumbers } from "../common/random.js";
+import { truthOf } from "./heads.js";
+
 const ROUNDS = 8;
-const LEAST_KEYS = 4; // visible keys of a query in the game
+export const LEAST_KEYS = 4; // visible keys of a query in the game
 
 const keysSeen = (attention, layer, head, i) => {
   const weightAt = attention.weightsAt(layer, head);
   return indices(attention.columns).filter((j) => weightAt(i, j) !== null);
 };
 
-const trueKeys = (attention, isTrue, i) => (isTrue ? indices(attention.columns).filter((j) => isTrue(i, j)) : []);
+export const trueKeys = (attention, isTrue, i) =>
+  isTrue ? indices(attention.columns).filter((j) => isTrue(i, j)) : [];
 
 // The queries of a game, drawn with its number as the seed; first those whose true keys are known.
-function queriesOf(attention, layer, head, game) {
+export function queriesOf(attention, layer, head, game) {
   const isTrue = truthOf(attention, layer, head);
   const left = indices(attention.rows).filter((i) => keysSeen(attention, layer, head, i).length >= LEAST_KEYS);
   const next = randomNumbers(game);
@@ -33,7 +37,7 @@ function bestOffset(attention, layer, head, queries) {
 }
 
 // The key that a query reads the most, the first of equal ones.
-function largestKey(attention, layer, head, query) {
+export function largestKey(attention, layer, head, query) {
   const weightAt = attention.weightsAt(layer, head);
   const keys = keysSeen(attention, layer, head, query);
   return keys.reduce((best, j) => (weightAt(query, j) > weightAt(query, best) ? j : best), keys[0]);
@@ -41,7 +45,7 @@ function largestKey(attention, layer, head, query) {
 
 // Mean weights of the keys that the reader, the head itself and the best distance choose, and of even weights. `hits`:
 // shares of the choices that are true keys; null if these are not known. guesses: a key for each of the first queries.
-function scoresOf(attention, layer, head, queries, guesses) {
+export function scoresOf(attention, layer, head, queries, guesses) {
   const weightAt = attention.weightsAt(layer, head);
   const played = queries.slice(0, guesses.length);
   const mean = (valueOf) => played.reduce((sum, i, n) => sum + valueOf(i, n), 0) / played.length;

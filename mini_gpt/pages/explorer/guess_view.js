@@ -1,7 +1,12 @@
-"use strict";
 // The game: the reader clicks the key that a head reads the most.
 
-function GuessView(props) {
+import { scales, shadeStyle } from "../common/colours.js";
+import { html, useMemo, useState } from "../common/preact.js";
+import { FlowingText } from "../common/tokens.js";
+import { LEAST_KEYS, largestKey, queriesOf, scoresOf, trueKeys } from "./guess.js";
+import { HeadChoice, inContext, truthOf } from "./heads.js";
+
+export function GuessView(props) {
   const { layer, head, game } = props.state;
   return html`<${Game} key=${`${layer}.${head}.${game}`} ...${props} />`;
 }
@@ -54,7 +59,7 @@ function Game({ attention, state, set }) {
     ${keys} ${scores && html`<${Scores} ...${scores} count=${guesses.length} />`}`;
 }
 
-const MOST_GAMES = 9999;
+export const MOST_GAMES = 9999;
 
 function Answer({ attention, layer, head, query, guessed }) {
   const weightAt = attention.weightsAt(layer, head);

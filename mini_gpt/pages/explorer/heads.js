@@ -1,8 +1,12 @@
-"use strict";
 // What several views share: the choice of a layer and a head, labels of heads, places in the text.
 
-const MEAN = "mean"; // in the place of a head: the mean of all heads of the layer
-const TYPICAL = "typical"; // in the place of a pinned token: the reader has not chosen one
+import { LayerAndHead } from "../common/controls.js";
+import { indices } from "../common/numbers.js";
+import { html } from "../common/preact.js";
+import { shown } from "../common/tokens.js";
+
+export const MEAN = "mean"; // in the place of a head: the mean of all heads of the layer
+export const TYPICAL = "typical"; // in the place of a pinned token: the reader has not chosen one
 // What a head with this label attends to, as --suite=heads measures it.
 const LABELS = {
   "previous token": "the token before",
@@ -45,20 +49,21 @@ const LABELS = {
 };
 
 // What hatching means; false if no pair is masked.
-const masked = (attention) => attention.isMasked && "masked: the query cannot see the key";
+export const masked = (attention) => attention.isMasked && "masked: the query cannot see the key";
 
 // The label of a head as {name, strength}; strength is null for mixed and global heads.
-const labelOf = (attention, layer, head) => {
+export const labelOf = (attention, layer, head) => {
   const [name, strength] = attention.labels?.[layer]?.[head] ?? [];
   return name ? { name, strength } : null;
 };
 
 // Whether mini_gpt.prune has removed the head.
-const isRemoved = (attention, layer, head) => labelOf(attention, layer, head)?.name === "removed";
+export const isRemoved = (attention, layer, head) => labelOf(attention, layer, head)?.name === "removed";
 
-const headsOf = (attention, layer) => indices(attention.heads).filter((head) => !isRemoved(attention, layer, head));
+export const headsOf = (attention, layer) =>
+  indices(attention.heads).filter((head) => !isRemoved(attention, layer, head));
 
-function HeadChoice({ attention, state, set, withMean }) {
+export function HeadChoice({ attention, state, set, withMean }) {
   const heads = headsOf(attention, state.layer);
   const removed = indices(attention.heads).filter((head) => !heads.includes(head));
   return html`<div class="controls">
@@ -84,7 +89,7 @@ function saidOfHead(attention, { layer, head }) {
   >`;
 }
 
-const NoLabels = () =>
+export const NoLabels = () =>
   html`<span class="soft" id="no-labels"
     >Heads have no labels: the model is too large, or its text too short, to measure them for this
     page.${" The command "}<code>eval.py --suite=heads,explorer</code> measures them on many texts and writes this page
@@ -92,7 +97,7 @@ const NoLabels = () =>
   >`;
 
 // Whether a token belongs to the one that is pointed at: {side, at}, a query or a key.
-const isAligned = (attention, { side, at }, n) =>
+export const isAligned = (attention, { side, at }, n) =>
   (attention.alignment ?? []).some(([key, endKey, query, endQuery]) => {
     const [i, j] = side === "key" ? [n, at] : [at, n];
     return i >= query && i < endQuery && j >= key && j < endKey;
@@ -100,7 +105,7 @@ const isAligned = (attention, { side, at }, n) =>
 
 // Whether a key is a true one of a query for a head: by the alignment of the pair, or by the grammar of the text if the
 // head's label is a relation of it. Null if neither is known.
-function truthOf(attention, layer, head) {
+export function truthOf(attention, layer, head) {
   if (attention.alignment) return (i, j) => isAligned(attention, { side: "query", at: i }, j);
   const pairs = attention.relations?.[labelOf(attention, layer, head)?.name];
   const known = new Set(pairs?.map(([i, j]) => i * attention.columns + j));
@@ -108,7 +113,7 @@ function truthOf(attention, layer, head) {
 }
 
 // A token with some of the text before it.
-const inContext = (tokens, n) =>
+export const inContext = (tokens, n) =>
   html`<span class="context"
     >${tokens
       .slice(Math.max(0, n - 12), n)

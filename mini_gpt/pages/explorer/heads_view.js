@@ -1,10 +1,17 @@
-"use strict";
 // All heads as small maps: layers downwards from layer 0, heads across.
+
+import { scales } from "../common/colours.js";
+import { Bands } from "../common/controls.js";
+import { ColourBar, PixelMap } from "../common/maps.js";
+import { indices } from "../common/numbers.js";
+import { html } from "../common/preact.js";
+import { reducedMap } from "./attention.js";
+import { NoLabels, isRemoved, labelOf, masked } from "./heads.js";
 
 const THUMB = 128; // points of a small map's side, for long texts
 const WIDEST = 220; // pixels of a head
 
-function HeadsView({ data, attention, set }) {
+export function HeadsView({ data, attention, set }) {
   const { layers, heads, rows, columns } = attention;
   const by = attention.others ? Math.ceil(attention.longest / THUMB) : 1;
   const makeValueAt = (layer, head) => () =>

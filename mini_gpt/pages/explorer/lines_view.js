@@ -1,18 +1,23 @@
-"use strict";
 // One head as lines: the queries on the left, the keys on the right, a line for each weight.
+
+import { scales, shadeStyle } from "../common/colours.js";
+import { Slider } from "../common/controls.js";
+import { clamped, indices } from "../common/numbers.js";
+import { html, useState } from "../common/preact.js";
+import { HeadChoice } from "./heads.js";
 
 const MOST_LINES = 32; // tokens on each side
 const FAINTEST = 0.02; // the smallest weight with a line
 const lineHeight = () => (matchMedia("(pointer: coarse)").matches ? 40 : 24); // pixels of a token
 
 // The part of a text that is shown, [first, end].
-const partOf = (count, from, most) => {
+export const partOf = (count, from, most) => {
   const first = clamped(from, 0, Math.max(0, count - most));
   return [first, Math.min(count, first + most)];
 };
 
 // Which part of the text is shown, if it is longer than that.
-const PartSlider = ({ attention, state, set, most }) =>
+export const PartSlider = ({ attention, state, set, most }) =>
   attention.longest > most &&
   html`<${Slider}
     id="from"
@@ -23,7 +28,7 @@ const PartSlider = ({ attention, state, set, most }) =>
     value=${Math.min(state.from, attention.longest - most)}
     onChange=${(from) => set({ from })} />`;
 
-function LinesView({ attention, state, set }) {
+export function LinesView({ attention, state, set }) {
   const [hovered, point] = useState(null);
   const { layer, head } = state;
   const [firstRow, endRow] = partOf(attention.rows, state.from, MOST_LINES);

@@ -1,7 +1,15 @@
-"use strict";
 // One head as a large map of weights or logits, with what is known of the pair under the crosshair.
 
-function MapView({ attention, state, set }) {
+import { scales } from "../common/colours.js";
+import { Choice } from "../common/controls.js";
+import { Heatmap } from "../common/heatmap.js";
+import { ColourBar } from "../common/maps.js";
+import { html, useMemo, useState } from "../common/preact.js";
+import { roundedUp, withError } from "./attention.js";
+import { HeadChoice, inContext, masked } from "./heads.js";
+import { Neurons } from "./neurons.js";
+
+export function MapView({ attention, state, set }) {
   const [hovered, setHovered] = useState(null);
   const { layer, head } = state;
   const { rows, columns } = attention;

@@ -1,10 +1,15 @@
-"use strict";
 // The logit of one pair as a sum over the dimensions of the head: what each product of query and key adds.
+
+import { colourOf, scales } from "../common/colours.js";
+import { clamped, indices } from "../common/numbers.js";
+import { html } from "../common/preact.js";
+import { useDark } from "../common/theme.js";
+import { inContext } from "./heads.js";
 
 const NEURON_WIDTH = 330; // of the drawing, in its own units
 
 // at: the pair that is pointed at or pinned.
-function Neurons({ attention, layer, head, at: { i, j } }) {
+export function Neurons({ attention, layer, head, at: { i, j } }) {
   useDark();
   const found = attention.products(layer, head, i, j);
   const title = html`<h2>q · k by dimension</h2>

@@ -1,5 +1,20 @@
-"use strict";
 // The page's state, its tabs and its shortcuts. The state is kept in the fragment of the URL.
+
+import { unpack } from "../common/arrays.js";
+import { Choice, TabPanel, Tabs, useShortcuts } from "../common/controls.js";
+import { fragment, useFragment } from "../common/fragment.js";
+import { indices } from "../common/numbers.js";
+import { html, render, useState } from "../common/preact.js";
+import { ThemeButton, theme, useDark } from "../common/theme.js";
+import { Attention } from "./attention.js";
+import { BesideView } from "./beside_view.js";
+import { GuessView, MOST_GAMES } from "./guess_view.js";
+import { MEAN, TYPICAL, headsOf } from "./heads.js";
+import { HeadsView } from "./heads_view.js";
+import { LinesView } from "./lines_view.js";
+import { MapView } from "./map_view.js";
+import { LENGTHS, Positions, basesOf } from "./positions_view.js";
+import { TextView } from "./text_view.js";
 
 const TABS = [
   ["Text", "Text"],

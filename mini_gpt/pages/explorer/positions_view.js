@@ -1,9 +1,15 @@
-"use strict";
 // The positional encodings: those of the run first, then the others for comparison.
 
-const LENGTHS = { min: 16, max: 1024, step: 16, own: 128 }; // tokens of the figures; own: at first
+import { bytesOf } from "../common/arrays.js";
+import { scales, seriesColour } from "../common/colours.js";
+import { Slider } from "../common/controls.js";
+import { LineChart, MapChart } from "../common/plots.js";
+import { html, useMemo } from "../common/preact.js";
+import { useDark } from "../common/theme.js";
+
+export const LENGTHS = { min: 16, max: 1024, step: 16, own: 128 }; // tokens of the figures; own: at first
 // Decimal logarithms of the bases that can be chosen; own: of the run.
-function basesOf({ positions: { base } }) {
+export function basesOf({ positions: { base } }) {
   const own = Math.log10(base);
   return { min: Math.min(1, own), max: Math.max(6, own), own };
 }
@@ -63,7 +69,7 @@ const Encoding = ({ name, title, used, isOwn = true, children }) =>
     ${children}
   </section>`;
 
-function Positions({ data, state, set }) {
+export function Positions({ data, state, set }) {
   const { width, turned, factors, scaling, slopes, learned, t5, pattern, known, curves } = data.positions;
   const length = state.length;
   const base = 10 ** state.baseLog;

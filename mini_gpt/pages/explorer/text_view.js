@@ -1,9 +1,15 @@
-"use strict";
 // The text, shaded by the attention of one token: the keys that it reads, or the queries that read it.
+
+import { scales, shadeStyle } from "../common/colours.js";
+import { Choice } from "../common/controls.js";
+import { ColourBar } from "../common/maps.js";
+import { html, useMemo, useState } from "../common/preact.js";
+import { FlowingText } from "../common/tokens.js";
+import { HeadChoice, MEAN, TYPICAL, inContext, isAligned, masked } from "./heads.js";
 
 const MOST_LISTED = 8;
 
-function TextView({ attention, state, set }) {
+export function TextView({ attention, state, set }) {
   const [hover, point] = useState(null);
   const { isCross } = attention;
   const { layer, head } = state;

@@ -1,15 +1,14 @@
-"use strict";
 // Multi-head attention of one sentence, with the result of each step. No view and no state.
 // A matrix is an array of rows. Positions count from 0.
 
 const product = (a, b) => a.map((row) => b[0].map((_, j) => row.reduce((sum, value, k) => sum + value * b[k][j], 0)));
 const dot = (a, b) => a.reduce((sum, value, n) => sum + value * b[n], 0);
 const columns = (matrix, from, to) => matrix.map((row) => row.slice(from, to));
-const filled = (rows, width, valueAt) =>
+export const filled = (rows, width, valueAt) =>
   Array.from({ length: rows }, (_, i) => Array.from({ length: width }, (_, j) => valueAt(i, j)));
 
-const HIDDEN = -1e29; // a smaller logit belongs to a hidden key: numbers of the reader are far above it
-const isHidden = (logit) => logit < HIDDEN;
+export const HIDDEN = -1e29; // a smaller logit belongs to a hidden key: numbers of the reader are far above it
+export const isHidden = (logit) => logit < HIDDEN;
 
 // Each row times the matrix of its position.
 const rotated = (matrix, turns) => (turns ? matrix.map((row, place) => product([row], turns[place])[0]) : matrix);
@@ -35,7 +34,7 @@ function attend(plain, { encoding: { queries, keys, bias }, scale, causal, tempe
 
 // All steps. settings: x, matrices {Q, K, V, O}, heads, encoding, scale, causal, temperature. encodings.js has the form
 // of an encoding. `added` is the matrix of positions that is added to x, or null.
-function attention(settings) {
+export function attention(settings) {
   const { x, matrices, heads, encoding } = settings;
   const width = matrices.Q[0].length / heads;
   const added = encoding.table?.slice(0, x.length) ?? null;

@@ -1,5 +1,13 @@
-"use strict";
 // Two comparisons: one head beside two, and the sentence before and after a change of its order.
+
+import { OrderChips, movedOrder } from "../common/order.js";
+import { html } from "../common/preact.js";
+import { wordsAbout } from "./encodings.js";
+import { keysInWords, strongest } from "./links.js";
+import { Matrix } from "./matrix.js";
+import { Section } from "./sections.js";
+import { wordsOf } from "./state.js";
+import { number } from "./terms.js";
 
 const ROUNDING = 1e-9; // relative differences that are only rounding
 const WITHOUT_ORDER = " Without positions and without a mask, attention does not know the order of its words.";
@@ -18,7 +26,7 @@ function wordOfTwoRoles([first, second]) {
   return candidates.filter(({ apart }) => apart).sort((a, b) => b.least - a.least)[0]?.i ?? null;
 }
 
-function OneBesideTwo({ page }) {
+export function OneBesideTwo({ page }) {
   const words = page.held.X.rows;
   const [{ result: one }, { result: two }] = [page.views.one, page.views.two];
   const word = wordOfTwoRoles(two.heads);
@@ -59,7 +67,7 @@ function OneBesideTwo({ page }) {
   </${Section}>`;
 }
 
-function Reorder({ page }) {
+export function Reorder({ page }) {
   const { state, set, held, result } = page;
   const { result: before, state: original } = page.views.before;
   const first = original.order;

@@ -1,7 +1,8 @@
-"use strict";
 // What the page says of an encoding, by its kind; sinusoids, RoPE and ALiBi have words of their own. No view.
 // An encoding is {name, title, kind, trained} with its numbers: table[i][n]; or queries[head][i] and keys[head][i], a
 // matrix for each position; or bias[head][i][j].
+
+import { columnOf, number, term, terms } from "./terms.js";
 
 const isZero = ({ table, bias }) => (table ?? bias).flat(2).every((value) => value === 0);
 
@@ -100,7 +101,7 @@ const OWN = {
   },
 };
 
-const wordsAbout = (encoding) => ({
+export const wordsAbout = (encoding) => ({
   ...PLAIN,
   adds: encoding.title,
   ...KINDS[encoding.kind](encoding),

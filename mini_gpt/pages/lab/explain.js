@@ -1,25 +1,17 @@
-"use strict";
 // How a number of the page is computed, as text, and from which rows and columns. No view.
 
-const number = (value, digits = 2) =>
-  isHidden(value) ? "−∞" : (Math.abs(value) < 0.5 * 10 ** -digits ? 0 : value).toFixed(digits).replace("-", "−");
+import { isHidden } from "./attention.js";
+import { wordsAbout } from "./encodings.js";
+import { named } from "./matrices.js";
+import { columnOf, number, term, terms } from "./terms.js";
+
 // Three digits or so, as cells show it.
-function brief(value) {
+export function brief(value) {
   const size = Math.abs(value);
   return size >= 9999.5 && !isHidden(value)
     ? value.toExponential(0).replace("e+", "e").replace("-", "−")
     : number(value, size < 9.995 ? 2 : size < 99.95 ? 1 : 0);
 }
-const term = (value) => (value < -0.005 ? `(${number(value)})` : number(value));
-const MOST_TERMS = 8; // of a sum that is written in full; of a longer one, the largest
-function terms(a, b) {
-  const one = (n) => `${term(a[n])}·${term(b[n])}`;
-  if (a.length <= MOST_TERMS) return a.map((_, n) => one(n)).join(" + ");
-  const size = (n) => Math.abs(a[n] * b[n]);
-  const largest = [...a.keys()].sort((m, n) => size(n) - size(m)).slice(0, MOST_TERMS - 2);
-  return `${largest.map(one).join(" + ")} + ${a.length - largest.length} smaller terms`;
-}
-const columnOf = (matrix, j) => matrix.map((row) => row[j]);
 // exp of a value, with three digits.
 function exponential(value) {
   const exp = Math.exp(value);
@@ -55,7 +47,7 @@ function aboutWeight(head, state, i, j, words) {
 }
 
 // {name, text, from} of the cell {id, i, j}. from: {id: {rows, columns}}, what it is computed from; null: all of them.
-function explain({ held, state, result }, { id, i, j }) {
+export function explain({ held, state, result }, { id, i, j }) {
   const matrix = held[id];
   const [rows, columnNames, words] = [matrix.rows, matrix.columns, held.X.rows].map(named);
   const label = `${matrix.name}[${rows[i]}, ${columnNames[j]}]`;

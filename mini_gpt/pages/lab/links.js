@@ -1,11 +1,17 @@
-"use strict";
 // What a head attends to: its words twice, queries above and keys below, with a line for each weight.
 
+import { colourOf, seriesColour, textOn } from "../common/colours.js";
+import { html } from "../common/preact.js";
+import { useDark } from "../common/theme.js";
+import { named } from "./matrices.js";
+import { SCALES } from "./matrix_parts.js";
+import { number } from "./terms.js";
+
 const FAINTEST = 0.02; // the smallest weight that gets a line
-const CLEAR = 1.5; // a weight of a clear key is larger than this multiple of an even spread
+export const CLEAR = 1.5; // a weight of a clear key is larger than this multiple of an even spread
 
 // The key with the largest weight of each query, and whether it is clearly above an even spread.
-function strongest(weights) {
+export function strongest(weights) {
   return weights.map((row) => {
     const most = Math.max(...row);
     const seen = row.filter((weight) => weight > 0).length;
@@ -15,7 +21,7 @@ function strongest(weights) {
 }
 
 // As text: "sat 0.77"; "The and the 0.38 each".
-const keysInWords = ({ keys, weight }, words) =>
+export const keysInWords = ({ keys, weight }, words) =>
   `${keys.map((j) => words[j]).join(" and ")} ${number(weight)}${keys.length > 1 ? " each" : ""}`;
 
 // As text: "cat → sat 0.77, sat → cat 0.74; no clear key: The, on".
@@ -28,7 +34,7 @@ function inWords(weights, words) {
 }
 
 // pinned: the index of a word whose lines alone are shown, or null. onPin(index or null).
-function Links({ head, n, words, pinned, onPin, name }) {
+export function Links({ head, n, words, pinned, onPin, name }) {
   const count = words.length;
   const shown = (i) => pinned === null || pinned === i;
   useDark();

@@ -1,7 +1,10 @@
-"use strict";
 // All matrices that the page shows, with names and labels, sorted into the steps of multi-head attention. No view.
 
-const STEPS = [
+import { wordsAbout } from "./encodings.js";
+import { settingsOf, wordsOf } from "./state.js";
+import { subjectOf } from "./subject.js";
+
+export const STEPS = [
   { id: "input", number: null, title: "Input" },
   { id: "project", number: 1, title: "Project" },
   { id: "split", number: 2, title: "Split into heads" },
@@ -13,7 +16,7 @@ const subscript = (head) => "₁₂"[head];
 
 // {id: {id, step, name, python, values, rows, columns, scale, head}}. name: as in formulas. python: a name for NumPy.
 // rows, columns: labels. scale: signed or weights. head: whose matrix it is, or null.
-function matricesShown(data, state, result) {
+export function matricesShown(data, state, result) {
   const shown = {};
   const words = wordsOf(data, state);
   const dimensions = data.dimensions;
@@ -58,14 +61,14 @@ function matricesShown(data, state, result) {
 }
 
 // Labels with their places, where a label is there more than once.
-const named = (labels) =>
+export const named = (labels) =>
   labels.map((label, n) => (labels.indexOf(label) === labels.lastIndexOf(label) ? label : `${label} (${n})`));
 
-const ofStep = (shown, step) => Object.values(shown).filter((matrix) => matrix.step === step);
-const shapeOf = ({ values }) => `${values.length} × ${values[0].length}`;
+export const ofStep = (shown, step) => Object.values(shown).filter((matrix) => matrix.step === step);
+export const shapeOf = ({ values }) => `${values.length} × ${values[0].length}`;
 
 // The numbers of matrices as lines of tab-separated text, with labels, for a spreadsheet.
-const asTable = (matrices) =>
+export const asTable = (matrices) =>
   matrices
     .map(({ name, values, rows, columns }) =>
       [[name, ...columns].join("\t"), ...values.map((row, i) => [rows[i], ...row].join("\t"))].join("\n"),
@@ -73,7 +76,7 @@ const asTable = (matrices) =>
     .join("\n\n");
 
 // The numbers of matrices as Python.
-function asNumpy(matrices) {
+export function asNumpy(matrices) {
   const number = (value) => (value === -Infinity ? "-np.inf" : String(value));
   const literal = ({ python, values }) =>
     `${python} = np.array([${values.map((row) => `[${row.map(number).join(", ")}]`).join(",\n    ")}])`;

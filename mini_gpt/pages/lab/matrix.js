@@ -1,43 +1,21 @@
-"use strict";
 // A matrix as a table of coloured numbers. A cell can be pointed at, by mouse, tap or arrow keys. Some can be edited.
 
-const MOST = 4; // the value from which a signed number has the strongest colour
-const SCALES = { signed: scales.signed(MOST), weights: scales.linear(0, 1, [0, 0.5, 1]) };
-
-// Text in which W_Q and its like have subscripts.
-const typeset = (text) => text.split(/_([QKVO])(?!\w)/).map((part, n) => (n % 2 ? html`<sub>${part}</sub>` : part));
-
-// A number that can be typed. The typed text stays until the field is left; what is not a number, or too large,
-// changes nothing.
-function NumberField({ value, label, onChange, onBlur, digits = 3, ...rest }) {
-  const [typed, setTyped] = useState(null);
-  const isAllowed = (number) => Math.abs(number) <= LARGEST;
-  const read = (text) => (text.trim() === "" ? NaN : Number(text.replace(",", ".").replace("−", "-")));
-  const change = (text) => {
-    setTyped(text);
-    if (isAllowed(read(text))) onChange(read(text));
-  };
-  const isBad = typed !== null && !isAllowed(read(typed));
-  return html`<input
-    type="text"
-    inputmode="decimal"
-    autocomplete="off"
-    aria-label=${label}
-    aria-invalid=${isBad ? "true" : "false"}
-    ...${rest}
-    value=${typed ?? String(+value.toFixed(digits))}
-    onInput=${(event) => change(event.target.value)}
-    onBlur=${() => {
-      setTyped(null);
-      onBlur();
-    }} />`;
-}
+import { colourOf, seriesColour, textOn } from "../common/colours.js";
+import { hasModifier } from "../common/controls.js";
+import { clamped } from "../common/numbers.js";
+import { html, useRef, useState } from "../common/preact.js";
+import { useDark } from "../common/theme.js";
+import { isHidden } from "./attention.js";
+import { brief } from "./explain.js";
+import { shapeOf } from "./matrices.js";
+import { MatrixMap, isLarge } from "./matrix_map.js";
+import { NumberField, SCALES, typeset } from "./matrix_parts.js";
 
 // matrix: of matricesShown. page: {view, result, pointed, from, point, focus}. onEdit(i, j, value) or none.
 // place: which of the page's matrices it is; by default named by its view, as the same matrix is shown in several.
 // isBare: without labels of the rows, since the matrix on its left has them. children: what is beside the name.
 // A large matrix is a map.
-function Matrix({ place, ...own }) {
+export function Matrix({ place, ...own }) {
   const { matrix, page } = own;
   const View = isLarge(matrix) ? MatrixMap : MatrixTable;
   return html`<${View} ...${own} place=${place ?? (page.view === "main" ? matrix.id : `${page.view}-${matrix.id}`)} />`;

@@ -1,13 +1,20 @@
-"use strict";
 // A matrix that is too large for a table of numbers, as a map. One cell at a time has its number, and can be edited.
 
-const WIDEST = 16; // columns of a table
-const TALLEST = 32; // rows of a table
+import { scales } from "../common/colours.js";
+import { Heatmap } from "../common/heatmap.js";
+import { html, useMemo, useState } from "../common/preact.js";
+import { HIDDEN, isHidden } from "./attention.js";
+import { named, shapeOf } from "./matrices.js";
+import { NumberField, SCALES, typeset } from "./matrix_parts.js";
+import { number } from "./terms.js";
+
+export const WIDEST = 16; // columns of a table
+export const TALLEST = 32; // rows of a table
 const CELL = 12; // the largest side of a cell in pixels, so that tokens can be read beside it
-const isLarge = ({ values }) => values[0].length > WIDEST || values.length > TALLEST;
+export const isLarge = ({ values }) => values[0].length > WIDEST || values.length > TALLEST;
 
 // As Matrix.
-function MatrixMap({ matrix, page, onEdit, place, children }) {
+export function MatrixMap({ matrix, page, onEdit, place, children }) {
   const { id, name, values, rows, columns } = matrix;
   const [pinned, setPinned] = useState(null);
   // The largest size of a number that is not hidden.

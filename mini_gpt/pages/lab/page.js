@@ -1,5 +1,34 @@
-"use strict";
 // The page: its controls, its state, and which number is explained.
+
+import { seriesColour } from "../common/colours.js";
+import { Choice, Slider } from "../common/controls.js";
+import { fragment, useFragment } from "../common/fragment.js";
+import { ColourBar } from "../common/maps.js";
+import { html, render, useMemo, useState } from "../common/preact.js";
+import { ThemeButton, useDark } from "../common/theme.js";
+import { attention } from "./attention.js";
+import { OneBesideTwo, Reorder } from "./compare.js";
+import { explain } from "./explain.js";
+import { CLEAR, Links } from "./links.js";
+import { matricesShown } from "./matrices.js";
+import { TALLEST, WIDEST } from "./matrix_map.js";
+import { SCALES, typeset } from "./matrix_parts.js";
+import { Section, sectionOf, useSections } from "./sections.js";
+import { Shapes } from "./shapes.js";
+import {
+  COLDEST,
+  HOTTEST,
+  defaultState,
+  entriesOf,
+  opened,
+  sentencesOf,
+  settingsOf,
+  stateOf,
+  unreadOf,
+} from "./state.js";
+import { CopyButtons, Input, Mix, Output, Project, Score, Split, headName } from "./steps.js";
+import { isTrained, subjectOf } from "./subject.js";
+import { number } from "./terms.js";
 
 function Controls({ page }) {
   const { data, state, set } = page;

@@ -1,5 +1,7 @@
-"use strict";
 // The sections of the page. On a narrow screen they fold, and only the first one is open at the start.
+
+import { html, useEffect, useLayoutEffect, useState } from "../common/preact.js";
+import { STEPS } from "./matrices.js";
 
 const SECTIONS = ["roles", ...STEPS.map(({ id }) => `step-${id}`), "shapes", "one-beside-two", "reorder"];
 const narrow = matchMedia("(max-width: 760px)");
@@ -16,10 +18,10 @@ function useNarrow() {
 }
 
 // The section that a fragment names, as `#step-score`, or null.
-const sectionOf = (entries) => SECTIONS.find((id) => entries[id] === "") ?? null;
+export const sectionOf = (entries) => SECTIONS.find((id) => entries[id] === "") ?? null;
 
 // A hook: {isOpen(id), fold(id, isOpen), goTo(id)}. goTo opens a section and brings it into view.
-function useSections(first) {
+export function useSections(first) {
   const [open, setOpen] = useState(() => ({ [SECTIONS[0]]: true, [first]: true }));
   const [goal, setGoal] = useState(first && { id: first });
   const fold = (id, isOpen) => setOpen((old) => ({ ...old, [id]: isOpen }));
@@ -42,7 +44,7 @@ function useSections(first) {
 }
 
 // beside: what stands beside the title, or under it on a narrow screen.
-function Section({ id, title, beside, page: { sections }, children }) {
+export function Section({ id, title, beside, page: { sections }, children }) {
   const isNarrow = useNarrow();
   const heading = html`<h2 id=${`title-${id}`}>${title}</h2>`;
   return html`<section class="card step" id=${id} tabindex="-1" aria-labelledby=${`title-${id}`}>

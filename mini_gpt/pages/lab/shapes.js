@@ -1,5 +1,7 @@
-"use strict";
 // The shapes of the five steps in this example, and in a model of any size.
+
+import { html, useState } from "../common/preact.js";
+import { Section } from "./sections.js";
 
 const LARGEST_SIZE = 1_000_000; // a size that can be typed
 
@@ -17,7 +19,7 @@ function shapesOf(length, width, heads) {
   ];
 }
 
-function Shapes({ page }) {
+export function Shapes({ page }) {
   const { state, data } = page;
   const [sizes, setSizes] = useState({ length: 10, width: 512, heads: 8 });
   const { length, width, heads } = sizes;

@@ -1,12 +1,16 @@
-"use strict";
 // What the reader can change, and its short form in the URL's fragment. No view.
 // A weight matrix is held as {preset, seed, cells}: the name of a preset, "random" with a seed, or "edited" with cells.
 
+import { randomNumbers } from "../common/random.js";
+import { shown } from "../common/tokens.js";
+import { filled } from "./attention.js";
+import { written } from "./cells.js";
+import { subjectOf } from "./subject.js";
+
 const LETTERS = ["Q", "K", "V", "O"];
-const LARGEST_SEED = 9999;
-const COLDEST = 0.1;
-const HOTTEST = 5; // temperatures
-const LARGEST = 1000; // absolute value of an entry of X or of a weight matrix
+export const LARGEST_SEED = 9999;
+export const COLDEST = 0.1;
+export const HOTTEST = 5; // temperatures
 
 // Normal numbers, rounded to one decimal. Each letter has its own for the same seed.
 function randomCells(letter, seed, rows, width) {
@@ -30,20 +34,20 @@ const firstOf = (data, letter) => presetOf(data, letter, data.defaults[letter]);
 const matricesOf = (data, state) =>
   Object.fromEntries(LETTERS.map((letter) => [letter, cellsOf(data, letter, state.matrices[letter])]));
 
-const sentencesOf = (data) => Object.keys(data.sentences);
-const wordsOf = (data, state) => {
+export const sentencesOf = (data) => Object.keys(data.sentences);
+export const wordsOf = (data, state) => {
   const words = data.words ?? state.sentence.split(" ");
   return state.order.map((n) => shown(words[n]));
 };
 
 // The state of a sentence whose words and numbers were not changed.
-const opened = (data, sentence) => ({
+export const opened = (data, sentence) => ({
   sentence,
   x: data.sentences[sentence],
   order: data.sentences[sentence].map((_, n) => n),
 });
 
-function defaultState(data) {
+export function defaultState(data) {
   const matrices = Object.fromEntries(
     LETTERS.map((letter) => [letter, { preset: data.defaults[letter], seed: 1, cells: null }]),
   );
@@ -60,7 +64,7 @@ function defaultState(data) {
 }
 
 // The inputs of attention().
-function settingsOf(data, state) {
+export function settingsOf(data, state) {
   const { heads, position, causal, scale, temperature } = state;
   const { numbers, ...about } = data.encodings[position];
   return {
@@ -72,36 +76,6 @@ function settingsOf(data, state) {
     scale,
     temperature,
   };
-}
-
-const written = (matrix) => matrix.flat().join(",");
-
-// A matrix of a trained head is large: only its changed cells are written, as row, column, number.
-const changesOf = (matrix, first) =>
-  matrix.flatMap((row, i) => row.flatMap((value, j) => (value === first[i][j] ? [] : [i, j, value]))).join(",");
-
-function readChanges(text, first) {
-  const numbers = (text ?? "").split(",").map(Number);
-  if (!text || numbers.length % 3 || !numbers.every(Number.isFinite)) return null;
-  const matrix = first.map((row) => [...row]);
-  for (let n = 0; n < numbers.length; n += 3) {
-    const [i, j, value] = numbers.slice(n, n + 3);
-    if (matrix[i]?.[j] === undefined || Math.abs(value) > LARGEST) return null;
-    matrix[i][j] = value;
-  }
-  return matrix;
-}
-
-// A matrix with the shape of the first one, or null.
-function readMatrix(text, first) {
-  const [rows, width] = [first.length, first[0].length];
-  const numbers = (text ?? "").split(",").map((part) => (part.trim() === "" ? NaN : Number(part)));
-  if (
-    numbers.length !== rows * width ||
-    !numbers.every((value) => Number.isFinite(value) && Math.abs(value) <= LARGEST)
-  )
-    return null;
-  return filled(rows, width, (i, j) => numbers[i * width + j]);
 }
 
 // All that the reader can change, as entries of the fragment.
@@ -133,13 +107,13 @@ function usualEntries(data, sentence) {
 }
 
 // Entries of the fragment; what is as by default is left out.
-function entriesOf(data, state) {
+export function entriesOf(data, state) {
   const usual = usualEntries(data, state.sentence);
   return Object.fromEntries(Object.entries(allEntries(data, state)).filter(([name, text]) => text !== usual[name]));
 }
 
 // The entries of a fragment that stateOf leaves out, as "name=value". An entry that spells a default is read.
-function unreadOf(data, entries) {
+export function unreadOf(data, entries) {
   const { theme, ...own } = entries;
   const usual = usualEntries(data, stateOf(data, { sentence: own.sentence }).sentence);
   const changes = (name) =>
@@ -152,7 +126,7 @@ function unreadOf(data, entries) {
 }
 
 // The state of a fragment; an entry that is not valid counts as left out.
-function stateOf(data, entries) {
+export function stateOf(data, entries) {
   const state = defaultState(data);
   const { heads, read } = subjectOf(data);
   const sentences = sentencesOf(data);

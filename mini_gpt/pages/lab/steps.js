@@ -1,9 +1,18 @@
-"use strict";
 // The five steps, from the input to the output, with all matrices.
 
-const headName = (state, n) => (state.heads === 1 ? "the one head" : `head ${n + 1}`);
+import { seriesColour } from "../common/colours.js";
+import { html } from "../common/preact.js";
+import { wordsAbout } from "./encodings.js";
+import { STEPS, asNumpy, asTable, ofStep } from "./matrices.js";
+import { Matrix } from "./matrix.js";
+import { typeset } from "./matrix_parts.js";
+import { Section } from "./sections.js";
+import { LARGEST_SEED } from "./state.js";
+import { BIAS, subjectOf } from "./subject.js";
 
-function CopyButtons({ matrices, what, onCopied, name = "copy" }) {
+export const headName = (state, n) => (state.heads === 1 ? "the one head" : `head ${n + 1}`);
+
+export function CopyButtons({ matrices, what, onCopied, name = "copy" }) {
   const copy = async (text, form) =>
     onCopied((await copied(text)) ? `${what} copied as ${form}.` : "The browser did not allow copying.");
   return html`<span class="copy"
@@ -109,7 +118,7 @@ function WeightMatrix({ page, letter }) {
 
 const ONES = " The column “bias” is 1 for each token: its rows in W_Q, W_K and W_V are their biases.";
 
-function Input({ page }) {
+export function Input({ page }) {
   const { state, set, held, result } = page;
   const about = wordsAbout(result.encoding);
   const matrix = (id) => html`<${Matrix} ...${{ matrix: held[id], page }} />`;
@@ -127,7 +136,7 @@ function Input({ page }) {
   </${Step}>`;
 }
 
-function Project({ page }) {
+export function Project({ page }) {
   const input = page.result.added ? "(X + P)" : "X";
   return html`<${Step}
     id="project"
@@ -145,7 +154,7 @@ function Project({ page }) {
   </${Step}>`;
 }
 
-function Split({ page }) {
+export function Split({ page }) {
   const { state, held, result } = page;
   const ofHeads = state.heads === 1 ? subjectOf(page.data).split : "Each head gets two of the four columns.";
   return html`<${Step}
@@ -164,7 +173,7 @@ function Split({ page }) {
   </${Step}>`;
 }
 
-function Score({ page }) {
+export function Score({ page }) {
   const { state, held, result } = page;
   const root = state.scale ? ` / √${result.width}` : "";
   const { formula, score, isShown } = wordsAbout(result.encoding);
@@ -183,7 +192,7 @@ function Score({ page }) {
   </${Step}>`;
 }
 
-function Mix({ page }) {
+export function Mix({ page }) {
   const { state, held } = page;
   const divided = state.temperature === 1 ? "" : ` / ${state.temperature}`;
   return html`<${Step}
@@ -198,7 +207,7 @@ function Mix({ page }) {
   </${Step}>`;
 }
 
-function Output({ page }) {
+export function Output({ page }) {
   const { state, held } = page;
   return html`<${Step}
     id="output"

@@ -1,10 +1,11 @@
-"use strict";
 // What the page shows: the example, or a head of a trained model. All that differs, but the layout. No view.
 // experiments: things to try, as [fragment, what to do, what is seen, id of the section in which it is seen].
 // heads: their numbers that can be chosen. first: the number of the first column. write, read: a changed matrix in the
 // address. Others: what the page says.
 
-const BIAS = "bias"; // the column of ones in X of a trained head
+import { changesOf, readChanges, readMatrix, written } from "./cells.js";
+
+export const BIAS = "bias"; // the column of ones in X of a trained head
 
 const EXAMPLE = {
   experiments: [
@@ -68,5 +69,5 @@ const TRAINED = {
   output: "Y is what this head adds to the output of the layer's attention, without the bias of W_O.",
 };
 
-const isTrained = (data) => data.place !== undefined;
-const subjectOf = (data) => (isTrained(data) ? TRAINED : EXAMPLE);
+export const isTrained = (data) => data.place !== undefined;
+export const subjectOf = (data) => (isTrained(data) ? TRAINED : EXAMPLE);

@@ -1,8 +1,7 @@
-"use strict";
 // Matrix products, norms, activations and softmax on typed arrays. Sums are in float64, arrays in float32.
 
 // x W + b, for all rows of x. W is stored as [outputs × inputs]: a dot product reads both operands in order.
-function product(x, linear) {
+export function product(x, linear) {
   const { kernel, bias, outputs } = linear;
   const y = kernel ? kernel.product(x, linear) : productInJavaScript(x, linear);
   if (bias) for (let at = 0; at < y.length; at += outputs) for (let o = 0; o < outputs; o++) y[at + o] += bias[o];
@@ -65,7 +64,7 @@ function productInJavaScript(x, { weights, inputs, outputs }) {
   return y;
 }
 
-function dot(x, from, y, at, width) {
+export function dot(x, from, y, at, width) {
   let sum = 0;
   for (let k = 0; k < width; k++) sum += x[from + k] * y[at + k];
   return sum;
@@ -73,7 +72,7 @@ function dot(x, from, y, at, width) {
 
 // Each row of x, divided by its root mean square (rmsnorm), or by its standard deviation after its mean is subtracted
 // (layernorm). scale, bias: of each entry, or null.
-function norm(x, { kind, epsilon, scale, bias, width }, y = new Float32Array(x.length)) {
+export function norm(x, { kind, epsilon, scale, bias, width }, y = new Float32Array(x.length)) {
   for (let from = 0; from < x.length; from += width) {
     let mean = 0;
     let square = 0;
@@ -86,9 +85,9 @@ function norm(x, { kind, epsilon, scale, bias, width }, y = new Float32Array(x.l
   return y;
 }
 
-const sigmoid = (x) => 1 / (1 + Math.exp(-x));
-const logSigmoid = (x) => Math.min(x, 0) - Math.log1p(Math.exp(-Math.abs(x)));
-const softplus = (x) => Math.max(x, 0) + Math.log1p(Math.exp(-Math.abs(x)));
+export const sigmoid = (x) => 1 / (1 + Math.exp(-x));
+export const logSigmoid = (x) => Math.min(x, 0) - Math.log1p(Math.exp(-Math.abs(x)));
+export const softplus = (x) => Math.max(x, 0) + Math.log1p(Math.exp(-Math.abs(x)));
 const silu = (x) => x * sigmoid(x);
 const gelu = (x) => x * sigmoid(2 * Math.sqrt(2 / Math.PI) * (x + 0.044715 * x * x * x)); // (1 + tanh u) / 2 = σ(2u)
 const exactGelu = (x) => 0.5 * x * (1 + erf(x / Math.SQRT2));
@@ -102,10 +101,10 @@ function erf(x) {
 }
 
 // {model.activation: the activation of `up`, or of the gate that multiplies it}
-const ACTIVATIONS = { gelu, gelu_exact: exactGelu, relu: (x) => Math.max(x, 0), swiglu: silu, geglu: gelu };
+export const ACTIVATIONS = { gelu, gelu_exact: exactGelu, relu: (x) => Math.max(x, 0), swiglu: silu, geglu: gelu };
 
 // e^logit / Σ e^logit, in place, over the entries from `first` to `last`. sink: one more logit in the sum, or null.
-function softmax(logits, first, last, sink = null) {
+export function softmax(logits, first, last, sink = null) {
   let most = sink ?? -Infinity;
   let sum = 0;
   for (let j = first; j <= last; j++) most = Math.max(most, logits[j]);
@@ -115,7 +114,7 @@ function softmax(logits, first, last, sink = null) {
 }
 
 // ln Σ e^logit
-function logSumExp(logits) {
+export function logSumExp(logits) {
   let most = -Infinity;
   let sum = 0;
   for (const logit of logits) most = Math.max(most, logit);
@@ -124,7 +123,7 @@ function logSumExp(logits) {
 }
 
 // The array, or a longer one with the same first entries if it has less than `length`.
-function grown(array, length) {
+export function grown(array, length) {
   if (array.length >= length) return array;
   const longer = new array.constructor(Math.max(length, 2 * array.length));
   longer.set(array);

@@ -1,9 +1,13 @@
-"use strict";
 // Multi-head attention of one layer, in five steps: project, split into heads, attend, concatenate, project.
 // Keys and values of all places are kept (a KV cache): new tokens at the end need no second pass over the others.
 // Calls of variants.js do nothing in a model without variants.
 
-class Attention {
+import { grown, norm, product, softmax } from "./arrays.js";
+import { Variants, stickBreaking } from "./variants.js";
+
+export const ROWS = 16; // places in a block
+
+export class Attention {
   constructor(model, layer, edits) {
     const { config } = model;
     const { kind, attention } = layer;

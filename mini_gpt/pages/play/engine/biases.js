@@ -1,8 +1,9 @@
-"use strict";
 // Positional encodings that add a number to each attention logit. `bias(head, query, key)` takes positions.
 
+import { softplus } from "./arrays.js";
+
 // A penalty linear in the distance, with a slope for each head (Press et al. 2022).
-class Alibi {
+export class Alibi {
   constructor(slopes) {
     this.slopes = slopes;
   }
@@ -12,14 +13,14 @@ class Alibi {
 }
 
 // 2^(-last · i/H), i = 1..H. If H is between powers P and 2P of two: all slopes for P, then every other for 2P.
-function alibiSlopes(heads, last = 8) {
+export function alibiSlopes(heads, last = 8) {
   const power = 2 ** Math.floor(Math.log2(heads));
   const exponent = (i) => (i < power ? (i + 1) / power : (2 * (i - power) + 1) / (2 * power));
   return Array.from({ length: heads }, (_, i) => 2 ** (-last * exponent(i)));
 }
 
 // Head h of the first heads sees h + 1 tokens; the other heads have no encoding (Jelassi et al. 2024).
-class HardAlibi {
+export class HardAlibi {
   constructor(limited) {
     this.limited = limited;
   }
@@ -29,7 +30,7 @@ class HardAlibi {
 }
 
 // A trained number for each head and bucket of distances (Raffel et al. 2020). A later key has that of distance 0.
-class T5 {
+export class T5 {
   constructor(table, { num_buckets: buckets, max_distance: longest }, heads) {
     const exact = buckets / 2; // buckets of one distance each; the others grow logarithmically
     const growth = (d) => Math.log(d / exact) / Math.log(longest / exact);
@@ -44,7 +45,7 @@ class T5 {
 }
 
 // A trained penalty p · ln(1 + a · distance) of each head and layer (Chi et al. 2022).
-class Kerple {
+export class Kerple {
   constructor(p, a) {
     Object.assign(this, { p: p.map(softplus), a: a.map(softplus) });
   }
@@ -55,7 +56,7 @@ class Kerple {
 
 // A trained function of distance / query position, both on a logarithmic scale: a hidden layer with ReLU, in each layer
 // of the model (Li et al. 2024).
-class Fire {
+export class Fire {
   constructor({ up, up_bias, down, down_bias, c, factor }, threshold, heads) {
     Object.assign(this, { up, up_bias, down, down_bias, c: c[0], longest: Math.abs(threshold * factor[0]), heads });
   }

@@ -1,4 +1,3 @@
-"use strict";
 // Edits of a model, for one pass. All can be combined; without a field, nothing is edited. Layers and heads count
 // from 0. model.config.edits, written by limits.py, has the bounds of values, and what a model can't have.
 //
@@ -17,8 +16,11 @@
 //                                         at these places (default: all), the outputs of these heads are those of a
 //                                         pass over other tokens, as many as in the text, with the other edits
 
+import { alibiSlopes } from "./biases.js";
+import { Refusal } from "./refusal.js";
+
 const isWithin = (number, [least, most]) => Number.isFinite(number) && number >= least && number <= most;
-const isBelow = (number, end) => Number.isInteger(number) && number >= 0 && number < end;
+export const isBelow = (number, end) => Number.isInteger(number) && number >= 0 && number < end;
 const areLayers = (layers, { config }) => layers.every((layer) => isBelow(layer, config.num_layers));
 
 function isHead(name, { config }) {
@@ -60,7 +62,7 @@ const POSSIBLE = {
 };
 
 // Throw a Refusal if a model can't be edited in this way.
-function checkEdits(edits, model) {
+export function checkEdits(edits, model) {
   for (const [name, value] of Object.entries(edits)) {
     if (value === undefined) continue;
     if (!POSSIBLE[name]) throw new Refusal(`There is no edit “${name}”.`);
@@ -73,7 +75,7 @@ function checkEdits(edits, model) {
 }
 
 // Throw a Refusal if the tokens can't be read.
-function checkText(tokens, { vocabulary, config }, { patch }) {
+export function checkText(tokens, { vocabulary, config }, { patch }) {
   if (!tokens.length) throw new Refusal("The text is empty: type at least one token.");
   const bad = tokens.find((token) => !isBelow(token, vocabulary));
   if (bad !== undefined) throw new Refusal(`The token ${bad} is not in the vocabulary of ${vocabulary} tokens.`);
@@ -87,7 +89,7 @@ function checkText(tokens, { vocabulary, config }, { patch }) {
 }
 
 // Throw a Refusal if a position is past the end of a learned table.
-function checkPositions({ positions }, model, { start = 0 }) {
+export function checkPositions({ positions }, model, { start = 0 }) {
   const table = model.parameters.get("positions/learned/embedding");
   const needed = Math.max(...positions) + 1;
   if (!table || needed <= table.shape[0]) return;
@@ -96,7 +98,7 @@ function checkPositions({ positions }, model, { start = 0 }) {
 }
 
 // RoPE's fields in a layer: those of the config, with the edits. Another scaling has its own default bounds.
-function ropeOf(rope, kind, { rope: edited = {} }) {
+export function ropeOf(rope, kind, { rope: edited = {} }) {
   const { base = kind.rope_base, factor = kind.rope_factor, scaling = rope.scaling } = edited;
   const others = { beta_slow: 1, beta_fast: scaling === "llama3" ? 4 : 32, attention_factor: null };
   const bounds = scaling === rope.scaling ? {} : others;
@@ -104,12 +106,12 @@ function ropeOf(rope, kind, { rope: edited = {} }) {
 }
 
 // ALiBi's slopes, with the edits.
-function slopesOf({ num_heads: heads, alibi_exponent: last }, { slopes = 1 }) {
+export function slopesOf({ num_heads: heads, alibi_exponent: last }, { slopes = 1 }) {
   return Array.isArray(slopes) ? slopes : alibiSlopes(heads, last).map((slope) => slope * slopes);
 }
 
 // Replace the outputs of edited heads of a block, at these places.
-function editHeads({ pass, n, attention }, from, to) {
+export function editHeads({ pass, n, attention }, from, to) {
   const { heads = {}, patch } = pass.edits;
   const { width, outputs } = attention;
   const at = (place, head) => (place * attention.heads + head) * width;

@@ -1,10 +1,13 @@
-"use strict";
 // The forward pass: embeddings, blocks of attention and feed-forward, and the residual stream between them.
 // Functions with a star compute in blocks and yield between them, so that a worker can read its messages.
 
-const ROWS = 16; // places in a block
+import { commonStart } from "../../common/arrays.js";
+import { ACTIVATIONS, grown, norm, product } from "./arrays.js";
+import { Attention, ROWS } from "./attention.js";
+import { checkEdits, checkPositions, checkText, editHeads } from "./edits.js";
+import { placesOf } from "./positions.js";
 
-class Pass {
+export class Pass {
   constructor(model, edits = {}) {
     checkEdits(edits, model);
     const { config } = model;

@@ -1,6 +1,7 @@
-"use strict";
 // Matrix products of a model in WebAssembly, with four numbers at a time: about ten times as fast as in JavaScript.
 // Sums are in float32. kernel.wat is the source of the binary; tests/pages/test_play_kernel.py compares them.
+
+import { bytesOf } from "../../common/arrays.js";
 
 // base64
 const BINARY =
@@ -14,7 +15,7 @@ const BINARY =
   "BAAgDCAFQQJ0aiEMIAshCiAIQQJrIggNAAsgASAGQQJ0aiEBIAJBEGohAiAHQQRrIgcNAAsL";
 const ROOM = 2 ** 22; // floats for x, y, and a W that is not a parameter. Memory that is not used costs nothing.
 
-class Kernel {
+export class Kernel {
   // The kernel, with the parameters in its memory; null in a browser without WebAssembly or its SIMD instructions, and
   // if there is no memory.
   static of(parameters) {

@@ -1,10 +1,12 @@
-"use strict";
 // A trained model as it is packed in the page: its config, and its parameters by name.
 
-// A request that can't be answered. The message is for the reader of the page.
-class Refusal extends Error {}
+import { unpack } from "../../common/arrays.js";
+import { Alibi, Fire, HardAlibi, Kerple, T5 } from "./biases.js";
+import { ropeOf, slopesOf } from "./edits.js";
+import { Kernel } from "./kernel.js";
+import { Learned, Pope, Rope, Sinusoidal } from "./positions.js";
 
-class Model {
+export class Model {
   // packed: the dict of pack.py, with the compressed parameters as base64
   static async unpack(packed) {
     return new Model(packed, new Float32Array((await unpack(packed.data)).buffer));

@@ -1,4 +1,3 @@
-"use strict";
 // Positions of tokens, and positional encodings. As in mini_gpt/model/positions/, an encoding has some of these hooks:
 //   embed(x, position)                   add a position to an embedding, once before the first layer
 //   rotate(x, at, width, position, head) turn a head's query or key, which starts at x[at]; PoPE doubles its width
@@ -6,10 +5,13 @@
 //   bias(head, query, key)               a number for the logit, by the positions of query and key
 // Angles are rounded to float32, as in JAX: at position 100,000 the rounding is larger than the limit of the tests.
 
+import { softplus } from "./arrays.js";
+import { randomPositions } from "./random_positions.js";
+
 // The positions of tokens, and the first and the last place of each token's segment. A separator starts a segment,
 // which attention does not leave. Positions restart at a separator and at an operator, unless they are random.
 // span: of the positions.
-function placesOf(tokens, { layout: { separator, operators }, config }, start) {
+export function placesOf(tokens, { layout: { separator, operators }, config }, start) {
   const [positions, starts, ends] = [0, 1, 2].map(() => new Int32Array(tokens.length));
   let zero = operators.length ? -1 : 0;
   let first = 0;
@@ -66,7 +68,7 @@ function scaledFrequencies(rope, width) {
 const angle = (position, frequency) => Math.fround(position * Math.fround(frequency));
 
 // Pairs of dimensions i and i + width/2 turn by an angle that grows with the position (Su et al. 2021).
-class Rope {
+export class Rope {
   constructor(rope, rotated, length) {
     this.half = rotated / 2;
     this.frequencies = ropeFrequencies(rope, rotated, length);
@@ -89,7 +91,7 @@ class Rope {
 }
 
 // A trained vector for each position, added to the embedding.
-class Learned {
+export class Learned {
   constructor(table, width) {
     Object.assign(this, { table, width });
   }
@@ -99,7 +101,7 @@ class Learned {
 }
 
 // Sines and cosines, added to the embedding (Vaswani et al. 2017).
-class Sinusoidal {
+export class Sinusoidal {
   constructor(base, amplitude, width) {
     Object.assign(this, { amplitude, frequencies: geometric(base, width) });
   }
@@ -113,7 +115,7 @@ class Sinusoidal {
 
 // Logits become Σ softplus(q) softplus(k) cos((j - i) θ + δ) (Gopalakrishnan et al. 2025). A query or key becomes its
 // real parts, then its imaginary parts: twice as wide. phases: δ of each key-value head and dimension, for keys.
-class Pope {
+export class Pope {
   constructor(base, width, phases) {
     Object.assign(this, { frequencies: geometric(base, 2 * width), phases });
   }

@@ -1,5 +1,6 @@
-"use strict";
 // What a pass says about next tokens: losses, likely tokens, the logit lens, and sampling.
+
+import { dot, logSumExp, softmax } from "./arrays.js";
 
 const LOGIT_ROWS = 4; // places whose logits are computed together
 
@@ -17,7 +18,7 @@ function likely(logits, top, lse) {
 
 // Compute losses and predictions of all places of a complete pass, and yield in between. Places that are known from an
 // earlier text are not computed again. See worker.js for the result. lens: 0 for none.
-function* predictions(pass, top, lens) {
+export function* predictions(pass, top, lens) {
   const { model, config, tokens, predicted } = pass;
   const N = config.num_layers;
   const V = model.vocabulary;
@@ -72,7 +73,7 @@ function result({ config, tokens, predicted, stream }, top, lens) {
 }
 
 // The logits of the token after the last place of a complete pass.
-function lastLogits(pass) {
+export function lastLogits(pass) {
   return pass.logits(pass.config.num_layers, pass.length - 1, pass.length);
 }
 
@@ -88,7 +89,7 @@ function candidates(logits, topK) {
 
 // Draw a token from softmax(logits / temperature), among the topK most likely ones (0: all). Temperature 0: the most
 // likely token. probability: of the token among those.
-function drawn(logits, temperature, topK, random) {
+export function drawn(logits, temperature, topK, random) {
   const tokens = candidates(logits, temperature === 0 ? 1 : topK);
   const weights = Float64Array.from(tokens, (token) => logits[token] / (temperature || 1));
   softmax(weights, 0, weights.length - 1);

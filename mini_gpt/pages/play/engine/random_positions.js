@@ -1,4 +1,3 @@
-"use strict";
 // Random positions (Ruoss et al. 2023): sorted numbers below `count` in place of 0, 1, 2, … They are those of JAX. They
 // depend only on the first token and the length of the text: mini_gpt/model/layout.py.
 
@@ -24,7 +23,7 @@ function threefry([first, second], [high, low]) {
 }
 
 // The `length` places with the largest of `count` random numbers, sorted. Of equal numbers, the first is taken.
-function randomPositions(firstToken, length, count) {
+export function randomPositions(firstToken, length, count) {
   const key = threefry([0, 0], [0, firstToken]); // jax.random.fold_in(jax.random.key(0), firstToken)
   const numbers = Uint32Array.from({ length: count }, (_, place) => {
     const [x, y] = threefry(key, [0, place]);

@@ -1,12 +1,13 @@
-"use strict";
 // Variants of attention in one layer: the fields model.variants, and two encodings that depend on the text, FoX and
 // CoPE. Without variants, nothing here changes a number.
+
+import { dot, grown, logSigmoid, norm, product, sigmoid } from "./arrays.js";
 
 const LLAMA4_SPAN = 8192;
 const LLAMA4_FACTOR = 0.1; // of the released code
 const CANON_TAPS = 4; // tokens that a canon layer sees, the newest included
 
-class Variants {
+export class Variants {
   constructor(model, { kind, attention: { path } }) {
     const { config } = model;
     const { variants } = config;
@@ -154,7 +155,7 @@ class Variants {
 }
 
 // Weights σ(z) of what the newer keys left over; the rest goes to the query's own key, the last one (Tan et al. 2025).
-function stickBreaking(row, first, last) {
+export function stickBreaking(row, first, last) {
   let left = 0; // the logarithm of what is left over
   for (let key = last - 1; key >= first; key--) {
     const logit = row[key];

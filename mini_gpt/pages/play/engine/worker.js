@@ -1,4 +1,3 @@
-"use strict";
 // The worker of the playground: it holds one or two models, and computes so that the page stays responsive.
 //
 // Requests, and the kinds of their replies. A reply has the request's id. All arrays of a reply are typed arrays.
@@ -30,6 +29,13 @@
 //
 // Instead of its reply, a request can get {kind: "cancelled"}, or {kind: "refused", message}: a sentence to show, such
 // as that a learned table of positions is too short.
+
+import { randomNumbers } from "../../common/random.js";
+import { isBelow } from "./edits.js";
+import { Pass } from "./engine.js";
+import { Model } from "./model.js";
+import { drawn, lastLogits, predictions } from "./predictions.js";
+import { Refusal } from "./refusal.js";
 
 const MODELS = 2; // at most, side by side
 // The edited and the unedited model, single heads, words in their first order, writing on.

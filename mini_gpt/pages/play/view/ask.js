@@ -1,13 +1,14 @@
-"use strict";
 // The engine behind one function. A server that answers the same requests (worker.js) can take its place.
 
 let engines; // workers() or served()
 
+export function start(chosen) {
+  engines = chosen;
+}
+
 // Each model has a worker of its own, so that two runs compute at the same time.
-function workers() {
-  const source = [...document.querySelectorAll('script[type="text/js-worker"]')]
-    .map((script) => script.textContent)
-    .join("\n");
+export function workers() {
+  const source = document.querySelector('script[type="text/js-worker"]').textContent;
   const made = [];
   const waiting = new Map();
   let next = 0;
@@ -32,7 +33,7 @@ function workers() {
 const PARTIAL = ["token"]; // kinds of replies that others follow
 
 // Send a request. onReply: called with each reply. Returns a promise of the last reply.
-function ask(request, onReply) {
+export function ask(request, onReply) {
   return new Promise((done) => {
     if (request.kind === "cancel") return done(engines.send(request));
     engines.send(request, (reply) => {

@@ -1,5 +1,9 @@
-"use strict";
 // The controls of scale, mask, temperature and positions.
+
+import { Choice, Slider } from "../../common/controls.js";
+import { html } from "../../common/preact.js";
+import { withEntry, withPart } from "./head_grid.js";
+import { thousands } from "./state.js";
 
 // A slider with steps of equal ratio, or with `zero` also 0 at its left end. own: the run's value, at which onChange
 // gets undefined.
@@ -17,7 +21,7 @@ function LogSlider({ id, name, low, high, value, own, said, zero = false, digits
     onChange=${(n) => onChange(n === stepOf(own) ? undefined : valueAt(n))} />`;
 }
 
-function PositionEdits({ facts, edits, change }) {
+export function PositionEdits({ facts, edits, change }) {
   const { rope = {}, start = 0, slopes = 1 } = edits;
   const { differ, rope: ownRope, context } = facts;
   const set = (name, value) => change(withEntry(edits, name, value));
@@ -119,7 +123,7 @@ const MASK_TITLES = {
   none: "A query sees the keys of the whole text.",
 };
 
-function AttentionEdits({ facts, edits, change }) {
+export function AttentionEdits({ facts, edits, change }) {
   const set = (name, value) => change(withEntry(edits, name, value));
   return html`<${Choice}
       id="scale"

@@ -1,5 +1,9 @@
-"use strict";
 // The text field. Behind it, the tokens are coloured by their surprisal, and the end of the trained context is marked.
+
+import { TABLES, colourOf, scales, table256 } from "../../common/colours.js";
+import { html, useRef } from "../../common/preact.js";
+import { useDark } from "../../common/theme.js";
+import { UNITS } from "./state.js";
 
 // Colours of surprisal: ink has a contrast of at least 4.5 on each of them.
 TABLES.light.heat = table256(["#fcfcfa", "#fdf0d9", "#fbdba6", "#f8bd74", "#f19a52", "#e8814a"]);
@@ -10,14 +14,14 @@ TABLES.light.differences = table256(["#6f9cf0", "#b4cdf8", "#fcfcfa", "#f6c4ac",
 TABLES.dark.differences = table256(["#2f5cb8", "#24406f", "#15171b", "#5a3014", "#a1501c"]);
 
 // The scale of the difference of two surprisals.
-const differenceScale = (unit) => ({
+export const differenceScale = (unit) => ({
   ...scales.signed(4 * (unit === "bits" ? 1.5 : 1), unit === "bits" ? [-6, -3, 0, 3, 6] : [-4, -2, 0, 2, 4]),
   table: "differences",
   factor: UNITS[unit],
 });
 
 // The scale of surprisal: up to that of a blind guess among all tokens, or a little more.
-function surprisalScale(vocabulary, unit) {
+export function surprisalScale(vocabulary, unit) {
   const factor = UNITS[unit];
   const most = Math.ceil(Math.log(vocabulary)) * (unit === "bits" ? 1.5 : 1);
   const step = most > 9 ? 3 : most > 5 ? 2 : 1;
@@ -28,7 +32,20 @@ function surprisalScale(vocabulary, unit) {
 // spans: as of Tokenizer.spans. valueOf(n): the surprisal of token n, or null. onCaret(n or null): the token before the
 // caret; null at the end. range, onRange({first, last} or null): the selected tokens; null: none or all. context: the
 // number of tokens that the model was trained on.
-function Editor({ text, spans, valueOf, scale, context, place, range, onText, onCaret, onRange, onPoint, name }) {
+export function Editor({
+  text,
+  spans,
+  valueOf,
+  scale,
+  context,
+  place,
+  range,
+  onText,
+  onCaret,
+  onRange,
+  onPoint,
+  name,
+}) {
   const field = useRef();
   useDark();
   const summed = (span) => {

@@ -1,5 +1,11 @@
-"use strict";
 // All edits of one run.
+
+import { Choice } from "../../common/controls.js";
+import { html } from "../../common/preact.js";
+import { AttentionEdits, PositionEdits } from "./attention_edits.js";
+import { HeadGrid, withEntry } from "./head_grid.js";
+import { Effects, History, useHeadEffects } from "./said.js";
+import { keptHead } from "./state.js";
 
 // Patching: outputs of heads in a pass over another text.
 function Patching({ state, set, edits, change, counts, canPatch, place }) {
@@ -50,7 +56,7 @@ function PruneCommand({ heads = {} }) {
   </p>`;
 }
 
-function EditsCard({ facts, state, set, results, edits: computedEdits, range, counts, canPatch, place, rows }) {
+export function EditsCard({ facts, state, set, results, edits: computedEdits, range, counts, canPatch, place, rows }) {
   const run = state.run;
   const own = facts[run];
   const edits = state.edits[run];

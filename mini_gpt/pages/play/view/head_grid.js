@@ -1,14 +1,19 @@
-"use strict";
 // The heads and the parts of each layer, as buttons that switch them off.
+
+import { colourOf, scales, textOn } from "../../common/colours.js";
+import { Bands } from "../../common/controls.js";
+import { html } from "../../common/preact.js";
+import { useDark } from "../../common/theme.js";
+import { HEAD_STATES, UNITS } from "./state.js";
 
 const HEAD_SIGNS = { on: "", off: "×", mean: "x̄", patch: "⇄" };
 
 // A copy of an object without the entry, or with another value; undefined removes it.
-function withEntry(record, name, value) {
+export function withEntry(record, name, value) {
   const { [name]: _, ...others } = record;
   return value === undefined ? others : { ...others, [name]: value };
 }
-const withPart = (edits, name, part) => withEntry(edits, name, Object.keys(part).length ? part : undefined);
+export const withPart = (edits, name, part) => withEntry(edits, name, Object.keys(part).length ? part : undefined);
 const toggled = (list = [], n) =>
   list.includes(n) ? list.filter((other) => other !== n) : [...list, n].sort((a, b) => a - b);
 
@@ -21,7 +26,7 @@ const layersOf = ({ heads = {}, layers = [], attentions = [], feedForwards = [] 
 ];
 
 // effects: {"layer.head": change of the loss in nats if the head is off}, measured for this text.
-function HeadGrid({ facts, edits, change, canPatch, effects, unit }) {
+export function HeadGrid({ facts, edits, change, canPatch, effects, unit }) {
   useDark();
   const { heads = {} } = edits;
   const states = Object.keys(HEAD_STATES).filter((state) => state !== "patch" || canPatch);
@@ -93,5 +98,5 @@ function HeadGrid({ facts, edits, change, canPatch, effects, unit }) {
     </p>`;
 }
 
-const signedNumber = (value) =>
+export const signedNumber = (value) =>
   `${Math.abs(value) < 0.0005 ? "±" : value < 0 ? "−" : "+"}${Math.abs(value).toFixed(3)}`;

@@ -1,8 +1,16 @@
-"use strict";
 // The views of the inside of a run, in tabs.
 
+import { seriesColour } from "../../common/colours.js";
+import { TabPanel, Tabs } from "../../common/controls.js";
+import { html } from "../../common/preact.js";
+import { AttentionView, LensView, MapView, StreamView, Waiting } from "./inside_views.js";
+import { LossChart } from "./loss_chart.js";
+import { OPENINGS, openingOf } from "./opening.js";
+import { useAttention } from "./results.js";
+import { VIEWS } from "./state.js";
+
 // chosen: the token that is pointed at or pinned, or null. last: the last one.
-function InsideCard({ facts, state, set, results, texts, chosen, last, tokenizer, setPointed }) {
+export function InsideCard({ facts, state, set, results, texts, chosen, last, tokenizer, setPointed }) {
   const run = state.run;
   const own = results[run];
   const measured = results[state.view === "loss" ? 0 : run].edited;

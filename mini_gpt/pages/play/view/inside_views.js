@@ -1,7 +1,18 @@
-"use strict";
 // Views of what the model computes: attention, the logit lens, losses and norms by place.
 
-const Waiting = () => html`<p class="soft" role="status">Computing …</p>`;
+import { colourOf, scales, shadeStyle, textOn } from "../../common/colours.js";
+import { Choice, LayerAndHead } from "../../common/controls.js";
+import { Heatmap } from "../../common/heatmap.js";
+import { ColourBar, PixelMap } from "../../common/maps.js";
+import { clamped, multiples, roundStep } from "../../common/numbers.js";
+import { html, useLayoutEffect, useRef, useState } from "../../common/preact.js";
+import { useDark } from "../../common/theme.js";
+import { FlowingText, shown } from "../../common/tokens.js";
+import { labelOf, percent } from "./next_card.js";
+import { indexOfLargest } from "./opening.js";
+import { keptHead } from "./state.js";
+
+export const Waiting = () => html`<p class="soft" role="status">Computing …</p>`;
 
 function HeadPickers({ facts, state, set }) {
   const choose = ({ layer = state.layer, head = state.head }) => set({ layer, head: keptHead(facts, layer, head) });
@@ -11,7 +22,7 @@ function HeadPickers({ facts, state, set }) {
 }
 
 // What a token attends to, in the text itself.
-function AttentionView({ facts, state, set, result, maps, texts, place, onPoint }) {
+export function AttentionView({ facts, state, set, result, maps, texts, place, onPoint }) {
   const length = result.edited.length;
   const row = maps && place < length ? maps.weights.subarray(place * length, (place + 1) * length) : null;
   return html`<${HeadPickers} ...${{ facts, state, set }} />
@@ -36,7 +47,7 @@ function AttentionView({ facts, state, set, result, maps, texts, place, onPoint 
       onPin=${(pin) => set({ pin })} />`;
 }
 
-function MapView({ facts, state, set, result, maps, texts, place }) {
+export function MapView({ facts, state, set, result, maps, texts, place }) {
   const length = result.edited.length;
   const [hovered, setHovered] = useState(null);
   const [chosen, setChosen] = useState(null);
@@ -105,7 +116,7 @@ function MapView({ facts, state, set, result, maps, texts, place }) {
 const LENS_COLUMNS = 14; // places in the table, which scrolls sideways
 
 // What the model would predict if it ended after each layer.
-function LensView({ result, texts, tokenizer, place, set }) {
+export function LensView({ result, texts, tokenizer, place, set }) {
   const { lens, length, layers } = result.edited;
   const box = useRef();
   useDark();
@@ -175,7 +186,7 @@ function LensView({ result, texts, tokenizer, place, set }) {
 }
 
 // Norms of the residual stream, by layer and place.
-function StreamView({ result, texts, place, set }) {
+export function StreamView({ result, texts, place, set }) {
   const { norms, length, layers } = result.edited;
   let most = 1e-9;
   for (const norm of norms) if (Number.isFinite(norm)) most = Math.max(most, norm);

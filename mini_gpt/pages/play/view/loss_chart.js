@@ -1,5 +1,12 @@
-"use strict";
 // The loss along the text, as a running mean, with the end of the trained context.
+
+import { useWidth } from "../../common/maps.js";
+import { clamped, multiples, roundStep } from "../../common/numbers.js";
+import { html, useRef, useState } from "../../common/preact.js";
+import { useDark } from "../../common/theme.js";
+import { shown } from "../../common/tokens.js";
+import { lossText } from "./said.js";
+import { UNITS } from "./state.js";
 
 const SMOOTH = 16; // tokens to each side of a running mean
 
@@ -17,7 +24,7 @@ function runningMeans(nll, reach) {
 }
 
 // lines: [{name, values, colour, dashed, context}]. texts: the tokens. place: the marked one.
-function LossChart({ lines, unit, texts, place, onPin }) {
+export function LossChart({ lines, unit, texts, place, onPin }) {
   useDark();
   const box = useRef();
   const width = Math.max(280, useWidth(box) || 900);

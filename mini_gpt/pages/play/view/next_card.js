@@ -1,11 +1,16 @@
-"use strict";
 // The likely next tokens as bars, with those of the unedited model as dashed frames.
 
-const percent = (share) =>
+import { seriesColour } from "../../common/colours.js";
+import { html } from "../../common/preact.js";
+import { useDark } from "../../common/theme.js";
+import { shown, spoken } from "../../common/tokens.js";
+import { SHOWN, likelyNext } from "./results.js";
+
+export const percent = (share) =>
   share >= 0.0995 ? `${(100 * share).toFixed(0)} %` : share >= 0.00095 ? `${(100 * share).toFixed(1)} %` : "< 0.1 %";
 
 // A token on one line. The separator, which has no text, is the end of a document.
-const labelOf = (tokenizer, token) => (token === tokenizer.separator ? "⟨end⟩" : shown(tokenizer.textOf(token)));
+export const labelOf = (tokenizer, token) => (token === tokenizer.separator ? "⟨end⟩" : shown(tokenizer.textOf(token)));
 
 // result: of useResults. colour: of the bars. actual: the token that follows in the text, or null.
 // onToken(token): for a bar that was chosen; null: bars are not buttons.
@@ -60,7 +65,7 @@ function NextLegend({ isEdited, hasActual }) {
   </p>`;
 }
 
-function NextCard({ facts, state, set, ids, results, place, tokenizer }) {
+export function NextCard({ facts, state, set, ids, results, place, tokenizer }) {
   if (!ids.length)
     return html`<section class="card" aria-labelledby="next-title">
       <h2 id="next-title">Next token</h2>

@@ -1,7 +1,6 @@
-"use strict";
 // The token that a view marks until the reader chooses one. A token that was chosen is marked in all views.
 
-const OPENINGS = {
+export const OPENINGS = {
   attention: "the last token",
   map: "the last token, and the key that it pays the most attention to",
   loss: "the token with the largest loss",
@@ -10,14 +9,14 @@ const OPENINGS = {
 };
 
 // The index of the largest value from `first` to before `end`, counted from `first`; null if there is no number.
-function indexOfLargest(values, first, end) {
+export function indexOfLargest(values, first, end) {
   let found = null;
   for (let n = first; n < end; n++) if (values[n] > (found === null ? -Infinity : values[found])) found = n;
   return found === null ? null : found - first;
 }
 
 // result: with losses, norms, and the numbers of tokens and layers. last: the last token.
-function openingOf(view, { nll, norms, length, layers }, last) {
+export function openingOf(view, { nll, norms, length, layers }, last) {
   if (view === "stream") return indexOfLargest(norms, layers * length, (layers + 1) * length) ?? last;
   if (view !== "loss") return last;
   const after = indexOfLargest(nll, 1, length); // the first token has no loss

@@ -1,5 +1,13 @@
-"use strict";
 // The order duel: words that the reader moves, and how far that moves the prediction of each run.
+
+import { seriesColour } from "../../common/colours.js";
+import { indices } from "../../common/numbers.js";
+import { OrderChips, movedOrder } from "../../common/order.js";
+import { html, useEffect, useLayoutEffect, useMemo, useState } from "../../common/preact.js";
+import { ask } from "./ask.js";
+import { labelOf, percent } from "./next_card.js";
+import { ASKED, meanLoss } from "./results.js";
+import { UNITS } from "./state.js";
 
 const MOST_MOVED = 16; // the last words of the text can be moved
 
@@ -53,7 +61,7 @@ function useFirstOrder(ids, edits) {
   return found?.ids === ids && found.written === written ? found.replies : null;
 }
 
-function OrderCard({ data, facts, state, set, edits, results, tokenizer, writer }) {
+export function OrderCard({ data, facts, state, set, edits, results, tokenizer, writer }) {
   const [moved, setMoved] = useState({ text: state.text, order: null });
   const base = useMemo(() => wordsOf(moved.text), [moved.text]);
   const order = moved.order ?? base.words.map((_, n) => n);

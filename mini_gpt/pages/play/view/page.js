@@ -1,5 +1,22 @@
-"use strict";
 // The page: its state, and where its parts are.
+
+import { seriesColour } from "../../common/colours.js";
+import { fragment, useFragment } from "../../common/fragment.js";
+import { html, render, useMemo, useRef, useState } from "../../common/preact.js";
+import { ThemeButton, useDark } from "../../common/theme.js";
+import { ask, start, workers } from "./ask.js";
+import { EditsCard } from "./edits_card.js";
+import { InsideCard } from "./inside_card.js";
+import { NextCard } from "./next_card.js";
+import { OrderCard } from "./order_card.js";
+import { savePicture } from "./picture.js";
+import { useResults } from "./results.js";
+import { Headline, useHistory } from "./said.js";
+import { served } from "./served.js";
+import { engineEdits, entriesOf, factsOf, readState, thousands } from "./state.js";
+import { TextCard } from "./text_card.js";
+import { Tokenizer } from "./tokenizers.js";
+import { useWriter } from "./writer.js";
 
 const describe = ({ parameters, layers, heads, kept, positions, context, step }) =>
   [
@@ -140,7 +157,7 @@ function withoutPatches({ heads = {}, ...others }) {
   const tokenizer = Tokenizer.of(data.tokenizer);
   const asTyped = (text) => text.replace(/\r\n?/g, "\n");
   const first = { text: asTyped(data.text), other: asTyped(data.other), opening: data.opening };
-  engines = data.served ? served() : workers();
+  start(data.served ? served() : workers());
   const loaded = await Promise.all(data.models.map(({ packed }, model) => ask({ kind: "load", model, packed })));
   for (const model of data.models) delete model.packed.data;
   root.textContent = "";

@@ -1,5 +1,6 @@
-"use strict";
 // Save what the page shows as a PNG: a copy of it is drawn as an SVG image with the page's own styles.
+
+import { theme } from "../../common/theme.js";
 
 const WIDEST = 8000; // points of the picture's sides
 
@@ -70,7 +71,7 @@ async function pictureOf(element) {
   return new Promise((done) => canvas.toBlob(done, "image/png"));
 }
 
-async function savePicture(element, name) {
+export async function savePicture(element, name) {
   const link = document.createElement("a");
   link.href = URL.createObjectURL(await pictureOf(element));
   link.download = name;

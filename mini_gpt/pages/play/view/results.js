@@ -1,19 +1,21 @@
-"use strict";
 // What the engine answered. An old result stays until the new one is there; late answers are ignored.
 
-const SHOWN = 8; // likely next tokens on the page
-const ASKED = 48; // likely next tokens of a place that the engine returns: also those of the other model can be found
+import { useEffect, useRef, useState } from "../../common/preact.js";
+import { ask } from "./ask.js";
+
+export const SHOWN = 8; // likely next tokens on the page
+export const ASKED = 48; // likely next tokens of a place that the engine returns: also those of the other model can be found
 const LENS = 3; // likely tokens of each layer in the logit lens
 
 // The predicted tokens of a range {first, last}, or of the whole text: from the first to before the end.
-function predicted(result, range) {
+export function predicted(result, range) {
   const from = Math.max(1, range?.first ?? 1);
   const end = Math.min(result.length, (range?.last ?? Infinity) + 1);
   return { from, end, count: Math.max(0, end - from) };
 }
 
 // The mean loss of a range, or null if no token of it is predicted.
-function meanLoss(result, range) {
+export function meanLoss(result, range) {
   const { from, end, count } = predicted(result, range);
   let sum = 0;
   for (let n = from; n < end; n++) sum += result.nll[n];
@@ -24,7 +26,7 @@ function meanLoss(result, range) {
 // they are the same; `mean` is the loss of the range {first, last}, or of the whole text. refused: a sentence, or null.
 // busy: the results are not yet those of these tokens and edits. needsLens: whether a result needs the logit lens. With
 // many tokens in the vocabulary, the lens takes longer than all else.
-function useResults(count, ids, edits, range, needsLens) {
+export function useResults(count, ids, edits, range, needsLens) {
   const empty = () => ({ plain: null, edited: null, refused: null, busy: true });
   const [results, setResults] = useState(() => Array.from({ length: count }, empty));
   const versions = useRef([]);
@@ -66,11 +68,11 @@ function useResults(count, ids, edits, range, needsLens) {
   return results.map((each, n) => ({ ...each, refused: each.refused?.message ?? null, busy: !isThere(each, n) }));
 }
 
-const sameTokens = (result, ids) =>
+export const sameTokens = (result, ids) =>
   result !== null && result.length === ids.length && result.tokens.every((token, n) => token === ids[n]);
 
 // [{token, probability, before}] of the likely next tokens after a place; before: without edits, or null if unknown.
-function likelyNext({ edited, plain }, place, most = SHOWN) {
+export function likelyNext({ edited, plain }, place, most = SHOWN) {
   const of = (result) => {
     const found = new Map();
     if (result && place < result.length)
@@ -88,7 +90,7 @@ function likelyNext({ edited, plain }, place, most = SHOWN) {
 
 // A hook: the attention of a head for a result, {weights, logits, length}; null until it is there.
 // While another head is computed, the maps of the old head stay.
-function useAttention(model, result, layer, head) {
+export function useAttention(model, result, layer, head) {
   const [maps, setMaps] = useState(null);
   useEffect(() => {
     let isWanted = result !== null;

@@ -1,15 +1,20 @@
-"use strict";
 // Sentences and tables about losses: what the edits changed.
 
+import { html, useLayoutEffect, useRef, useState } from "../../common/preact.js";
+import { ask } from "./ask.js";
+import { signedNumber } from "./head_grid.js";
+import { meanLoss, predicted, sameTokens } from "./results.js";
+import { UNITS, phrases, thousands } from "./state.js";
+
 // A mean loss, and a change of it that is the difference of the numbers shown.
-const lossText = (nats, unit) => (nats * UNITS[unit]).toFixed(3);
+export const lossText = (nats, unit) => (nats * UNITS[unit]).toFixed(3);
 const changeText = (before, after, unit) => signedNumber(lossText(after, unit) - lossText(before, unit));
 
 const capital = (text) => text.charAt(0).toUpperCase() + text.slice(1);
 
 // One sentence for a run. name: of the run if there are two. first: of useResults, the first run, for the
 // second. range: {first, last, name}, or null for the whole text.
-function Headline({ result, first, edits, range, unit, name, colour }) {
+export function Headline({ result, first, edits, range, unit, name, colour }) {
   const { edited, plain, refused, busy } = result;
   const factor = UNITS[unit];
   const said = phrases(edits).join(", ");
@@ -44,7 +49,7 @@ function Headline({ result, first, edits, range, unit, name, colour }) {
 
 // A hook: the changes of edits of a run with the losses before and after them, the newest first, for the text and
 // the range of now.
-function useHistory(result, edits, run, range) {
+export function useHistory(result, edits, run, range) {
   const [rows, setRows] = useState([]);
   const last = useRef(null);
   const part = JSON.stringify(range);
@@ -70,7 +75,7 @@ function useHistory(result, edits, run, range) {
   return rows;
 }
 
-function History({ rows, unit }) {
+export function History({ rows, unit }) {
   return html`<div class="changes">
     <h3 id="changes-title">Changes</h3>
     <div class="rows" tabindex="0" role="region" aria-labelledby="changes-title">
@@ -109,7 +114,7 @@ function History({ rows, unit }) {
 }
 
 // What the colours of measured heads mean, those that are edited left out. effects: as of useHeadEffects.
-function Effects({ effects, edits, unit }) {
+export function Effects({ effects, edits, unit }) {
   const found = Object.entries(effects)
     .filter(([name]) => !edits.heads?.[name])
     .sort(([, a], [, b]) => a - b);
@@ -123,7 +128,7 @@ function Effects({ effects, edits, unit }) {
 
 // A hook: {effects, measure, busy}. effects: change of the loss in nats if a head is off, for the present text and
 // edits.
-function useHeadEffects(model, facts, result, edits, range) {
+export function useHeadEffects(model, facts, result, edits, range) {
   const [found, setFound] = useState(null);
   const [busy, setBusy] = useState(false);
   const latest = useRef(null);

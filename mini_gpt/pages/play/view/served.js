@@ -1,5 +1,6 @@
-"use strict";
 // The engine on a server: the requests of worker.js as JSON, one reply a line. Arrays are base64 of their bytes.
+
+import { bytesOf } from "../../common/arrays.js";
 
 const ARRAYS = { float32: Float32Array, int32: Int32Array };
 
@@ -26,7 +27,7 @@ async function* lines(response) {
   if (rest) yield rest;
 }
 
-function served() {
+export function served() {
   const running = new Map(); // {key: {model, slot, own: AbortController}} of runs and generations
   const asked = async (request, reply) => {
     const { kind, model, slot = kind === "generate" ? "generated" : "main" } = request;

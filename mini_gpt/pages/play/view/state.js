@@ -1,17 +1,19 @@
-"use strict";
 // What the page shows, and its form in the fragment of the URL.
 
-const VIEWS = [
+import { fragment } from "../../common/fragment.js";
+import { clamped } from "../../common/numbers.js";
+
+export const VIEWS = [
   ["attention", "Attention"],
   ["map", "Attention map"],
   ["loss", "Loss along the text"],
   ["lens", "Logit lens"],
   ["stream", "Residual stream"],
 ];
-const thousands = (number) => number.toLocaleString("en");
-const UNITS = { nats: 1, bits: 1 / Math.LN2 };
+export const thousands = (number) => number.toLocaleString("en");
+export const UNITS = { nats: 1, bits: 1 / Math.LN2 };
 // The numbers that the writer takes.
-const WRITING = {
+export const WRITING = {
   count: { said: "tokens", low: 1, high: 2000, step: 1 },
   temperature: { said: "temperature", low: 0, high: 2, step: 0.1 },
   topK: { said: "top-k", low: 0, high: 100000, step: 1 },
@@ -34,12 +36,12 @@ const DEFAULTS = {
   other: "",
 };
 
-const HEAD_STATES = { on: "on", off: "off", mean: "at its mean", patch: "from the other text" };
+export const HEAD_STATES = { on: "on", off: "off", mean: "at its mean", patch: "from the other text" };
 const MASKS = ["causal", "shifted", "none"];
 
 // Facts about a model of the page's data. A value that differs between layers is that of the first one; `differ` names
 // it.
-function factsOf({ name, step, parameters, kept, trained_context, packed: { config } }) {
+export function factsOf({ name, step, parameters, kept, trained_context, packed: { config } }) {
   const { layers } = config;
   const { refused, scalings } = config.edits;
   const positions = layers.map((layer) => layer.position);
@@ -104,7 +106,7 @@ function cleanEdits(found) {
 }
 
 // What was entered for a number of the writer, as the nearest possible value; null if it is not a number.
-function allowedNumber(id, entered) {
+export function allowedNumber(id, entered) {
   const { low, high, step } = WRITING[id];
   const value = step === 1 ? Math.round(entered) : Number(entered);
   return (entered ?? "") === "" || Number.isNaN(value) ? null : clamped(value, low, high);
@@ -119,11 +121,11 @@ function readJson(text) {
 }
 
 // The head, or if the layer does not have it, its first one.
-const keptHead = ({ kept }, layer, head) => (kept[layer].includes(head) ? head : kept[layer][0]);
+export const keptHead = ({ kept }, layer, head) => (kept[layer].includes(head) ? head : kept[layer][0]);
 
 // The state of the entries of a fragment. runs: facts of the models. text, other, opening: the texts, and the layer and
 // head, to start with.
-function readState(entries, runs, { text, other, opening = [0, 0] }) {
+export function readState(entries, runs, { text, other, opening = [0, 0] }) {
   const numbers = Object.keys(WRITING).map((id) => [id, allowedNumber(id, entries[id]) ?? DEFAULTS[id]]);
   const run = fragment.index(entries.run, runs.length);
   const { layers, heads } = runs[run];
@@ -154,7 +156,7 @@ function readRange(text) {
 }
 
 // The entries of the fragment of a state.
-function entriesOf(state, first) {
+export function entriesOf(state, first) {
   const entries = {};
   for (const name of ["text", "other"]) if (state[name] !== first[name]) entries[name] = state[name];
   state.edits.forEach((edits, n) => {
@@ -168,7 +170,7 @@ function entriesOf(state, first) {
 }
 
 // The engine's edits: heads with "patch" become a patch from the other text.
-function engineEdits({ heads = {}, places, ...others }, otherIds) {
+export function engineEdits({ heads = {}, places, ...others }, otherIds) {
   const entries = Object.entries(heads);
   const patched = entries.filter(([, how]) => how === "patch").map(([name]) => name);
   const edited = entries.filter(([, how]) => how !== "patch");
@@ -179,7 +181,7 @@ function engineEdits({ heads = {}, places, ...others }, otherIds) {
 }
 
 // What edits do, as phrases.
-function phrases({
+export function phrases({
   heads = {},
   layers = [],
   attentions = [],

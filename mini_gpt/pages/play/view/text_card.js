@@ -1,7 +1,15 @@
-"use strict";
 // The text, with its tokens coloured by their loss, and the writer below it.
 
-function TextCard({
+import { commonStart } from "../../common/arrays.js";
+import { Choice } from "../../common/controls.js";
+import { ColourBar } from "../../common/maps.js";
+import { html } from "../../common/preact.js";
+import { shown } from "../../common/tokens.js";
+import { Editor, differenceScale, surprisalScale } from "./editor.js";
+import { UNITS, thousands } from "./state.js";
+import { Writer } from "./writer.js";
+
+export function TextCard({
   data,
   facts,
   state,

@@ -1,4 +1,3 @@
-"use strict";
 // Text to token ids and back, equal to mini_gpt/data/tokenizers.py. tokenizer.py describes a run's tokenizer.
 
 const utf8 = new TextEncoder();
@@ -9,7 +8,7 @@ const latin1 = (text) => Uint8Array.from(text, (character) => character.charCode
 const CHARACTER = /[\xc2-\xdf][\x80-\xbf]|[\xe0-\xef][\x80-\xbf]{2}|[\xf0-\xf4][\x80-\xbf]{3}|[\x80-\xff]/g;
 
 // The common part: `texts` are the tokens' bytes. encode(text) returns {ids, unknown}, the parts without a token.
-class Tokenizer {
+export class Tokenizer {
   static of(data) {
     return new { bytes: ByteTokenizer, characters: ListTokenizer, words: ListTokenizer, bpe: BpeTokenizer }[data.kind](
       data,

@@ -1,11 +1,14 @@
-"use strict";
 // The text goes on: tokens are sampled one by one and appended to the text.
+
+import { html, useRef, useState } from "../../common/preact.js";
+import { ask } from "./ask.js";
+import { WRITING, allowedNumber } from "./state.js";
 
 const PACE = 80; // milliseconds between two changes of the text, which the page draws again
 
 // A hook: {busy, message, start, stop}. message: why the writing has ended before the wished number of tokens, or "".
 // onText(text): the text with what is written. stop(false) drops what is not yet shown.
-function useWriter(tokenizer, onText) {
+export function useWriter(tokenizer, onText) {
   const [busy, setBusy] = useState(false);
   const [message, say] = useState("");
   const model = useRef(null);
@@ -48,7 +51,7 @@ function useWriter(tokenizer, onText) {
   return { busy, message, start, stop };
 }
 
-function Writer({ writer, state, set, room, isEmpty, name, onStart }) {
+export function Writer({ writer, state, set, room, isEmpty, name, onStart }) {
   const number = ([id, { said, low, high, step }]) =>
     html`<label
       ><span class="soft">${said}</span
