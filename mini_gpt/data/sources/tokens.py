@@ -40,7 +40,7 @@ class TokenPiece(NamedTuple):
 def open_corpus(data: DataConfig) -> Corpus:
     """Open the directory of tokens `data.path`. Raises UserError if there are no training tokens."""
     by_split = _splits(files.expanded(data.path or ""))
-    unchanged = Unchanged((path for of_split in by_split.values() for path in of_split), data)
+    unchanged = Unchanged(path for of_split in by_split.values() for path in of_split)
     names = [(split, path.name) for split, of_split in by_split.items() for path in of_split]
     fingerprint = digest(unchanged.fingerprint, names, data.token_dtype)
     return Corpus(TOKENS, fingerprint, FEWEST_DOCUMENTS, {}, size=unchanged.size, token_files=by_split)
@@ -68,7 +68,7 @@ def pieces(corpus: Corpus, data: DataConfig, tokenizer: Tokenizer) -> Iterator[t
     if [*own.texts] != [*tokenizer.texts][: len(own.texts)]:
         remedy = "its ids mean other tokens there; give ids of the same vocabulary"
         raise UserError(f"data.path: the vocabulary of these files is not that of the run; {remedy}")
-    unchanged = Unchanged((path for paths in corpus.token_files.values() for path in paths), data)
+    unchanged = Unchanged(path for paths in corpus.token_files.values() for path in paths)
     for split, paths in corpus.token_files.items():
         for path in paths:
             read = _array_record if ".array_record" in path.name else _bin
