@@ -49,10 +49,10 @@ def shown(title: str, cost: int) -> Iterator[None]:
             _count.reset(token)
 
 
-def bar(total: int, unit: str, *, done: int = 0) -> tqdm:
+def bar(total: int, unit: str) -> tqdm:
     """Return a progress bar, which shows nothing without a terminal or in other processes than the main one."""
     disable = None if processes.is_main_process() else True  # None: disabled without a terminal
-    return tqdm(total=total, initial=done, unit=unit, unit_scale=True, disable=disable, leave=False)
+    return tqdm(total=total, unit=unit, unit_scale=True, disable=disable, leave=False)
 
 
 def duration(seconds: float) -> str:
