@@ -14,7 +14,7 @@ import numpy as np
 
 from mini_gpt.data.model_source import ModelSource
 from mini_gpt.runtime import files
-from mini_gpt.runtime.errors import UserError, shown
+from mini_gpt.runtime.errors import UserError, first_line, shown
 
 KINDS = {  # {data.tokenizer: class}
     "bytes": "mini_gpt.data.tokenizers:ByteTokenizer",
@@ -110,7 +110,7 @@ class CharacterTokenizer(Tokenizer):
     kind = "characters"
 
     def __init__(self, characters: str):
-        if not isinstance(characters, str) or not characters or list(characters) != sorted(set(characters)):
+        if not characters or list(characters) != sorted(set(characters)):
             raise ValueError("characters: must be unique and ordered by code point")
         self.characters = characters
         self.texts = [*(c.encode() for c in characters), b""]
@@ -209,12 +209,10 @@ def load(directory: Path) -> Tokenizer:
     try:
         values = files.read_with_checksum(path)
         return pkgutil.resolve_name(KINDS[values["kind"]]).from_dict(values)
-    except FileNotFoundError:
-        raise UserError(f"{path}: not found; a run directory must hold its tokenizer") from None
     except UserError as error:
-        raise error if str(path) in str(error) else UserError(f"{path}: {error}") from None
+        raise UserError(f"{path}: {error}") from None
     except Exception as error:  # the tokenizers library raises bare Exceptions for a damaged file
-        raise UserError(f"{path}: not a tokenizer ({type(error).__name__}: {error})") from None
+        raise UserError(f"{path}: not a tokenizer ({type(error).__name__}: {first_line(error)})") from None
 
 
 def encoded(text: str, encoding: str = "utf-8") -> bytes:
