@@ -166,14 +166,12 @@ def joined(monkeypatch):
     return calls
 
 
-def test_a_process_0_that_does_not_answer_and_a_port_that_is_taken_are_named(joined):
+def test_a_process_0_that_does_not_answer_is_named(joined):
     address = f"127.0.0.1:{free_port()}"
-    with pytest.raises(UserError, match=f"^--coordinator: found {address}, and process 0 does not answer"):
+    with pytest.raises(UserError, match=f"^--coordinator: found '{address}'; process 0 does not answer"):
         processes.start(address, 4, 2, 0.3)
     with socket.create_server(("", 0)) as server:
         port = server.getsockname()[1]
-        with pytest.raises(UserError, match=rf"--coordinator: process 0 can't listen on port {port} \(Address already"):
-            processes.start(f"localhost:{port}", 2, 0, 1)
         processes.start(f"localhost:{port}", 2, 1, 1)
     assert [arguments for arguments, _ in joined] == [(f"localhost:{port}", 2, 1)]
 
