@@ -104,17 +104,32 @@ class ByteTokenizer(Tokenizer):
         return cls()
 
 
-class CharacterTokenizer(Tokenizer):
+class _Listed(Tokenizer):
+    """Each text of a sorted list is a token."""
+
+    def __init__(self, listed: Sequence[str]):
+        if not listed or list(listed) != sorted(set(listed)):
+            raise ValueError(f"{self.kind}: must be unique and ordered by code point")
+        self.listed = listed
+        self.texts = [*(text.encode() for text in listed), b""]
+        self.token_bytes = np.array([len(text) for text in self.texts])
+
+    def to_dict(self) -> dict:
+        return {"kind": self.kind, self.kind: self.listed}
+
+    @classmethod
+    def from_dict(cls, values: dict) -> Self:
+        return cls(values[cls.kind])
+
+
+class CharacterTokenizer(_Listed):
     """Each character of the corpus, in all splits, is a token. Ids are in order of code points."""
 
     kind = "characters"
 
     def __init__(self, characters: str):
-        if not characters or list(characters) != sorted(set(characters)):
-            raise ValueError("characters: must be unique and ordered by code point")
+        super().__init__(characters)
         self.characters = characters
-        self.texts = [*(c.encode() for c in characters), b""]
-        self.token_bytes = np.array([len(text) for text in self.texts])
         self._codes = np.array([ord(c) for c in characters], np.uint32)
 
     @classmethod
@@ -130,15 +145,8 @@ class CharacterTokenizer(Tokenizer):
             raise UserError(f"tokenizer: {found}; remove it, or train with data.tokenizer=bytes")
         return ids
 
-    def to_dict(self) -> dict:
-        return {"kind": self.kind, "characters": self.characters}
 
-    @classmethod
-    def from_dict(cls, values: dict) -> Self:
-        return cls(values["characters"])
-
-
-class WordTokenizer(Tokenizer):
+class WordTokenizer(_Listed):
     """Each word of the corpus, in all splits, is a token, with the space before it. So is each run of symbols.
 
     Ids are in order of code points.
@@ -147,13 +155,10 @@ class WordTokenizer(Tokenizer):
     kind = "words"
 
     def __init__(self, words: Sequence[str]):
-        if not words or not all(isinstance(word, str) and WORD.fullmatch(word) for word in words):
-            raise ValueError("words: must be words, with at most one space before each")
-        if list(words) != sorted(set(words)):
-            raise ValueError("words: must be unique and ordered by code point")
+        super().__init__(words)
         self.words = list(words)
-        self.texts = [*(word.encode() for word in words), b""]
-        self.token_bytes = np.array([len(text) for text in self.texts])
+        if not all(WORD.fullmatch(word) for word in words):
+            raise ValueError("words: must be words, with at most one space before each")
         self._ids = {word: number for number, word in enumerate(words)}
 
     @classmethod
@@ -169,13 +174,6 @@ class WordTokenizer(Tokenizer):
 
     def pieces(self, text: str) -> Iterator[str]:
         yield text  # a cut of a long text without spaces could be within a word
-
-    def to_dict(self) -> dict:
-        return {"kind": self.kind, "words": self.words}
-
-    @classmethod
-    def from_dict(cls, values: dict) -> Self:
-        return cls(values["words"])
 
 
 def vocab_size(tokenizer: Tokenizer) -> int:
