@@ -122,8 +122,7 @@ def make_directory(directory: Path) -> None:
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        remedy = "name a directory in a place where you may write"
-        raise UserError(f"{directory}: can't be made a directory ({error.strerror}); {remedy}") from error
+        raise UserError(f"{directory}: can't be made a directory ({error.strerror}); name another") from error
 
 
 def check_new(directory: Path) -> None:
