@@ -1,6 +1,5 @@
 """The processes of one job: how they connect, barriers, and which process writes files."""
 
-import os
 import pickle
 import socket
 import sys
@@ -103,9 +102,6 @@ def _cluster() -> Any:
     from jax._src.clusters import ClusterEnv  # private: jax.distributed.initialize is an error outside of a cluster
 
     present = [each for each in ClusterEnv._cluster_types if each.name in CLUSTERS and each.is_env_present()]
-    listed = os.environ.get("JAX_LOCAL_DEVICE_IDS", "0")
-    valid = all(number.strip().isdecimal() for number in listed.split(","))
-    require(valid, "JAX_LOCAL_DEVICE_IDS", listed, "must be numbers such as 0,1")
     return next((each for each in present if each.get_process_count() > 1), None)
 
 
