@@ -9,7 +9,7 @@ import itertools
 import pickle
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from array_record.python.array_record_module import ArrayRecordReader
@@ -31,11 +31,7 @@ NAME_IT = "name the type of the ids, such as data.token_dtype=uint32 or int64"
 EXAMINED = 64  # records of an ArrayRecord file
 
 
-class TokenPiece(NamedTuple):
-    """The tokens of a document, or of a part of it."""
-
-    tokens: np.ndarray
-    is_new: bool
+Tokens = tuple[np.ndarray, bool]  # those of a document or of a part of it, and whether the document is new
 
 
 def open_corpus(data: DataConfig) -> Corpus:
@@ -58,7 +54,7 @@ def _splits(folder: Path) -> dict[str, list[Path]]:
     return found
 
 
-def pieces(corpus: Corpus, data: DataConfig, tokenizer: Tokenizer) -> Iterator[tuple[str, TokenPiece]]:
+def pieces(corpus: Corpus, data: DataConfig, tokenizer: Tokenizer) -> Iterator[tuple[str, Tokens]]:
     """Yield (split, tokens) of all files.
 
     Raises UserError for another vocabulary than the tokenizer's, for ids that it lacks or that seem to have another
@@ -72,11 +68,11 @@ def pieces(corpus: Corpus, data: DataConfig, tokenizer: Tokenizer) -> Iterator[t
         for path in paths:
             read = _array_record if ".array_record" in path.name else _bin
             found = read(path, size, tokenizers.separator(tokenizer), data.token_dtype)
-            for piece in unchanged.read([path], found):
-                lowest, highest = (int(piece.tokens.min()), int(piece.tokens.max())) if len(piece.tokens) else (0, 0)
+            for tokens, is_new in unchanged.read([path], found):
+                lowest, highest = (int(tokens.min()), int(tokens.max())) if len(tokens) else (0, 0)
                 if not 0 <= lowest <= highest < size:
                     raise UserError(f"{path}: found ids in {lowest}..{highest}; the vocabulary has {size:,}")
-                yield split, piece
+                yield split, (tokens, is_new)
 
 
 def vocabulary(corpus: Corpus, data: DataConfig) -> Tokenizer:
@@ -112,7 +108,7 @@ def _of_nanogpt(path: Path) -> Tokenizer:
         raise UserError(f"{path}: has no itos from ids to characters ({shown(first_line(error))})") from None
 
 
-def _array_record(path: Path, vocab_size: int, separator: int, dtype: str | None) -> Iterator[TokenPiece]:
+def _array_record(path: Path, vocab_size: int, separator: int, dtype: str | None) -> Iterator[Tokens]:
     reader = ArrayRecordReader(str(path))
     records = (reader.read([number])[0] or b"" for number in range(reader.num_records()))
     start = [*itertools.islice(records, EXAMINED)]
@@ -120,11 +116,11 @@ def _array_record(path: Path, vocab_size: int, separator: int, dtype: str | None
     for record in itertools.chain(start, records):
         tokens = np.frombuffer(record, known)
         ends = len(tokens) > 0 and tokens[-1] == separator
-        yield TokenPiece(tokens[:-1] if ends else tokens, is_new=True)
+        yield tokens[:-1] if ends else tokens, True
     reader.close()  # raises the error of a damaged file
 
 
-def _bin(path: Path, vocab_size: int, separator: int, dtype: str | None) -> Iterator[TokenPiece]:
+def _bin(path: Path, vocab_size: int, separator: int, dtype: str | None) -> Iterator[Tokens]:
     size, offset, found = path.stat().st_size, 0, dtype
     header = np.fromfile(path, "<i4", HEADER)
     if len(header) == HEADER and header[0] in SHARDS:
@@ -139,7 +135,7 @@ def _bin(path: Path, vocab_size: int, separator: int, dtype: str | None) -> Iter
     raw = np.memmap(path, np.uint8, "r", offset)
     tokens = raw.view(found or _checked(path, [raw[:CHUNK].data], "uint16"))
     for begin in range(0, len(tokens), CHUNK):
-        yield TokenPiece(tokens[begin : begin + CHUNK], is_new=begin == 0)
+        yield tokens[begin : begin + CHUNK], begin == 0
 
 
 def _checked(path: Path, starts: Sequence[bytes | memoryview], dtype: str) -> str:
