@@ -86,5 +86,5 @@ def test_a_file_to_which_links_lead_again_and_again_is_read_once(small, tmp_path
     (tmp_path / "link.txt").symlink_to("a/a.txt")
     assert corpora.open_corpus(small(data__path=f"{tmp_path}/**/*.txt").data).num_documents == 1
     (tmp_path / "out.txt").symlink_to(__file__)
-    with pytest.raises(UserError, match=r"^data\.path: \S+out\.txt is a link to .*, outside "):
+    with pytest.raises(UserError, match=r"^data\.path: \S+out\.txt leads to .*, outside "):
         corpora.open_corpus(small(data__path=f"{tmp_path}/**/*.txt").data)

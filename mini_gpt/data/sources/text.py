@@ -107,7 +107,7 @@ def matching(pattern: str) -> list[Path]:
     for path in sorted(map(Path, filter(os.path.isfile, found))):
         target = path.resolve()
         if not target.is_relative_to(root.resolve()):
-            raise UserError(f"data.path: {path} is a link to {target}, outside {root}; put the file in its place")
+            raise UserError(f"data.path: {path} leads to {target}, outside {root}; put the file in its place")
         targets.setdefault(target, path)
     if not targets:
         raise UserError(f"data.path: {shown(pattern)} matches no file; give a glob such as 'books/**/*.txt'")
