@@ -30,32 +30,38 @@ class ModelSource:
         require(isinstance(ids, dict) and {*ids} <= {*IDS}, "ids", ids, f"must be an object with {', '.join(IDS)}")
         require(isinstance(generation, dict), "generation_config.json", generation, "must be a JSON object")
         for where, values in (("config.json", ids), ("generation_config.json", generation)):
-            found = values.get("eos_token_id")
-            listed = found if isinstance(found, list) else [found]
-            valid = all(type(token) is int or token is None for token in listed)
-            require(valid, f"{where}: eos_token_id", found, "must be a whole number or a list of them")
-        valid = isinstance(self.license, dict) and {*self.license} <= {*LICENSE}
-        valid = valid and all(isinstance(text, str) for text in self.license.values())
+            valid = all(type(token) is int or token is None for token in _ends(values))
+            remedy = "must be a whole number or a list of them"
+            require(valid, f"{where}: eos_token_id", values.get("eos_token_id"), remedy)
+        valid = isinstance(self.license, dict) and {*self.license} <= {*LICENSE} and _are_texts(self.license)
         require(valid, "license", self.license, f"must have texts named {', '.join(LICENSE)}")
-        named = self.chat_template if isinstance(self.chat_template, list) else []
-        valid = all(isinstance(one, dict) and {*one} == {"name", "template"} for one in named)
-        texts = [text for one in named for text in one.values()] if valid and named else [self.chat_template or ""]
-        valid = valid and all(isinstance(text, str) for text in texts)
+        valid = all(isinstance(one, dict) and {*one} == {"name", "template"} and _are_texts(one) for one in self._named)
         right = "must be a text, or a list of objects with name and template"
         require(valid, "chat_template", self.chat_template, right)
 
     @property
     def ends(self) -> list[int]:
         """The ids of all tokens that end a text, those of config.json first."""
-        found: list[int | None] = []
-        for values in (self.ids, self.generation or {}):
-            value = values.get("eos_token_id")
-            found += value if isinstance(value, list) else [value]
-        return [token for token in dict.fromkeys(found) if token is not None]
+        found = dict.fromkeys(_ends(self.ids) + _ends(self.generation or {}))
+        return [token for token in found if token is not None]
 
     @property
     def template(self) -> str | None:
         """The chat template; of several, that with the name default."""
-        if isinstance(self.chat_template, list):
-            return next((one["template"] for one in self.chat_template if one["name"] == "default"), None)
-        return self.chat_template
+        return next((one["template"] for one in self._named if one["name"] == "default"), None)
+
+    @property
+    def _named(self) -> list[dict[str, str]]:
+        template = self.chat_template
+        if isinstance(template, list):
+            return template
+        return [] if template is None else [{"name": "default", "template": template}]
+
+
+def _ends(values: Mapping[str, Any]) -> list[Any]:
+    found = values.get("eos_token_id")
+    return found if isinstance(found, list) else [found]
+
+
+def _are_texts(values: Mapping[str, Any]) -> bool:
+    return all(isinstance(text, str) for text in values.values())

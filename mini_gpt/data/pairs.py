@@ -86,10 +86,8 @@ class StoredPairs(Sequence[Pair]):
         sizes_P2, limits = self.sizes_P2, (config.source_length, config.context_length)
         indices = np.flatnonzero((sizes_P2 <= limits).all(axis=1))
         if not len(indices):
-            shortest = sizes_P2.min(axis=0).tolist() if len(sizes_P2) else "none"
             raise UserError(
-                f"source_length, context_length: found {limits}; no pair of the {split} split fits (shortest sides: "
-                f"{shortest} tokens); raise them"
+                f"source_length, context_length: found {limits}; no pair of the {split} split fits: raise them"
             )
         return indices
 

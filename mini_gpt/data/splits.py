@@ -30,23 +30,24 @@ def split_pieces(corpus: Corpus, data: DataConfig) -> Iterator[tuple[str, Piece]
     total = sum(shares.values())
     require(total > 0, "data.split_fractions", data.split_fractions, "must be above 0 for train")
     shares = {split: share / total for split, share in shares.items()}
-    by_document = split_kind(corpus, data) == "documents"
-    if corpus.paired:
-        yield from _split_pairs(corpus, shares, by_document=by_document)
-        return
-    if by_document:
+    if split_kind(corpus, data) == "documents":
         split = ""
-        for part, piece in corpus.pieces():
-            if piece.is_new:
+        for number, (part, piece) in enumerate(corpus.pieces()):
+            if piece.is_new and not (corpus.paired and number % 2):  # a target is in the split of its source
                 split = part if part in own else _by_hash(piece.text, shares)
             yield split, piece
         return
-    length = sum(len(piece.text) for part, piece in corpus.pieces() if part not in own)
+    sizes = (1 if corpus.paired else len(piece.text) for part, piece in corpus.pieces() if part not in own)
+    length = sum(sizes) // (2 if corpus.paired else 1)
     ends = [round(length * share) for share in itertools.accumulate(shares.values())]
-    offset, last = 0, ""  # the start of the current piece in the joined text, and the split of the piece before
+    offset, last = 0, ""  # characters or texts of pairs before the current piece, and the split of the piece before
     for part, piece in corpus.pieces():
         if part in own:
             yield part, piece
+            continue
+        if corpus.paired:
+            yield next(split for split, end in zip(shares, ends, strict=True) if offset // 2 < end), piece
+            offset += 1
             continue
         begin = 0
         for split, end in zip(shares, ends, strict=True):
@@ -56,22 +57,6 @@ def split_pieces(corpus: Corpus, data: DataConfig) -> Iterator[tuple[str, Piece]
                 last = split
             begin = cut
         offset += len(piece.text)
-
-
-def _split_pairs(corpus: Corpus, shares: dict[str, float], *, by_document: bool) -> Iterator[tuple[str, Piece]]:
-    """Yield the pairs as `split_pieces` does. shares: of the splits that the corpus does not have itself."""
-    documents, has_own = corpus.documents(), lambda part: part in SPLITS and part not in shares
-    total = sum(not has_own(part) for part, _ in corpus.documents()) // 2
-    ends = [round(total * share) for share in itertools.accumulate(shares.values())]
-    number = 0
-    for (part, source), (_, target) in zip(documents, documents, strict=True):
-        split = part
-        if not has_own(part):
-            in_order = next(name for name, end in zip(shares, ends, strict=True) if number < end)
-            split = _by_hash(source, shares) if by_document else in_order
-            number += 1
-        yield split, Piece(source)
-        yield split, Piece(target)
 
 
 def by_eighths(text: str) -> str:

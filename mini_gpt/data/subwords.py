@@ -21,8 +21,7 @@ Library = tokenizers.Tokenizer  # the class of the tokenizers library
 UNKNOWN = "\N{REPLACEMENT CHARACTER}"
 BATCH = 2**19  # characters that the library encodes at a time, on all cores
 LONGEST_WORD = 2**10  # characters of a word, in the training of BPE
-LONG_RUN = re.compile(rf"(?<!\S)\S{{{LONGEST_WORD}}}|(?<!\s)\s{{{LONGEST_WORD}}}")  # each longer word is in one
-IMPORTED = ("separator_id", "vocab_size", "special", "mask_id", "source")  # arguments of SubwordTokenizer
+WORD = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"  # of GPT-2 and of ByteLevel
 
 
 class SubwordTokenizer(Tokenizer):
@@ -123,9 +122,7 @@ class SubwordTokenizer(Tokenizer):
 
     @classmethod
     def from_dict(cls, values: dict) -> Self:
-        if "separator" in values:
-            raise UserError("an older version has changed the ids of these tokens; import the model again")
-        options = {name: values[name] for name in IMPORTED if name in values}
+        options = {name: value for name, value in values.items() if name not in ("kind", cls.kind)}
         if "source" in options:
             options["source"] = ModelSource(**options["source"])
         return cls(parse(values[cls.kind]), **options)
@@ -148,29 +145,19 @@ class BpeTokenizer(SubwordTokenizer):
 
     @classmethod
     def train(cls, texts: Iterable[str], vocab_size: int) -> "BpeTokenizer":
+        parts = tokenizers.pre_tokenizers
         model = Library(tokenizers.models.BPE())
-        model.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+        # The time of a merge grows with the square of the length of a word, such as a genome.
+        split = parts.Split(tokenizers.Regex(WORD), "isolated")
+        cut = parts.FixedLength(LONGEST_WORD)
+        model.pre_tokenizer = parts.Sequence([split, cut, parts.ByteLevel(add_prefix_space=False, use_regex=False)])
         model.decoder = tokenizers.decoders.ByteLevel()
-        alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
         size = vocab_size - 1  # without the separator, so that no text is encoded as the separator
+        alphabet = parts.ByteLevel.alphabet()
         trainer = tokenizers.trainers.BpeTrainer(vocab_size=size, initial_alphabet=alphabet, show_progress=False)
-        pieces = (part for text in texts for piece in text_pieces(text) for part in _cut_words(piece))
-        model.train_from_iterator(pieces, trainer)
+        model.train_from_iterator(itertools.chain.from_iterable(map(text_pieces, texts)), trainer)
+        model.pre_tokenizer = parts.ByteLevel(add_prefix_space=False)
         return cls(model)
-
-
-def _cut_words(piece: str) -> Iterator[str]:
-    """Cut a piece inside of words of more than LONGEST_WORD characters, as in a genome.
-
-    Otherwise the time of each merge in BPE's training would grow with the square of the word's length.
-    """
-    begin = 0
-    if LONG_RUN.search(piece):
-        for _, (first, end) in tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False).pre_tokenize_str(piece):
-            for cut in range(first + LONGEST_WORD, end, LONGEST_WORD):
-                yield piece[begin:cut]
-                begin = cut
-    yield piece[begin:]
 
 
 class ImportedTokenizer(SubwordTokenizer):

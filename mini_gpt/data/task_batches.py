@@ -89,12 +89,10 @@ def row_lengths(config: Config, length: int) -> tuple[int, int]:
 
 def check_alphabet(corpus: str, tokenizer: Tokenizer) -> None:
     """Raise UserError if a tokenizer, of a run or from --init_from, lacks a character of the task."""
-    alphabet = tasks.find(corpus).alphabet
     try:
-        tokenizer.encode(alphabet)
-    except UserError:
-        reason = "its problems have characters that the tokenizer of this run lacks; train another run"
-        raise UserError(f"data.corpus: found {corpus}; {reason}") from None
+        tokenizer.encode(tasks.find(corpus).alphabet)
+    except UserError as error:
+        raise UserError(f"data.corpus: {corpus} needs another tokenizer than that of this run ({error})") from None
 
 
 def check_fits(config: Config) -> None:

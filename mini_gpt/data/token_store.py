@@ -1,17 +1,12 @@
 """Cache the tokenizer and the tokens of a corpus. Each split is one memory-mapped file of tokens."""
 
 import contextlib
-import functools
 import itertools
-import json
 import logging
-import os
 import random
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -20,13 +15,11 @@ from mini_gpt.data import splits, tokenizers
 from mini_gpt.data.corpora import Corpus, digest
 from mini_gpt.data.tokenizers import Tokenizer
 from mini_gpt.runtime import files, progress
-from mini_gpt.runtime.errors import UserError, require
+from mini_gpt.runtime.errors import require
 
 FORMAT = 5
-META, PROGRESS = "meta.json", "progress.json"
-SECONDS_BETWEEN_SAVES = 20.0  # of a build, which a killed process can continue
+META = "meta.json"
 log = logging.getLogger(__name__)
-say_once = functools.cache(log.info)  # a study opens a store several times
 
 
 @dataclass(frozen=True)
@@ -54,43 +47,25 @@ def open_store(corpus: Corpus, data: DataConfig, tokenizer: Tokenizer) -> TokenS
     kind = splits.split_kind(corpus, data)
     if kind != data.split:
         few = f"fewer than {splits.FEWEST_DOCUMENTS} documents ({corpus.num_documents})"
-        say_once(f"{corpus.name} has {few}: data.split=contiguous is used instead of documents")
+        log.info(f"{corpus.name} has {few}: data.split=contiguous is used instead of documents")
     key = FORMAT, corpus.fingerprint, kind, data.split_fractions, tokenizers.fingerprint(tokenizer)
-
-    def build(draft: Path) -> None:
-        log.info("tokenizing %s into %s", corpus.name, directory)
-        _build(draft, corpus, data, tokenizer)
-
     directory = files.cache_directory() / "tokens" / digest(key)[:16]
-    files.made_once(directory, build)
-    try:
-        return TokenStore(directory, files.read_json(directory / META))
-    except (OSError, ValueError) as error:
-        raise UserError(f"{directory / META}: can't be read ({error}); delete the directory") from None
+    files.made_once(directory, lambda draft: _build(draft, corpus, data, tokenizer))
+    return TokenStore(directory, files.read_json(directory / META))
 
 
 def _build(directory: Path, corpus: Corpus, data: DataConfig, tokenizer: Tokenizer) -> None:
-    """Write the files of a store. What a killed process has written is continued."""
+    """Write the files of a store."""
+    log.info("tokenizing %s into %s", corpus.name, directory.with_suffix(""))
     dtype = np.dtype(np.uint16 if tokenizers.vocab_size(tokenizer) <= 2**16 else np.uint32)
     separator = np.array([tokenizers.separator(tokenizer)], dtype)
     first = np.array([] if tokenizer.first is None or data.has_pairs else [tokenizer.first], dtype)
     tokenizers.save(tokenizer, directory)
-    done: dict[str, Any]
-    done = {"pieces": 0, "splits": {name: {"tokens": 0, "documents": 0, "bytes": 0} for name in splits.SPLITS}}
-    with contextlib.suppress(FileNotFoundError):
-        done = json.loads((directory / PROGRESS).read_text())
-    counts = done["splits"]
-    size_done = sum(count["bytes"] for count in counts.values())
-    if size_done:
-        log.info(f"going on after {size_done:,} bytes, which a process that ended has tokenized")
+    counts = {name: {"tokens": 0, "documents": 0, "bytes": 0} for name in splits.SPLITS}
     with contextlib.ExitStack() as stack:
-        outputs = {}
-        for split, count in counts.items():
-            outputs[split] = stack.enter_context(open(directory / f"{split}.tokens", "ab"))
-            outputs[split].truncate(count["tokens"] * dtype.itemsize)
-        bar = stack.enter_context(progress.bar(corpus.size, "B", done=size_done))
-        next_save = time.monotonic() + SECONDS_BETWEEN_SAVES
-        for split, is_new, size, tokens in _encoded(corpus, data, tokenizer, done["pieces"]):
+        outputs = {split: stack.enter_context((directory / f"{split}.tokens").open("wb")) for split in counts}
+        bar = stack.enter_context(progress.bar(corpus.size, "B"))
+        for split, is_new, size, tokens in _encoded(corpus, data, tokenizer):
             count = counts[split]
             if is_new:
                 between = separator if count["documents"] else first
@@ -102,14 +77,7 @@ def _build(directory: Path, corpus: Corpus, data: DataConfig, tokenizer: Tokeniz
             outputs[split].write(tokens.astype(dtype).data)
             count["tokens"] += len(tokens)
             count["bytes"] += size
-            done["pieces"] += 1
             bar.update(size)
-            if time.monotonic() > next_save:
-                for output in outputs.values():
-                    output.flush()
-                    os.fsync(output.fileno())
-                files.write_text(directory / PROGRESS, json.dumps(done))
-                next_save = time.monotonic() + SECONDS_BETWEEN_SAVES
     meta = {
         "format": FORMAT,
         "corpus": corpus.name,
@@ -120,20 +88,17 @@ def _build(directory: Path, corpus: Corpus, data: DataConfig, tokenizer: Tokeniz
         "splits": counts,
     }
     files.write_json(directory / META, meta)
-    (directory / PROGRESS).unlink(missing_ok=True)
 
 
-def _encoded(
-    corpus: Corpus, data: DataConfig, tokenizer: Tokenizer, skipped: int
-) -> Iterator[tuple[str, bool, int, np.ndarray]]:
-    """Yield (split, whether it is a new document, bytes, tokens) of all pieces but the first `skipped`."""
+def _encoded(corpus: Corpus, data: DataConfig, tokenizer: Tokenizer) -> Iterator[tuple[str, bool, int, np.ndarray]]:
+    """Yield (split, whether it is a new document, bytes, tokens) of all pieces."""
     if data.corpus == TOKENS:
         from mini_gpt.data.sources import tokens as token_files
 
-        for split, (tokens, is_new) in itertools.islice(token_files.pieces(corpus, data, tokenizer), skipped, None):
+        for split, (tokens, is_new) in token_files.pieces(corpus, data, tokenizer):
             yield split, is_new, int(tokenizer.token_bytes[tokens].sum()), tokens
         return
-    pieces, of_texts = itertools.tee(itertools.islice(splits.split_pieces(corpus, data), skipped, None))
+    pieces, of_texts = itertools.tee(splits.split_pieces(corpus, data))
     encoded = tokenizer.encode_all(piece.text for _, piece in of_texts)
     for (split, piece), tokens in zip(pieces, encoded, strict=True):
         # Rows begin with the first token, not documents.
@@ -161,21 +126,14 @@ def fit_tokenizer(corpus: Corpus, data: DataConfig) -> Tokenizer:
     kind = splits.split_kind(corpus, data)
     key = corpus.fingerprint, kind, data.split_fractions, data.tokenizer, data.vocab_size, share
     directory = files.cache_directory() / "tokenizers" / digest(key)[:16]
-    make: dict[str, Callable[[], Tokenizer]] = {
-        "characters": lambda: tokenizers.CharacterTokenizer.of_texts(_texts(corpus, data)),
-        "words": lambda: tokenizers.WordTokenizer.of_texts(_texts(corpus, data)),
-        "bpe": lambda: _trained(corpus, data, share),
-    }
 
     def write(draft: Path) -> None:
         log.info("making the tokenizer (%s) of %s", data.tokenizer, corpus.name)
-        tokenizers.save(make[data.tokenizer](), draft)
+        kind = tokenizers.CharacterTokenizer if data.tokenizer == "characters" else tokenizers.WordTokenizer
+        texts = (piece.text for _, piece in splits.split_pieces(corpus, data))
+        tokenizers.save(_trained(corpus, data, share) if data.tokenizer == "bpe" else kind.of_texts(texts), draft)
 
     return tokenizers.load(files.made_once(directory, write))
-
-
-def _texts(corpus: Corpus, data: DataConfig) -> Iterator[str]:
-    return (piece.text for _, piece in splits.split_pieces(corpus, data))
 
 
 def _trained(corpus: Corpus, data: DataConfig, share: float) -> Tokenizer:

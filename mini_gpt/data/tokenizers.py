@@ -14,7 +14,7 @@ import numpy as np
 
 from mini_gpt.data.model_source import ModelSource
 from mini_gpt.runtime import files
-from mini_gpt.runtime.errors import UserError, shown
+from mini_gpt.runtime.errors import UserError, first_line, shown
 
 KINDS = {  # {data.tokenizer: class}
     "bytes": "mini_gpt.data.tokenizers:ByteTokenizer",
@@ -104,17 +104,32 @@ class ByteTokenizer(Tokenizer):
         return cls()
 
 
-class CharacterTokenizer(Tokenizer):
+class _Listed(Tokenizer):
+    """Each text of a sorted list is a token."""
+
+    def __init__(self, listed: Sequence[str]):
+        if not listed or list(listed) != sorted(set(listed)):
+            raise ValueError(f"{self.kind}: must be unique and ordered by code point")
+        self.listed = listed
+        self.texts = [*(text.encode() for text in listed), b""]
+        self.token_bytes = np.array([len(text) for text in self.texts])
+
+    def to_dict(self) -> dict:
+        return {"kind": self.kind, self.kind: self.listed}
+
+    @classmethod
+    def from_dict(cls, values: dict) -> Self:
+        return cls(values[cls.kind])
+
+
+class CharacterTokenizer(_Listed):
     """Each character of the corpus, in all splits, is a token. Ids are in order of code points."""
 
     kind = "characters"
 
     def __init__(self, characters: str):
-        if not isinstance(characters, str) or not characters or list(characters) != sorted(set(characters)):
-            raise ValueError("characters: must be unique and ordered by code point")
+        super().__init__(characters)
         self.characters = characters
-        self.texts = [*(c.encode() for c in characters), b""]
-        self.token_bytes = np.array([len(text) for text in self.texts])
         self._codes = np.array([ord(c) for c in characters], np.uint32)
 
     @classmethod
@@ -130,15 +145,8 @@ class CharacterTokenizer(Tokenizer):
             raise UserError(f"tokenizer: {found}; remove it, or train with data.tokenizer=bytes")
         return ids
 
-    def to_dict(self) -> dict:
-        return {"kind": self.kind, "characters": self.characters}
 
-    @classmethod
-    def from_dict(cls, values: dict) -> Self:
-        return cls(values["characters"])
-
-
-class WordTokenizer(Tokenizer):
+class WordTokenizer(_Listed):
     """Each word of the corpus, in all splits, is a token, with the space before it. So is each run of symbols.
 
     Ids are in order of code points.
@@ -147,13 +155,10 @@ class WordTokenizer(Tokenizer):
     kind = "words"
 
     def __init__(self, words: Sequence[str]):
-        if not words or not all(isinstance(word, str) and WORD.fullmatch(word) for word in words):
-            raise ValueError("words: must be words, with at most one space before each")
-        if list(words) != sorted(set(words)):
-            raise ValueError("words: must be unique and ordered by code point")
+        super().__init__(words)
         self.words = list(words)
-        self.texts = [*(word.encode() for word in words), b""]
-        self.token_bytes = np.array([len(text) for text in self.texts])
+        if not all(WORD.fullmatch(word) for word in words):
+            raise ValueError("words: must be words, with at most one space before each")
         self._ids = {word: number for number, word in enumerate(words)}
 
     @classmethod
@@ -169,13 +174,6 @@ class WordTokenizer(Tokenizer):
 
     def pieces(self, text: str) -> Iterator[str]:
         yield text  # a cut of a long text without spaces could be within a word
-
-    def to_dict(self) -> dict:
-        return {"kind": self.kind, "words": self.words}
-
-    @classmethod
-    def from_dict(cls, values: dict) -> Self:
-        return cls(values["words"])
 
 
 def vocab_size(tokenizer: Tokenizer) -> int:
@@ -209,12 +207,10 @@ def load(directory: Path) -> Tokenizer:
     try:
         values = files.read_with_checksum(path)
         return pkgutil.resolve_name(KINDS[values["kind"]]).from_dict(values)
-    except FileNotFoundError:
-        raise UserError(f"{path}: not found; a run directory must hold its tokenizer") from None
     except UserError as error:
-        raise error if str(path) in str(error) else UserError(f"{path}: {error}") from None
+        raise UserError(f"{path}: {error}") from None
     except Exception as error:  # the tokenizers library raises bare Exceptions for a damaged file
-        raise UserError(f"{path}: not a tokenizer ({type(error).__name__}: {error})") from None
+        raise UserError(f"{path}: not a tokenizer ({type(error).__name__}: {first_line(error)})") from None
 
 
 def encoded(text: str, encoding: str = "utf-8") -> bytes:

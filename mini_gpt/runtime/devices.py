@@ -9,7 +9,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 
-from mini_gpt.runtime.errors import UserError
+from mini_gpt.runtime.errors import UserError, first_line, require
 
 # Packages that add a platform to JAX; JAX gives no warning if such a package finds no device.
 PLUGINS = {"jax_cuda12_plugin": "GPU", "jax_cuda13_plugin": "GPU", "jax_rocm7_plugin": "GPU", "libtpu": "TPU"}
@@ -28,16 +28,12 @@ def visible() -> list[jax.Device]:
     try:
         found = jax.devices()
     except (RuntimeError, AssertionError) as error:  # JAX raises AssertionError if no named platform has a device
-        reason = (str(error).splitlines() or ["no such device"])[0]
-        problem = f"JAX_PLATFORMS: found {platforms or 'nothing'}, and JAX can't start on it ({reason})"
+        problem = f"JAX_PLATFORMS: found {platforms or 'nothing'}, and JAX can't start on it ({first_line(error)})"
         raise UserError(f"{problem}; name a platform of this machine, such as cpu") from None
     if not platforms and found[0].platform == "cpu":
         for package, kind in PLUGINS.items():
             if importlib.util.find_spec(package):
-                log.warning(
-                    f"{package} is installed but finds no {kind}: using the CPU. JAX_PLATFORMS=cpu hides this warning, "
-                    f"and JAX_PLATFORMS={'cuda' if kind == 'GPU' else 'tpu'} makes it an error"
-                )
+                log.warning(f"{package} is installed but finds no {kind}: using the CPU. JAX_PLATFORMS=cpu hides this")
     return found
 
 
@@ -86,9 +82,5 @@ def compute_dtype(name: str) -> jnp.dtype:
 
 def check_dtype(dtype: str, device: jax.Device) -> None:
     """Raise UserError if an accelerator only emulates `model.dtype`. CPUs may emulate bfloat16, for tests."""
-    if dtype == "bfloat16" and device.platform != "cpu" and not has_bfloat16(device):
-        raise UserError(
-            f"model.dtype: found bfloat16, which the {device.device_kind} of this machine (compute capability "
-            f"{device.compute_capability}, below {'.'.join(map(str, FIRST_WITH_BFLOAT16))}) only emulates; must be "
-            "float32 or auto"
-        )
+    valid = dtype != "bfloat16" or device.platform == "cpu" or has_bfloat16(device)
+    require(valid, "model.dtype", dtype, f"{device.device_kind} only emulates it: must be float32 or auto")

@@ -81,26 +81,22 @@ def directory_written_whole(target: Path) -> Iterator[Path]:
 
 
 def made_once(target: Path, make: Callable[[Path], None]) -> Path:
-    """Return a directory of the cache. If it is missing, let `make` write its files, while other processes wait.
-
-    What a killed process has written is in the directory of the next call of `make`. That of a failed call is deleted.
-    """
+    """Return a directory of the cache. If it is missing, let `make` write its files, while other processes wait."""
     if target.exists():
         return target
     with clear_write_errors(target):
         target.parent.mkdir(parents=True, exist_ok=True)
         with target.with_name(f"{target.name}.lock").open("a") as file:
             lock(file, wait=True)
-            if target.exists():
-                return target
-            draft = target.with_name(f"{target.name}{DRAFT}")
-            draft.mkdir(exist_ok=True)
-            try:
-                make(draft)
-            except Exception:
-                shutil.rmtree(draft)
-                raise
-            draft.rename(target)
+            if not target.exists():
+                draft = target.with_name(f"{target.name}{DRAFT}")
+                shutil.rmtree(draft, ignore_errors=True)  # of a process that was killed
+                draft.mkdir()
+                try:
+                    make(draft)
+                    draft.rename(target)
+                finally:
+                    shutil.rmtree(draft, ignore_errors=True)
     return target
 
 
@@ -126,8 +122,7 @@ def make_directory(directory: Path) -> None:
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        remedy = "name a directory in a place where you may write"
-        raise UserError(f"{directory}: can't be made a directory ({error.strerror}); {remedy}") from error
+        raise UserError(f"{directory}: can't be made a directory ({error.strerror}); name another") from error
 
 
 def check_new(directory: Path) -> None:

@@ -14,7 +14,7 @@ waits_for_others = False  # True in a job of several processes: a normal exit wo
 
 def run(main: Callable[[], None]) -> None:
     """Run a command. Print an expected error as one line on stderr, and exit with status 1."""
-    _open_streams()
+    _set_up_streams()
     try:
         _run(main)
     except BaseException as stop:
@@ -63,17 +63,8 @@ class _Log(io.FileIO):
             return super().write(content)
 
 
-def _open_streams() -> None:
-    """Open closed standard streams as /dev/null. Otherwise the next opened file would receive what is printed.
-
-    Invalid input becomes surrogates. Characters that the encoding lacks become "?". Failed logging is ignored.
-    """
-    while (handle := os.open(os.devnull, os.O_RDWR)) <= 2:  # the lowest free number
-        pass
-    os.close(handle)
-    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115  open until the process ends
+def _set_up_streams() -> None:
+    """Invalid input becomes surrogates. Characters that the encoding lacks become "?". Failed logging is ignored."""
     for stream, errors in ((sys.stdin, "surrogateescape"), (sys.stdout, "replace")):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors=errors)

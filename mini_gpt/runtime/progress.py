@@ -1,8 +1,8 @@
-"""Progress of a long evaluation in tokens, as a progress bar on a terminal or else as log lines."""
+"""Progress of a long evaluation in tokens, as a progress bar."""
 
 import contextlib
 import logging
-import time
+import sys
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 
@@ -10,11 +10,10 @@ from tqdm import tqdm
 
 from mini_gpt.runtime import processes
 
-SECONDS_BETWEEN_LINES = 30.0
-SECONDS_TO_FIRST_LINE = 5.0  # after the first batch, whose time is mostly compilation
+SECONDS_BETWEEN_LINES = 30.0  # without a terminal
 log = logging.getLogger(__name__)
 
-_count: ContextVar[Callable[[int], None] | None] = ContextVar("count", default=None)  # of the progress that is shown
+_count: ContextVar[Callable[[int], object] | None] = ContextVar("count", default=None)  # of the progress that is shown
 
 
 def advance(tokens: int) -> None:
@@ -27,32 +26,19 @@ def advance(tokens: int) -> None:
 def shown(title: str, cost: int) -> Iterator[None]:
     """Log the cost in tokens. Within the context, show how many tokens were processed, and the time that is left."""
     log.info(f"{title}: {cost:,} tokens go through the model")
-    done, first, began, next_line = 0, 0, 0.0, 0.0
     with bar(cost, "token") as shown_bar:
-
-        def count(tokens: int) -> None:
-            nonlocal done, first, began, next_line
-            tokens, now = min(tokens, cost - done), time.monotonic()  # the cost may be an estimate
-            done += tokens
-            shown_bar.update(tokens)
-            if not began:
-                first, began, next_line = done, now, now + min(SECONDS_TO_FIRST_LINE, SECONDS_BETWEEN_LINES)
-            elif shown_bar.disable and now > next_line and done > first:
-                left = duration((cost - done) * (now - began) / (done - first))
-                log.info(f"{done:,} of {cost:,} tokens done, about {left} left")
-                next_line = now + SECONDS_BETWEEN_LINES
-
-        token = _count.set(count)
+        token = _count.set(lambda tokens: shown_bar.update(min(tokens, cost - shown_bar.n)))  # cost may be an estimate
         try:
             yield
         finally:
             _count.reset(token)
 
 
-def bar(total: int, unit: str, *, done: int = 0) -> tqdm:
-    """Return a progress bar, which shows nothing without a terminal or in other processes than the main one."""
-    disable = None if processes.is_main_process() else True  # None: disabled without a terminal
-    return tqdm(total=total, initial=done, unit=unit, unit_scale=True, disable=disable, leave=False)
+def bar(total: int, unit: str) -> tqdm:
+    """Return a progress bar of the main process; without a terminal, it is a line every 30 seconds."""
+    every = 0.1 if sys.stderr.isatty() else SECONDS_BETWEEN_LINES
+    times = {"mininterval": every, "maxinterval": max(10.0, every), "delay": every}
+    return tqdm(total=total, unit=unit, unit_scale=True, disable=not processes.is_main_process(), leave=False, **times)
 
 
 def duration(seconds: float) -> str:

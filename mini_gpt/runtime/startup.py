@@ -1,10 +1,8 @@
 """The set-up of a process before JAX starts: its log, the compilation cache and the allocation of memory."""
 
 import ctypes
-import functools
 import gc
 import logging
-import re
 import sys
 import traceback
 from pathlib import Path
@@ -14,18 +12,16 @@ from tqdm import tqdm
 
 from mini_gpt.runtime import errors, files
 
-log = logging.getLogger(__name__)
 LOOP_CLOSED = "Event loop is closed"  # if a write fails, Orbax closes the loop before other writes end
-LOST_PATH = "NOT_FOUND|No such file"  # the error of a task that writes into a removed directory
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # from malloc.h
 
 
 def set_up() -> None:
     """Set up logging, the compilation cache and memory allocation."""
-    handler = _TqdmHandler()
-    handler.addFilter(_is_shown)
-    logging.basicConfig(format="%(message)s", level=logging.WARNING, handlers=[handler], force=True)
+    logging.basicConfig(format="%(message)s", level=logging.WARNING, handlers=[_TqdmHandler()], force=True)
     logging.getLogger("mini_gpt").setLevel(logging.INFO)
+    for orbax in ("absl", "asyncio"):  # it logs the errors of its threads and tasks, and raises the first of them later
+        logging.getLogger(orbax).setLevel(logging.CRITICAL)
     sys.unraisablehook = lambda raised: None if _is_repeated(raised.exc_value) else sys.__unraisablehook__(raised)
     jax.config.update("jax_compilation_cache_dir", str(files.cache_directory() / "compiled"))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
@@ -40,33 +36,10 @@ class _TqdmHandler(logging.Handler):
         tqdm.write(errors.printable(self.format(record)), file=sys.stderr)
 
 
-def _is_shown(record: logging.LogRecord) -> bool:
-    """Return False for library records that repeat an error.
-
-    Orbax logs the errors of its threads, and raises them in the main thread later. If the disk is full, several threads
-    fail, and one warning is logged for all.
-    """
-    if record.name.partition(".")[0] == "mini_gpt":
-        return True
-    message = record.getMessage()
-    error = record.exc_info[1] if record.exc_info else None
-    reason = files.cant_write(error or Exception(message))
-    if reason is not None:
-        _warn_once(reason)
-    is_lost_path = record.name == "asyncio" and re.search(LOST_PATH, str(error)) is not None
-    is_raised_later = reason is not None or is_lost_path or (error is not None and "orbax" in record.pathname)
-    return not (is_raised_later or message == LOOP_CLOSED or _is_repeated(error))
-
-
 def _is_repeated(error: BaseException | None) -> bool:
     """Return whether an error that no code waits for repeats another: Orbax raises the first of its tasks' errors."""
     frames = traceback.extract_tb(error.__traceback__ if error else None)
     return str(error) == LOOP_CLOSED or any("orbax" in Path(frame.filename).parts for frame in frames)
-
-
-@functools.cache
-def _warn_once(reason: str) -> None:
-    log.warning(f"a background thread can't write ({reason}); the run ends when it waits for that thread")
 
 
 def _keep_freed_memory() -> None:

@@ -10,7 +10,7 @@ from mini_gpt.config.schema import Config
 from mini_gpt.data import english, tokenizers
 from mini_gpt.data.batches import in_full_batches
 from mini_gpt.data.english import Story, as_token
-from mini_gpt.data.english.lexicon import NOUNS, OTHER_NUMBER, PLURAL, PREDICATES, PRONOUNS, VERBS
+from mini_gpt.data.english.grammar import NOUNS, OTHER_NUMBER, PLURAL, PREDICATES, PRONOUNS, VERBS
 from mini_gpt.data.tokenizers import Tokenizer
 from mini_gpt.evaluation.loaded import LoadedModel
 from mini_gpt.runtime import progress, sharding

@@ -155,7 +155,7 @@ BAD_TRAIN = [
     (["--zzzzzz=2"], r"error: --zzzzzz=2: no such flag; --help lists the flags"),
     (["--config.seed"], r"error: override: found 'seed'; must be FIELD=VALUE"),
     (["--config.train.batch_size=3", "--config.mesh.data=2"], r"error: train\.batch_size: found 3"),
-    (["--workdir=/proc/x"], r"error: /proc/x: can't be made a directory \(.*\); name a directory in a place where you"),
+    (["--workdir=/proc/x"], r"error: /proc/x: can't be made a directory \(.*\); name another"),
     ([f"--workdir={__file__}"], r"error: '\S+\.py': found a file; must be a directory: name another"),
     (["--config.data.path=nothing/*"], r"error: data\.path: 'nothing/\*' matches no file"),
     (["--config.context_length=50000"], r"error: data\.corpus: the train split has .* needs at least 50001"),

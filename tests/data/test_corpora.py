@@ -4,7 +4,6 @@ import collections
 import functools
 
 import pytest
-import tensorflow_datasets as tfds
 
 from mini_gpt.data import corpora, splits, token_store, tokenizers
 from mini_gpt.data.corpora import Corpus
@@ -126,13 +125,3 @@ def test_bad_corpora_are_refused_in_one_line(small, tmp_path, overrides, message
     with pytest.raises(UserError, match=message) as raised:
         corpora.open_corpus(small(**overrides).data)
     assert "\n" not in str(raised.value)
-
-
-def test_a_missing_tensorflow_is_named(small, tmp_path, monkeypatch):
-    def prepare(self, *args, **kwargs):
-        raise ModuleNotFoundError("No module named 'tensorflow'", name="tensorflow")
-
-    monkeypatch.setattr(tfds.core.DatasetBuilder, "download_and_prepare", prepare)
-    monkeypatch.setattr(tfds.core.constants, "DATA_DIR", str(tmp_path))
-    with pytest.raises(UserError, match=r"^data\.corpus: .* 'lm1b' \(No module named 'tensorflow'\), pip install"):
-        corpora.open_corpus(small(data__corpus="tfds:lm1b", data__path=None).data)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from mini_gpt.data import corpora, english, splits, token_store, tokenizers
-from mini_gpt.data.english import lexicon
+from mini_gpt.data.english import grammar as lexicon
 from mini_gpt.runtime.errors import UserError
 from tests.conftest import REPOSITORY
 

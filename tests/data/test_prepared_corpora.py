@@ -64,38 +64,15 @@ def test_a_library_without_sources_is_refused(tmp_path):
         python_stdlib.paths(tmp_path)
 
 
-def flip(content, share):
-    used = [place for place, byte in enumerate(content) if byte]  # shards are padded with zeros
-    place = used[int(share * (len(used) - 1))]
-    return content[:place] + bytes([content[place] ^ 4]) + content[place + 1 :]
-
-
-DAMAGES = {
-    "flip at the start": lambda content: flip(content, 0),
-    "flip in the middle": lambda content: flip(content, 0.5),
-    "flip at the end": lambda content: flip(content, 1),
-    "cut": lambda content: content[: len(content) // 2],
-    "empty": lambda content: b"",
-    "replace": lambda content: b"[]",
-    "remove": None,
-}
-NAMES = ("dataset_info.json", "features.json", "*array_record-00000-of-00001")
-
-
-def damage(directory, name, kind):
-    (path,) = directory.rglob(name)
-    changed = DAMAGES[kind](path.read_bytes()) if DAMAGES[kind] else None
-    path.unlink()
-    if changed is not None:
-        path.write_bytes(changed)
-
-
-@pytest.mark.parametrize("kind", DAMAGES)
-@pytest.mark.parametrize("name", NAMES)
-def test_a_damaged_tfds_data_set_ends_in_one_line(small, newsroom, name, kind):
+@pytest.mark.parametrize("content", [b"", b"[]", None])
+@pytest.mark.parametrize("name", ["dataset_info.json", "features.json", "*train.array_record-00000-of-00001"])
+def test_a_damaged_tfds_data_set_ends_in_one_line(small, newsroom, name, content):
     data = small(data__corpus="tfds:newsroom", data__path=None).data
     expected = texts_of(corpora.open_corpus(data))
-    damage(newsroom, name.replace("*", "*train."), kind)
+    (path,) = newsroom.rglob(name)
+    path.unlink()
+    if content is not None:
+        path.write_bytes(content)
     try:
         found = texts_of(corpora.open_corpus(data))
     except UserError as error:

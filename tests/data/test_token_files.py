@@ -97,7 +97,7 @@ def test_a_named_type_is_in_the_fingerprint_and_negative_ids_are_refused(small, 
     find = lambda **fields: corpora.open_corpus(small(data__corpus="tokens", data__path=str(tmp_path), **fields).data)
     assert find().fingerprint != find(data__token_dtype="uint32").fingerprint
     np.array([1, -2, 3], np.int32).tofile(tmp_path / "train.bin")
-    with pytest.raises(UserError, match=r"train\.bin: found the id -2"):
+    with pytest.raises(UserError, match=r"train\.bin: found ids in -2\.\.3"):
         open_all(small, tmp_path, data__token_dtype="int32")
 
 
@@ -137,9 +137,6 @@ def test_shards_with_a_header_are_read_without_it(small, tmp_path, bpe, magic, v
     (tmp_path / "train_000002.bin").write_bytes(shard(ids, magic, version, len(ids) + 1))
     with pytest.raises(UserError, match=rf"train_000002\.bin: its header says {len(ids) + 1:,} ids"):
         open_all(small, tmp_path)
-    (tmp_path / "train_000002.bin").write_bytes(shard(ids, magic, version + 1))
-    with pytest.raises(UserError, match=rf"train_000002\.bin: found a header of version {version + 1}"):
-        open_all(small, tmp_path)
 
 
 def test_an_empty_document_of_array_records_is_only_a_separator(small, tmp_path, bpe):
@@ -160,7 +157,7 @@ class Code:
         ("meta.pkl", b"no pickle", r"meta\.pkl: has no itos"),
         ("meta.pkl", pickle.dumps({"itos": {0: "a", 2: "b"}}), r"meta\.pkl: has no itos from ids to characters"),
         ("meta.pkl", pickle.dumps({"itos": {0: "b", 1: "a"}}), r"meta\.pkl: .*characters: must be unique and ordered"),
-        ("meta.pkl", pickle.dumps({"itos": {0: "a"}}), r"train\.bin: found the id 16; the vocabulary has 2 tokens"),
+        ("meta.pkl", pickle.dumps({"itos": {0: "a"}}), r"train\.bin: found ids in 0\.\.\d+; the vocabulary has 2"),
         ("train.bin", b"abc", r"train\.bin: 3 bytes are not ids of 2 bytes"),
         ("train-1.array_record", b"no records" * 99, r"train-1\.array_record: "),
     ],
@@ -198,10 +195,10 @@ def test_the_fingerprint_of_tokens_covers_the_splits(small, tmp_path):
 def test_a_vocabulary_is_needed(small, tmp_path):
     nanogpt(tmp_path)
     (tmp_path / "meta.pkl").unlink()
-    with pytest.raises(UserError, match=r"has no meta\.pkl and no tokenizer\.json; put the tokenizer\.json there"):
+    with pytest.raises(UserError, match=r"has no meta\.pkl and no tokenizer\.json; put that"):
         open_all(small, tmp_path)
     (tmp_path / "tokenizer.json").write_text(json.dumps({"model": 3}))
     with pytest.raises(UserError, match=r"tokenizer\.json: "):
         open_all(small, tmp_path)
-    with pytest.raises(UserError, match=r"data\.path: .* has no files of tokens; give a directory with train\.bin"):
+    with pytest.raises(UserError, match=r"data\.path: .* has no train\*\.bin or train"):
         open_all(small, tmp_path / "nothing")

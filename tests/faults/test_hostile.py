@@ -202,7 +202,7 @@ def test_a_corpus_with_a_link_out_of_its_folder_is_refused(small, tmp_path):
     (tmp_path / "secret").write_text("secret")
     (tmp_path / "texts").mkdir()
     (tmp_path / "texts" / "a.txt").symlink_to(tmp_path / "secret")
-    with pytest.raises(UserError, match=r"data\.path: \S+/a\.txt is a link to \S+/secret, outside \S+/texts; put the"):
+    with pytest.raises(UserError, match=r"data\.path: \S+/a\.txt leads to \S+/secret, outside \S+/texts; put the"):
         corpora.open_corpus(small(data__path=f"{tmp_path}/texts/*.txt").data)
     assert corpora.open_corpus(small(data__path=f"{tmp_path}/texts/a.txt").data).num_documents == 1
 

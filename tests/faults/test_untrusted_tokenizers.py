@@ -111,7 +111,7 @@ def test_expressions_of_published_tokenizers_are_read(expression, tmp_path):
     assert tokenizers.load(tmp_path).decode(tokenizers.load(tmp_path).encode("the cat's 1234")) == "the cat's 1234"
 
 
-@pytest.mark.parametrize("characters", ["", "ba", "aa", ["a", "b"], 5])
+@pytest.mark.parametrize("characters", ["", "ba", "aa"])
 def test_characters_must_be_sorted_and_unique(characters, tmp_path):
     (tmp_path / "tokenizer.json").write_text(json.dumps({"kind": "characters", "characters": characters}))
     with pytest.raises(UserError, match=r"not a tokenizer \(ValueError: characters: must be unique"):

@@ -166,14 +166,12 @@ def joined(monkeypatch):
     return calls
 
 
-def test_a_process_0_that_does_not_answer_and_a_port_that_is_taken_are_named(joined):
+def test_a_process_0_that_does_not_answer_is_named(joined):
     address = f"127.0.0.1:{free_port()}"
-    with pytest.raises(UserError, match=f"^--coordinator: found {address}, and process 0 does not answer"):
+    with pytest.raises(UserError, match=f"^--coordinator: found '{address}'; process 0 does not answer"):
         processes.start(address, 4, 2, 0.3)
     with socket.create_server(("", 0)) as server:
         port = server.getsockname()[1]
-        with pytest.raises(UserError, match=rf"--coordinator: process 0 can't listen on port {port} \(Address already"):
-            processes.start(f"localhost:{port}", 2, 0, 1)
         processes.start(f"localhost:{port}", 2, 1, 1)
     assert [arguments for arguments, _ in joined] == [(f"localhost:{port}", 2, 1)]
 
@@ -204,6 +202,3 @@ def test_the_job_is_that_of_slurm(joined, monkeypatch):
     monkeypatch.setenv("SLURM_NTASKS", "16")
     assert processes.start(None, None, None) == 9 and joined[0][1]["cluster_detection_method"] == "slurm"
     assert processes.start(None, 1, None) == 0 and len(joined) == 1, "the flag overrides Slurm"
-    monkeypatch.setenv("JAX_LOCAL_DEVICE_IDS", "2,a")
-    with pytest.raises(UserError, match=r"^JAX_LOCAL_DEVICE_IDS: found '2,a'; must be numbers such as 0,1$"):
-        processes.start(None, None, None)

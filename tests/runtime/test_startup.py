@@ -52,8 +52,7 @@ def said(package):
 
 def test_errors_of_tasks_of_orbax_are_not_repeated():
     assert said("orbax") == "error: damaged\n"
-    others = said("another")
-    assert "Exception ignored in" in others and "exception was never retrieved" in others
+    assert "Exception ignored in" in said("another")
 
 
 def test_the_collector_does_not_visit_what_imports_made():

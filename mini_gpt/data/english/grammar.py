@@ -1,4 +1,4 @@
-"""The grammar of the stories. `Teller` writes and reads them: it asks for one word at a time, from left to right.
+"""The words and the grammar of the stories. `Teller` writes and reads them: it asks for one word after the other.
 
 It knows the probability of each possible word, so the surprisal of each word under the grammar is exact.
 """
@@ -8,23 +8,36 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
-from mini_gpt.data.english.lexicon import (
-    ADJECTIVES,
-    ALL_CLASSES,
-    ANIMATE,
-    DETERMINERS,
-    INTRANSITIVE,
-    NOUNS,
-    PLURAL,
-    PREDICATES,
-    PRONOUNS,
-    SINGULAR,
-    TO_BE,
-    TRANSITIVE,
-)
-
 Options = dict[str, float]  # {possible word: its probability}
 END = ""  # the word that ends a story; its token is the separator
+# Nouns by class, verbs and adjectives. Verbs agree in number with their subjects.
+SINGULAR, PLURAL = 0, 1
+PRONOUNS = {"he": "him", "she": "her", "it": "it", "they": "them"}  # {subject: object}
+NOUNS = {  # {class: {(singular, plural): pronoun of the singular}}
+    "person": {
+        ("man", "men"): "he",
+        ("boy", "boys"): "he",
+        ("king", "kings"): "he",
+        ("woman", "women"): "she",
+        ("girl", "girls"): "she",
+        ("queen", "queens"): "she",
+    },
+    "animal": {("cat", "cats"): "it", ("dog", "dogs"): "it", ("bird", "birds"): "it", ("horse", "horses"): "it"},
+    "thing": {("box", "boxes"): "it", ("ball", "balls"): "it", ("book", "books"): "it", ("cup", "cups"): "it"},
+}
+TRANSITIVE = (("sees", "see"), ("likes", "like"), ("finds", "find"), ("chases", "chase"), ("follows", "follow"))
+TO_BE = ("is", "are")
+INTRANSITIVE = {
+    "person": (("laughs", "laugh"), ("sings", "sing")),
+    "animal": (("eats", "eat"), ("hides", "hide")),
+    "thing": (("falls", "fall"), ("breaks", "break")),
+}
+PREDICATES = {"person": ("polite", "clever"), "animal": ("hungry", "wild"), "thing": ("heavy", "empty")}
+ADJECTIVES = ("big", "small", "black", "white")
+DETERMINERS = {"the": (SINGULAR, PLURAL), "a": (SINGULAR,), "two": (PLURAL,), "some": (PLURAL,)}
+VERBS = (*TRANSITIVE, TO_BE, *(verb for verbs in INTRANSITIVE.values() for verb in verbs))
+OTHER_NUMBER = {verb[number]: verb[1 - number] for verb in VERBS for number in (SINGULAR, PLURAL)}
+ALL_CLASSES, ANIMATE = tuple(NOUNS), ("person", "animal")
 
 
 class Word(NamedTuple):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from mini_gpt.config.data import DataConfig
 from mini_gpt.data.corpora import Corpus
-from mini_gpt.data.sources.text import Unchanged, open_text, refuse_zeros
+from mini_gpt.data.sources.text import Unchanged, checked, open_text
 from mini_gpt.data.splits import FEWEST_DOCUMENTS
 from mini_gpt.runtime import files
 from mini_gpt.runtime.errors import UserError
@@ -21,13 +21,15 @@ def open_corpus(data: DataConfig) -> Corpus:
     Further columns of a TSV file are not used. Pairs with an empty side are left out. Raises UserError for a missing
     file; reading raises it for a line without a tab, and for files with different numbers of lines.
     """
-    paths = [_existing(name, given) for name in ("path", "target_path") if (given := getattr(data, name)) is not None]
-    unchanged = Unchanged(paths, data)
-    lines = _tab_separated if data.target_path is None else _aligned
+    paths = [files.expanded(path) for path in (data.path, data.target_path) if path is not None]
+    for path in paths:
+        if not path.is_file():
+            raise UserError(f"data.path, data.target_path: {path} is not a file; give a file with one text per line")
+    unchanged = Unchanged(paths)
 
     def texts() -> Iterator[str]:
         empty = 0
-        for pair in unchanged.read(paths, lines(*paths)):
+        for pair in unchanged.read(paths, _pairs(*map(_lines, paths))):
             empty += not all(pair)
             yield from pair if all(pair) else ()
         if empty:
@@ -37,33 +39,22 @@ def open_corpus(data: DataConfig) -> Corpus:
     return Corpus("pairs", unchanged.fingerprint, count, {"all": texts}, paired=True, size=unchanged.size)
 
 
-def _existing(name: str, path: str) -> Path:
-    found = files.expanded(path)
-    if not found.is_file():
-        raise UserError(f"data.{name}: {found} is not a file; give a file with one text per line")
-    return found
-
-
-def _tab_separated(path: Path) -> Iterator[tuple[str, str]]:
-    for number, text in enumerate(_lines(path), start=1):
-        source, tab, rest = text.partition("\t")
-        if not tab and text.strip():
-            raise UserError(f"data.path: {path}, line {number} has no tab; needs a source, a tab and a target")
-        yield source.strip(), rest.partition("\t")[0].strip()
-
-
-def _aligned(path: Path, target_path: Path) -> Iterator[tuple[str, str]]:
-    for count, (source, target) in enumerate(itertools.zip_longest(_lines(path), _lines(target_path))):
+def _pairs(sources: Iterator[str], targets: Iterator[str] | None = None) -> Iterator[tuple[str, str]]:
+    """Yield the pairs of the lines of two files, or of one TSV file."""
+    for source, target in itertools.zip_longest(sources, targets) if targets else map(_columns, sources):
         if source is None or target is None:
-            shorter, longer = (path, target_path) if source is None else (target_path, path)
-            more = f"but {longer} has more; each line must be the translation of the same line of the other file"
-            raise UserError(f"data.target_path: {shorter} has {count} lines, {more}")
+            raise ValueError("one of the files has more lines than the other")
         yield source.strip(), target.strip()
+
+
+def _columns(line: str) -> tuple[str, str]:
+    source, tab, rest = line.partition("\t")
+    if not tab and line.strip():
+        raise ValueError("the next line has no tab; needs a source, a tab and a target")
+    return source, rest.partition("\t")[0]
 
 
 def _lines(path: Path) -> Iterator[str]:
     """Yield the lines of a text; only a newline ends a line."""
     with open_text(path, newline="\n") as file:
-        for text in file:
-            refuse_zeros(path, text)
-            yield text
+        yield from map(checked, file)

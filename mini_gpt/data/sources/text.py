@@ -1,15 +1,15 @@
-"""Your own files: which they are, their fingerprint, and the documents of plain text. `records` reads other kinds."""
+"""Your own files: which they are, their fingerprint, and the documents in them."""
 
-import contextlib
+import csv
 import functools
 import glob
-import gzip
 import hashlib
 import io
 import itertools
+import json
 import lzma
 import os
-import pkgutil
+import re
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, cast
@@ -23,66 +23,55 @@ from mini_gpt.runtime.errors import UserError, first_line, shown
 
 SPLIT_NAMES = {"": "all", "val": "validation", "valid": "validation", "dev": "validation"}  # of saved data sets
 RECORDS = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet", ".arrow")
+COMPRESSED = (".gz", ".bz2", ".xz", ".zst", ".lz4")
 CHUNK = 2**22  # characters read at a time
+ROWS = 256  # of Parquet, read at a time
 LONGEST_PIECE = 2**22  # characters; a longer document comes in pieces, each of which ends before a space
 LINE_ENDS = "\r\n"
 
 
 def open_corpus(data: DataConfig) -> Corpus:
     """Open the files of `data.path`. Raises UserError if there are none, or if the first documents can't be read."""
-    root = files.expanded(data.path or "")
-    paths = _saved(root) if root.is_dir() else None
-    paths = {"all": matching(data.path or "")} if paths is None else paths
-    unchanged = Unchanged(itertools.chain.from_iterable(paths.values()), data)
+    paths = _saved(files.expanded(data.path or "")) or {"all": matching(data.path or "")}
+    unchanged = Unchanged(itertools.chain.from_iterable(paths.values()))
     kinds = [(part, kind(path)) for part in paths for path in paths[part]]
     fingerprint = digest(unchanged.fingerprint, data.text_field, data.document_separator, kinds)
 
     def texts(of_part: list[Path]) -> Iterator[Piece]:
         for path in of_part:
-            plain = kind(path) == ""
-            read = documents if plain else pkgutil.resolve_name("mini_gpt.data.sources.records:read")
-            yield from unchanged.read([path], read(path, data.document_separator if plain else data.text_field))
+            read = records(path, data.text_field) if kind(path) else documents(path, data.document_separator)
+            yield from unchanged.read([path], read)
 
     parts = {part: functools.partial(texts, of_part) for part, of_part in paths.items()}
     new = (True for of_part in paths.values() for piece in texts(of_part) if piece.text and piece.is_new)
-    count = unchanged.remembered(fingerprint, lambda: sum(itertools.islice(new, FEWEST_DOCUMENTS)))
+    count = remembered(fingerprint, lambda: sum(itertools.islice(new, FEWEST_DOCUMENTS)))
     return Corpus("text", fingerprint, count, parts, size=unchanged.size)
 
 
 class Unchanged:
     """Files, and a fingerprint of their bytes. The first start reads all of them; later starts look at their times."""
 
-    def __init__(self, paths: Iterable[Path], data: DataConfig):
-        self.cache = files.cache_directory() / "fingerprints"
+    def __init__(self, paths: Iterable[Path]):
         self.versions = {path: _version(path) for path in paths}
         self.size = sum(size for size, _ in self.versions.values())
         named = [(str(path.resolve()), *version) for path, version in self.versions.items()]
-        self.fingerprint = self.remembered(digest(named), self._sha256)
+        self.fingerprint = remembered(digest(named), self._sha256)
 
     def read(self, paths: list[Path], texts: Iterator[Any]) -> Iterator[Any]:
         """Yield the texts of files. Raises UserError if a file can't be read or has changed."""
+        number = 0
         try:
-            yield from texts
+            for text in texts:
+                yield text
+                number += 1
+        except UserError:
+            raise
         except Exception as error:  # those of gzip, csv, json, Arrow and others have no common type
-            if all(_version(path) == self.versions[path] for path in paths):
-                if isinstance(error, UserError):
-                    raise
-                names, remedy = " or ".join(map(str, paths)), "correct the file, or get it again"
-                raise UserError(f"{names}: {first_line(error)}; {remedy}") from None
+            names = " or ".join(map(str, paths))
+            raise UserError(f"{names}: after {number:,} texts: {first_line(error)}; correct the file") from None
         for path in paths:
             if _version(path) != self.versions[path]:
                 raise UserError(f"data.path: {path} has changed while it was read; start again")
-
-    def remembered(self, key: str, find: Callable[[], Any]) -> Any:
-        """Return what `find` returns, from the cache if it is there. Keep it if possible."""
-        path = self.cache / f"{key[:32]}.json"
-        with contextlib.suppress(OSError, ValueError, KeyError):
-            return files.read_with_checksum(path, must=True)["value"]
-        found = find()
-        with contextlib.suppress(OSError, UserError):
-            files.make_directory(path.parent)
-            files.write_json(path, {"value": found})
-        return found
 
     def _sha256(self) -> str:
         found = hashlib.sha256()
@@ -94,10 +83,17 @@ class Unchanged:
         return found.hexdigest()
 
 
-def _version(path: Path) -> tuple[int, int]:
-    """Return the size of a file, and the time of its last change; -1 if it is gone."""
+def remembered(key: str, find: Callable[[], Any]) -> Any:
+    """Return what `find` returns, from the cache if it is there."""
+    path = files.cache_directory() / "fingerprints" / f"{key[:32]}.json"
     if not path.exists():
-        return -1, -1
+        files.make_directory(path.parent)
+        files.write_json(path, {"value": find()})
+    return files.read_json(path)["value"]
+
+
+def _version(path: Path) -> tuple[int, int]:
+    """Return the size of a file, and the time of its last change."""
     return path.stat().st_size, path.stat().st_mtime_ns
 
 
@@ -106,40 +102,34 @@ def matching(pattern: str) -> list[Path]:
     given = files.expanded(pattern)
     # The existing part of the path is not a pattern, even if it contains `[` or `*`.
     root = given if os.path.isfile(given) else next(path for path in (given, *given.parents) if os.path.isdir(path))
-    if ".." in given.relative_to(root).parts:  # after a matched link, '..' could lead to any directory
-        raise UserError(f"data.path: found {shown(pattern)}; must not have '..' after a wildcard")
     found = glob.glob(str(Path(glob.escape(str(root)), given.relative_to(root))), recursive=True)
     targets: dict[Path, Path] = {}  # links can lead to a file several times
     for path in sorted(map(Path, filter(os.path.isfile, found))):
-        if not path.resolve().is_relative_to(root.resolve()):
-            target = path.resolve()
-            raise UserError(f"data.path: {path} is a link to {target}, outside {root}; put the file in its place")
-        targets.setdefault(path.resolve(), path)
+        target = path.resolve()
+        if not target.is_relative_to(root.resolve()):
+            raise UserError(f"data.path: {path} leads to {target}, outside {root}; put the file in its place")
+        targets.setdefault(target, path)
     if not targets:
-        folder = pattern.rstrip("/") if given.is_dir() else "books"
-        raise UserError(f"data.path: {shown(pattern)} matches no file; give a glob such as '{folder}/**/*.txt'")
+        raise UserError(f"data.path: {shown(pattern)} matches no file; give a glob such as 'books/**/*.txt'")
     return [*targets.values()]
 
 
 def _saved(root: Path) -> dict[str, list[Path]] | None:
     """Return {split: files} of a directory that the datasets library has saved; None for other directories."""
-    of_splits, found = root / "dataset_dict.json", dict[str, list[Path]]()
+    of_splits = root / "dataset_dict.json"
     if not of_splits.exists() and not (root / "state.json").exists():
         return None
     try:
-        for name in files.read_json(of_splits)["splits"] if of_splits.exists() else [""]:
-            folder = files.file_inside(root, name)
-            listed = [entry["filename"] for entry in files.read_json(folder / "state.json")["_data_files"]]
-            of_split = found.setdefault(SPLIT_NAMES.get(name, name), [])
-            of_split += [files.file_inside(folder, each) for each in listed]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"data.path: {root}: not saved by the datasets library ({first_line(error)})") from None
-    return found
+        names = files.read_json(of_splits)["splits"] if of_splits.exists() else [""]
+        folders = {SPLIT_NAMES.get(name, name): files.file_inside(root, name) for name in names}
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{of_splits}: not of the datasets library ({first_line(error)})") from None
+    return {split: matching(f"{folder}/data*.arrow") for split, folder in folders.items()}
 
 
 def kind(path: Path) -> str:
     """Return the suffix of a file without that of compression if it has records, or "" for plain text."""
-    suffix = next((name.lower() for name in reversed(path.suffixes) if name.lower() not in OPENERS), "")
+    suffix = next((name.lower() for name in reversed(path.suffixes) if name.lower() not in COMPRESSED), "")
     return suffix if suffix in RECORDS else ""
 
 
@@ -147,35 +137,90 @@ def documents(path: Path, separator: str | None) -> Iterator[Piece]:
     """Yield the documents of a file of plain text. Line ends next to a separator are left out.
 
     separator: between documents; None: the file is a document.
-
-    Raises UserError for zero bytes, as in UTF-16, and UnicodeDecodeError for bytes that are not UTF-8.
     """
-    text, is_new, is_last = "", True, False
+    text, is_new = "", True
     with open_text(path) as file:
-        while not is_last:
-            new = file.read(CHUNK)
-            is_last = not new
-            text += new
-            refuse_zeros(path, new)
-            if separator is not None:
-                *whole, text = text.split(separator)
-                for document in whole:
-                    yield Piece((document.lstrip(LINE_ENDS) if is_new else document).rstrip(LINE_ENDS), is_new)
-                    is_new = True
-                if is_new and (is_last or len(text) > 2 * LONGEST_PIECE):  # a separator may begin with line ends
-                    text = text.lstrip(LINE_ENDS)
-            while len(text) > 2 * LONGEST_PIECE:
-                space = BEFORE_SPACE.search(text, LONGEST_PIECE, 2 * LONGEST_PIECE - len(separator or ""))
-                end = space.end() if space else LONGEST_PIECE
-                yield Piece(text[:end], is_new)
-                text, is_new = text[end:], False
+        while new := checked(file.read(CHUNK)):
+            *whole, text = (text + new).split(separator) if separator else [text + new]
+            for document in whole:
+                yield from _pieces(document.strip(LINE_ENDS))
+            if separator is None:
+                *done, (text, is_new) = _pieces(text, is_new)
+                yield from done
+    yield from _pieces(text.lstrip(LINE_ENDS) if separator else text, is_new)
+
+
+def _pieces(text: str, is_new: bool = True) -> Iterator[Piece]:
+    while len(text) > 2 * LONGEST_PIECE:
+        space = BEFORE_SPACE.search(text, LONGEST_PIECE, 2 * LONGEST_PIECE)
+        end = space.end() if space else LONGEST_PIECE
+        yield Piece(text[:end], is_new)
+        text, is_new = text[end:], False
     yield Piece(text, is_new)
 
 
-def refuse_zeros(path: Path, text: str) -> None:
-    """Raise UserError for a zero byte: text in UTF-16 has many."""
+def checked(text: str) -> str:
+    """Return the text. Raises ValueError for a zero byte: text in UTF-16 has many."""
     if "\0" in text:
-        raise UserError(f"{path}: found a zero byte; give text in UTF-8, or remove the zeros: tr -d '\\0' < FILE > NEW")
+        raise ValueError("found a zero byte; give text in UTF-8")
+    return text
+
+
+def records(path: Path, field: str) -> Iterator[Piece]:
+    """Yield the text in a field of each record of JSON lines, JSON, CSV, TSV, Parquet or Arrow."""
+    read = {".parquet": _arrow, ".arrow": _arrow, ".csv": _table, ".tsv": _table}.get(kind(path), _json)
+    for text in read(path, field) if path.stat().st_size else ():
+        if not isinstance(text, str):
+            raise ValueError(f"found {shown(text)}; {field} must be a text")
+        text.encode()  # half of a character, such as \ud800, is an error
+        yield Piece(checked(text))
+
+
+def _json(path: Path, field: str) -> Iterator[Any]:
+    """Yield the texts of JSON lines. A .json file whose first line is no object is read at once."""
+    with open_text(path) as file:
+        first = file.readline()
+        is_lines = kind(path) != ".json" or re.match(r"\s*\{.*\}\s*$", first)
+        for text in filter(str.strip, itertools.chain([first], file) if is_lines else [first + file.read()]):
+            value = json.loads(text)
+            for record in value if isinstance(value, list) else [value]:
+                yield record if isinstance(record, str) else _field(record, field)
+
+
+def _table(path: Path, field: str) -> Iterator[str]:
+    csv.field_size_limit(2**31 - 1)
+    with open_text(path) as file:
+        for row in csv.DictReader(file, delimiter="\t" if kind(path) == ".tsv" else ",", strict=True):
+            if None in row or None in row.values():
+                raise ValueError("the next row has another number of columns than the header")
+            yield _field(row, field)
+
+
+def _field(record: dict[str, Any], field: str) -> Any:
+    if field not in record:
+        raise ValueError(f"found no field {field!r} among {shown([*record])}; name one with data.text_field")
+    return record[field]
+
+
+def _arrow(path: Path, field: str) -> Iterator[Any]:
+    """Yield the texts of Parquet, of an Arrow file, or of an Arrow stream as the datasets library saves it."""
+    import pyarrow as pa  # slow to import
+    import pyarrow.parquet as pq
+
+    is_compressed = path.suffix.lower() in COMPRESSED
+    with pa.BufferReader(open_bytes(path).read()) if is_compressed else pa.memory_map(str(path)) as file:
+        batches: Iterable[Any]
+        if kind(path) == ".parquet":
+            batches = pq.ParquetFile(file, buffer_size=2**20).iter_batches(ROWS, columns=[field])  # less memory
+        elif file.read(6) == b"ARROW1":
+            whole = pa.ipc.open_file(file)
+            batches = map(whole.get_batch, range(whole.num_record_batches))
+        else:
+            file.seek(0)
+            batches = pa.ipc.open_stream(file)
+        for batch in batches:
+            batch.validate(full=True)  # offsets of a damaged file could point anywhere
+            yield from batch.column(field).to_pylist()
 
 
 def open_text(path: Path, newline: str = "") -> io.TextIOWrapper:
@@ -185,51 +230,11 @@ def open_text(path: Path, newline: str = "") -> io.TextIOWrapper:
 
 def open_bytes(path: Path) -> BinaryIO:
     """Open a file for reading, decompressed if its name ends in .gz, .bz2, .xz, .zst or .lz4."""
-    opener = OPENERS.get(path.suffix.lower())
-    return path.open("rb") if opener is None else opener(path)
+    suffix = path.suffix.lower()
+    if suffix not in COMPRESSED:
+        return path.open("rb")
+    if suffix == ".xz":
+        return cast(BinaryIO, lzma.open(path))
+    import pyarrow as pa  # slow to import
 
-
-def _by_arrow(path: Path) -> BinaryIO:
-    import pyarrow as pa  # slow to import; unlike Python's bz2, it does not take a damaged part for the end
-
-    codec = {".zst": "zstd", ".lz4": "lz4", ".bz2": "bz2"}[path.suffix.lower()]
-    return cast(BinaryIO, io.BufferedReader(pa.input_stream(str(path), codec)))
-
-
-class Xz(io.RawIOBase):
-    """The content of all parts of an xz file. Python's `lzma.open` takes a damaged part for the end."""
-
-    def __init__(self, path: Path):
-        self.file, self.decoder = path.open("rb"), lzma.LZMADecompressor()
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        found = b""
-        while not found:
-            raw = self.decoder.unused_data
-            if not raw and (self.decoder.eof or self.decoder.needs_input):
-                raw = self.file.read(2**16)
-                if not raw and self.decoder.eof:
-                    return 0
-                if not raw:
-                    raise EOFError("the file is cut off")
-            if self.decoder.eof:
-                self.decoder = lzma.LZMADecompressor()
-            found = self.decoder.decompress(raw, len(buffer))
-        buffer[: len(found)] = found
-        return len(found)
-
-    def close(self) -> None:
-        super().close()
-        self.file.close()
-
-
-OPENERS: dict[str, Callable[[Path], BinaryIO]] = {
-    ".gz": cast(Callable[[Path], BinaryIO], gzip.open),
-    ".bz2": _by_arrow,
-    ".xz": lambda path: cast(BinaryIO, io.BufferedReader(Xz(path))),
-    ".zst": _by_arrow,
-    ".lz4": _by_arrow,
-}
+    return cast(BinaryIO, io.BufferedReader(pa.input_stream(str(path), compression="detect")))

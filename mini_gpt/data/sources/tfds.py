@@ -53,8 +53,7 @@ def open_corpus(data: DataConfig) -> Corpus:
         raise UserError(f"data.corpus: {data.corpus} has the text features {found}; must have one, or one named text")
     if not builder.is_prepared():
         if data.path is not None:
-            remedy = "prepare it there with TFDS, or leave out data.path: $TFDS_DATA_DIR names another directory"
-            raise UserError(f"data.path: found no prepared {name} in {root}; {remedy}")
+            raise UserError(f"data.path: found no prepared {name} in {root}; prepare it there with TFDS")
         log.info("preparing %s in %s", name, builder.data_dir)
         with _errors_of_tfds(name), contextlib.redirect_stdout(io.StringIO()):  # hide banners
             builder.download_and_prepare(download_dir=builder.data_dir_root / "downloads")
@@ -103,6 +102,5 @@ def _errors_of_tfds(name: str) -> Iterator[None]:
     except UserError:
         raise
     except Exception as error:
-        remedy = "; or prepare it elsewhere with file_format='array_record', and give data.path"
-        needed = f", pip install {error.name}{remedy}" if isinstance(error, ModuleNotFoundError) else ""
-        raise UserError(f"data.corpus: TFDS can't open or read {name!r} ({first_line(error)}){needed}") from error
+        remedy = "correct it, or prepare it elsewhere as array_record and give data.path"
+        raise UserError(f"data.corpus: TFDS can't open or read {name!r} ({first_line(error)}); {remedy}") from error

@@ -5,10 +5,11 @@ whose records are the ids of a document.
 """
 
 import io
+import itertools
 import pickle
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from array_record.python.array_record_module import ArrayRecordReader
@@ -25,22 +26,18 @@ from mini_gpt.runtime.errors import UserError, first_line, shown
 PREFIXES = {"train": "train", "val": "validation", "test": "test"}  # of names of files, and their splits
 CHUNK = 2**22  # tokens read at a time
 HEADER = 256  # int32 values at the start of a shard: what it is, its version, the number of its ids, and zeros
-SHARDS = {20240520: (1, "uint16"), 20240801: (7, "uint32")}  # {first value: (version, type of the ids)}, of llm.c
+SHARDS = {20240520: "uint16", 20240801: "uint32"}  # {first value: type of the ids}, of llm.c
 NAME_IT = "name the type of the ids, such as data.token_dtype=uint32 or int64"
 EXAMINED = 64  # records of an ArrayRecord file
 
 
-class TokenPiece(NamedTuple):
-    """The tokens of a document, or of a part of it."""
-
-    tokens: np.ndarray
-    is_new: bool
+Tokens = tuple[np.ndarray, bool]  # those of a document or of a part of it, and whether the document is new
 
 
 def open_corpus(data: DataConfig) -> Corpus:
     """Open the directory of tokens `data.path`. Raises UserError if there are no training tokens."""
     by_split = _splits(files.expanded(data.path or ""))
-    unchanged = Unchanged((path for of_split in by_split.values() for path in of_split), data)
+    unchanged = Unchanged(path for of_split in by_split.values() for path in of_split)
     names = [(split, path.name) for split, of_split in by_split.items() for path in of_split]
     fingerprint = digest(unchanged.fingerprint, names, data.token_dtype)
     return Corpus(TOKENS, fingerprint, FEWEST_DOCUMENTS, {}, size=unchanged.size, token_files=by_split)
@@ -53,12 +50,11 @@ def _splits(folder: Path) -> dict[str, list[Path]]:
         if split is not None:
             found.setdefault(split, []).append(files.file_inside(folder, path.name))
     if "train" not in found:
-        names = "train.bin and val.bin, or train-*.array_record and val-*.array_record"
-        raise UserError(f"data.path: {folder} has no files of tokens; give a directory with {names}")
+        raise UserError(f"data.path: {folder} has no train*.bin or train*.array_record; give a directory of tokens")
     return found
 
 
-def pieces(corpus: Corpus, data: DataConfig, tokenizer: Tokenizer) -> Iterator[tuple[str, TokenPiece]]:
+def pieces(corpus: Corpus, data: DataConfig, tokenizer: Tokenizer) -> Iterator[tuple[str, Tokens]]:
     """Yield (split, tokens) of all files.
 
     Raises UserError for another vocabulary than the tokenizer's, for ids that it lacks or that seem to have another
@@ -66,19 +62,17 @@ def pieces(corpus: Corpus, data: DataConfig, tokenizer: Tokenizer) -> Iterator[t
     """
     own, size = vocabulary(corpus, data), tokenizers.vocab_size(tokenizer)
     if [*own.texts] != [*tokenizer.texts][: len(own.texts)]:
-        remedy = "its ids mean other tokens there; give ids of the same vocabulary"
-        raise UserError(f"data.path: the vocabulary of these files is not that of the run; {remedy}")
-    unchanged = Unchanged((path for paths in corpus.token_files.values() for path in paths), data)
+        raise UserError("data.path: the vocabulary of these files is not that of the run; give ids of the same one")
+    unchanged = Unchanged(path for paths in corpus.token_files.values() for path in paths)
     for split, paths in corpus.token_files.items():
         for path in paths:
             read = _array_record if ".array_record" in path.name else _bin
             found = read(path, size, tokenizers.separator(tokenizer), data.token_dtype)
-            for piece in unchanged.read([path], found):
-                for token in (int(piece.tokens.min()), int(piece.tokens.max())) if len(piece.tokens) else ():
-                    if not 0 <= token < size:
-                        remedy = f"the vocabulary has {size:,} tokens: is it another one?"
-                        raise UserError(f"{path}: found the id {token}; {remedy}")
-                yield split, piece
+            for tokens, is_new in unchanged.read([path], found):
+                lowest, highest = (int(tokens.min()), int(tokens.max())) if len(tokens) else (0, 0)
+                if not 0 <= lowest <= highest < size:
+                    raise UserError(f"{path}: found ids in {lowest}..{highest}; the vocabulary has {size:,}")
+                yield split, (tokens, is_new)
 
 
 def vocabulary(corpus: Corpus, data: DataConfig) -> Tokenizer:
@@ -88,16 +82,14 @@ def vocabulary(corpus: Corpus, data: DataConfig) -> Tokenizer:
     if (folder / "meta.pkl").exists():
         return _of_nanogpt(folder / "meta.pkl")
     if not path.exists():
-        remedy = "put the tokenizer.json there with which the ids were made, such as that of GPT-2"
-        raise UserError(f"data.path: {folder} has no meta.pkl and no tokenizer.json; {remedy}")
+        raise UserError(f"data.path: {folder} has no meta.pkl and no tokenizer.json; put that of the ids there")
     try:
         model = subwords.parse(files.read_json(path))
     except Exception as error:  # the tokenizers library raises bare Exceptions
         raise UserError(f"{path}: not a tokenizer ({first_line(error)})") from None
     ids = model.get_vocab()
     if separator not in ids:
-        remedy = "give the token between documents as data.document_separator"
-        raise UserError(f"{path}: has no token {shown(separator)}; {remedy}")
+        raise UserError(f"{path}: has no token {shown(separator)}; give data.document_separator")
     return subwords.BpeTokenizer(model, separator_id=ids[separator], vocab_size=max(ids.values()) + 1)
 
 
@@ -113,30 +105,26 @@ def _of_nanogpt(path: Path) -> Tokenizer:
         itos = _NoCode(io.BytesIO(path.read_bytes())).load()["itos"]
         return tokenizers.CharacterTokenizer("".join(itos[number] for number in range(len(itos))))
     except Exception as error:  # pickle's errors for damaged files have no common type
-        reason = f"has no itos from ids to characters ({shown(first_line(error))})"
-        raise UserError(f"{path}: {reason}; is it nanoGPT's?") from None
+        raise UserError(f"{path}: has no itos from ids to characters ({shown(first_line(error))})") from None
 
 
-def _array_record(path: Path, vocab_size: int, separator: int, dtype: str | None) -> Iterator[TokenPiece]:
+def _array_record(path: Path, vocab_size: int, separator: int, dtype: str | None) -> Iterator[Tokens]:
     reader = ArrayRecordReader(str(path))
-    count = reader.num_records()
-    start = [reader.read([number])[0] or b"" for number in range(min(count, EXAMINED))]
+    records = (reader.read([number])[0] or b"" for number in range(reader.num_records()))
+    start = [*itertools.islice(records, EXAMINED)]
     known = dtype or _checked(path, start, "uint16" if vocab_size <= 2**16 else "uint32")
-    for number in range(count):
-        tokens = np.frombuffer(reader.read([number])[0] or b"", known)
+    for record in itertools.chain(start, records):
+        tokens = np.frombuffer(record, known)
         ends = len(tokens) > 0 and tokens[-1] == separator
-        yield TokenPiece(tokens[:-1] if ends else tokens, is_new=True)
-    reader.close()
+        yield tokens[:-1] if ends else tokens, True
+    reader.close()  # raises the error of a damaged file
 
 
-def _bin(path: Path, vocab_size: int, separator: int, dtype: str | None) -> Iterator[TokenPiece]:
+def _bin(path: Path, vocab_size: int, separator: int, dtype: str | None) -> Iterator[Tokens]:
     size, offset, found = path.stat().st_size, 0, dtype
     header = np.fromfile(path, "<i4", HEADER)
     if len(header) == HEADER and header[0] in SHARDS:
-        version, found = SHARDS[int(header[0])]
-        if header[1] != version:
-            raise UserError(f"{path}: found a header of version {header[1]}; must be {version}: write it as llm.c does")
-        offset = header.nbytes
+        offset, found = header.nbytes, SHARDS[int(header[0])]
         if size != offset + int(header[2]) * np.dtype(found).itemsize:
             raise UserError(f"{path}: its header says {header[2]:,} ids, its size another number; get the file again")
     if found is None and vocab_size > 2**16:
@@ -147,7 +135,7 @@ def _bin(path: Path, vocab_size: int, separator: int, dtype: str | None) -> Iter
     raw = np.memmap(path, np.uint8, "r", offset)
     tokens = raw.view(found or _checked(path, [raw[:CHUNK].data], "uint16"))
     for begin in range(0, len(tokens), CHUNK):
-        yield TokenPiece(tokens[begin : begin + CHUNK], is_new=begin == 0)
+        yield tokens[begin : begin + CHUNK], begin == 0
 
 
 def _checked(path: Path, starts: Sequence[bytes | memoryview], dtype: str) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from mini_gpt.data import english
-from mini_gpt.data.english.lexicon import NOUNS
+from mini_gpt.data.english.grammar import NOUNS
 from mini_gpt.insight.heads.python_source import Relation
 from mini_gpt.insight.heads.templates import Templates
 
