@@ -136,7 +136,8 @@ FAULTS = {  # {name: (content, texts before it, part of the message)}
     "quote.csv": (b'text\ngood\n"a\n', 1, "unexpected end of data"),
     "numbers.parquet": (parquet([1, 2]), 0, "found 1; text must be a text"),
     "cut.parquet": (parquet(TEXTS)[:-9], 0, ""),
-    "cut.arrow": (arrow(TEXTS, pa.ipc.new_stream)[:-99], 3, ""),
+    "cut.arrow": (arrow(TEXTS, pa.ipc.new_stream)[:-8], 0, "the end is missing"),
+    "twice.csv": (b"text,text\na,b\n", 0, "two columns have the same name"),
     "texts.jsonl.gz": (gzip.compress(GOOD)[:-9], 0, ""),
     "texts.jsonl.xz": (lzma.compress(GOOD)[:-9], 1, "ended before"),
 }
@@ -204,25 +205,27 @@ def saved_dataset(folder, texts):
     folder.mkdir()
     for number, part in enumerate((texts[:1], texts[1:])):
         (folder / f"data-{number:05}-of-00002.arrow").write_bytes(arrow(part, pa.ipc.new_stream))
-    (folder / "cache-1f.arrow").write_bytes(arrow(["of a map"], pa.ipc.new_stream))
-    (folder / "state.json").write_text("{}")
+    names = [{"filename": f"data-{number:05}-of-00002.arrow"} for number in (1, 0)]  # the order of state.json counts
+    (folder / "state.json").write_text(json.dumps({"_data_files": names, "_split": None}))
 
 
 def test_a_dataset_saved_to_disk_is_read_with_its_splits(small, tmp_path):
     saved_dataset(tmp_path / "one", TEXTS)
-    assert texts_of(small, tmp_path / "one") == TEXTS
+    assert texts_of(small, tmp_path / "one") == [*TEXTS[1:], TEXTS[0]]
     (tmp_path / "splits").mkdir()
     for name in ("train", "test"):
         saved_dataset(tmp_path / "splits" / name, [f"{name} {n}" for n in range(3)])
     (tmp_path / "splits" / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
     corpus = corpora.open_corpus(small(data__path=str(tmp_path / "splits")).data)
-    assert list(corpus.documents()) == [(name, f"{name} {n}") for name in ("train", "test") for n in (0, 1, 2)]
+    assert list(corpus.documents()) == [(name, f"{name} {n}") for name in ("train", "test") for n in (1, 2, 0)]
 
 
-def test_a_saved_dataset_names_only_its_own_folders(small, tmp_path):
-    saved_dataset(tmp_path / "secret", TEXTS)
+@pytest.mark.parametrize("name", ["../secret.arrow", "/etc/passwd", "link.arrow"])
+def test_a_saved_dataset_names_only_its_own_files(small, tmp_path, name):
+    (tmp_path / "secret.arrow").write_bytes(arrow(TEXTS, pa.ipc.new_stream))
     (tmp_path / "data").mkdir()
-    (tmp_path / "data" / "dataset_dict.json").write_text(json.dumps({"splits": ["../secret"]}))
+    (tmp_path / "data" / "link.arrow").symlink_to(tmp_path / "secret.arrow")
+    (tmp_path / "data" / "state.json").write_text(json.dumps({"_data_files": [{"filename": name}]}))
     with pytest.raises(UserError, match=r"found a link to .*; replace it"):
         texts_of(small, tmp_path / "data")
 

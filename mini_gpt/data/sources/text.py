@@ -28,6 +28,7 @@ CHUNK = 2**22  # characters read at a time
 ROWS = 256  # of Parquet, read at a time
 LONGEST_PIECE = 2**22  # characters; a longer document comes in pieces, each of which ends before a space
 LINE_ENDS = "\r\n"
+STREAM_END = b"\xff\xff\xff\xff\0\0\0\0"  # of Arrow
 
 
 def open_corpus(data: DataConfig) -> Corpus:
@@ -116,15 +117,18 @@ def matching(pattern: str) -> list[Path]:
 
 def _saved(root: Path) -> dict[str, list[Path]] | None:
     """Return {split: files} of a directory that the datasets library has saved; None for other directories."""
-    of_splits = root / "dataset_dict.json"
+    of_splits, found = root / "dataset_dict.json", dict[str, list[Path]]()
     if not of_splits.exists() and not (root / "state.json").exists():
         return None
     try:
-        names = files.read_json(of_splits)["splits"] if of_splits.exists() else [""]
-        folders = {SPLIT_NAMES.get(name, name): files.file_inside(root, name) for name in names}
-    except (ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{of_splits}: not of the datasets library ({first_line(error)})") from None
-    return {split: matching(f"{folder}/data*.arrow") for split, folder in folders.items()}
+        for name in files.read_json(of_splits)["splits"] if of_splits.exists() else [""]:
+            folder = files.file_inside(root, name)
+            listed = [entry["filename"] for entry in files.read_json(folder / "state.json")["_data_files"]]
+            of_split = found.setdefault(SPLIT_NAMES.get(name, name), [])
+            of_split += [files.file_inside(folder, each) for each in listed]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"data.path: {root}: not saved by the datasets library ({first_line(error)})") from None
+    return found
 
 
 def kind(path: Path) -> str:
@@ -190,7 +194,10 @@ def _json(path: Path, field: str) -> Iterator[Any]:
 def _table(path: Path, field: str) -> Iterator[str]:
     csv.field_size_limit(2**31 - 1)
     with open_text(path) as file:
-        for row in csv.DictReader(file, delimiter="\t" if kind(path) == ".tsv" else ",", strict=True):
+        rows = csv.DictReader(file, delimiter="\t" if kind(path) == ".tsv" else ",", strict=True)
+        if len({*(rows.fieldnames or ())}) < len(rows.fieldnames or ()):
+            raise ValueError("two columns have the same name")
+        for row in rows:
             if None in row or None in row.values():
                 raise ValueError("the next row has another number of columns than the header")
             yield _field(row, field)
@@ -216,6 +223,9 @@ def _arrow(path: Path, field: str) -> Iterator[Any]:
             whole = pa.ipc.open_file(file)
             batches = map(whole.get_batch, range(whole.num_record_batches))
         else:
+            file.seek(file.size() - len(STREAM_END))
+            if file.read() != STREAM_END:
+                raise ValueError("the end is missing")
             file.seek(0)
             batches = pa.ipc.open_stream(file)
         for batch in batches:
