@@ -3,7 +3,7 @@
 python -m benchmarks.examination --runs=55
 python -m benchmarks.examination --runs=45 --first=100 --out=docs/results/examination_new_seeds.csv
 
-Trains the runs of `python -m mini_gpt.exercises fault` with the seeds 0, 1, ..., or from another seed on, in a
+Trains the runs of `python -m docs.tutorials.find_the_fault` with the seeds 0, 1, ..., or from another seed on, in a
 temporary directory, and diagnoses each. Seeds that are in the file are not trained again; the next command continues.
 The table is printed at the end. A run takes about half a minute on two CPU cores.
 """
@@ -16,8 +16,8 @@ from pathlib import Path
 import jax
 from scipy.stats import binomtest
 
+from docs.tutorials import find_the_fault
 from mini_gpt.commands import command_line
-from mini_gpt.insight import faults
 from mini_gpt.insight.diagnosis import mistakes, probe
 from mini_gpt.runtime import files
 from mini_gpt.suites.base import SuiteOptions
@@ -36,9 +36,9 @@ def examine(seed: int) -> Row:
     blamed: the fault that diagnose names, "none" if it finds nothing, "unknown" if it finds something without a cause.
     lower_with: for a run without a fault, the mistake that lowers its loss if the search is made nevertheless.
     """
-    fault, mistake = faults.draw(seed)
+    fault, mistake = find_the_fault.draw(seed)
     with tempfile.TemporaryDirectory() as directory:
-        faults.train(seed, Path(directory, "run"))
+        find_the_fault.train(seed, Path(directory, "run"))
         run = Run(Path(directory, "run"))
         result = Diagnose().measure(run, SuiteOptions())
         windows_BM = probe.windows(run.store.tokens("validation"), run.config.context_length + 1, None)
@@ -59,7 +59,7 @@ def examine(seed: int) -> Row:
 
 def blamed(found: Sequence[str]) -> str:
     """Return the fault that findings of diagnose name; "none" without findings, "unknown" if they name no fault."""
-    named = [fault for fault in faults.FAULTS if faults.checks(fault) & {*found}]
+    named = [fault for fault in find_the_fault.FAULTS if find_the_fault.checks(fault) & {*found}]
     return named[0] if named else "unknown" if found else "none"
 
 
@@ -69,7 +69,7 @@ def table(rows: Sequence[Row]) -> str:
     The intervals are exact (Clopper and Pearson 1934).
     """
     lines = [HEADER, ("---", *["---:"] * 4)]
-    groups = [(fault, [row for row in rows if row["fault"] == fault]) for fault in faults.FAULTS]
+    groups = [(fault, [row for row in rows if row["fault"] == fault]) for fault in find_the_fault.FAULTS]
     groups.append(("all faults", [row for row in rows if row["fault"] != "none"]))
     for fault, group in groups:
         found = sum(bool(row["found"]) for row in group)

@@ -15,9 +15,7 @@ CORE = ("runtime", "config", "data", "model", "evaluation", "generation", "objec
 TOOLS = ("insight", "hugging_face", "pages", "suites", "study")
 PACKAGES = (*CORE, *TOOLS, "commands")
 # Thin modules beside the packages, for `python -m`.
-ENTRY_POINTS = (
-    *("__init__.py", "bench.py", "environment.py", "exercises.py", "lab.py", "play.py", "prune.py", "sweep.py"),
-)
+ENTRY_POINTS = (*("__init__.py", "bench.py", "environment.py", "lab.py", "play.py", "prune.py", "sweep.py"),)
 
 
 def test_mini_gpt_has_these_packages_and_no_loose_module():

@@ -6,7 +6,7 @@ import pytest
 from scipy.stats import beta
 
 from benchmarks import examination
-from mini_gpt.insight import faults
+from docs.tutorials import find_the_fault
 from tests.conftest import REPOSITORY
 
 
@@ -29,7 +29,7 @@ def test_the_table_counts_findings_and_blame():
 @pytest.mark.parametrize("file, first", [("examination.csv", 0), ("examination_new_seeds.csv", 100)])
 def test_the_files_have_the_runs_of_the_seeds(file, first):
     rows = [*csv.DictReader((REPOSITORY / examination.OUT).with_name(file).open(encoding="utf-8"))]
-    drawn = [faults.draw(seed) for seed in range(first, first + len(rows))]
+    drawn = [find_the_fault.draw(seed) for seed in range(first, first + len(rows))]
     assert [(row["fault"], row["mistake"]) for row in rows] == [(fault, str(each or "")) for fault, each in drawn]
     assert [int(row["seed"]) for row in rows] == [*range(first, first + len(rows))] and len(rows) >= 20
     if first:

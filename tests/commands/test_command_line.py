@@ -109,7 +109,7 @@ def test_splits_and_overrides_have_files_of_their_own(monkeypatch, run, capsys):
 
 
 COMMANDS = ["train", "eval", "sample", "mini_gpt.sweep", "mini_gpt.commands.study", "mini_gpt.bench", "mini_gpt.lab"]
-COMMANDS += ["mini_gpt.exercises", "mini_gpt.commands.hugging_face", "mini_gpt.commands.count_parameters"]
+COMMANDS += ["mini_gpt.commands.hugging_face", "mini_gpt.commands.count_parameters"]
 
 
 @pytest.mark.parametrize("name", COMMANDS)

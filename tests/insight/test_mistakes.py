@@ -10,8 +10,7 @@ import pytest
 from flax import nnx
 
 from benchmarks import examination
-from mini_gpt.commands import exercises
-from mini_gpt.insight import faults
+from docs.tutorials import find_the_fault
 from mini_gpt.insight.diagnosis import losses, mistakes, probe
 from mini_gpt.insight.diagnosis.losses import Losses
 from mini_gpt.insight.diagnosis.mistakes import Mistake
@@ -140,35 +139,35 @@ def test_norms_with_their_first_weights_are_found(random):
 
 
 def test_the_seed_draws_all_faults():
-    drawn = [faults.draw(seed) for seed in range(140)]
-    assert drawn == [faults.draw(seed) for seed in range(140)]
-    assert min(Counter(fault for fault, _ in drawn)[fault] for fault in faults.FAULTS) >= 8
+    drawn = [find_the_fault.draw(seed) for seed in range(140)]
+    assert drawn == [find_the_fault.draw(seed) for seed in range(140)]
+    assert min(Counter(fault for fault, _ in drawn)[fault] for fault in find_the_fault.FAULTS) >= 8
     assert {mistake.kind for _, mistake in drawn if mistake} == {*mistakes.CHECKS}
     for fault, mistake in drawn:
         found = [mistakes.CHECKS[mistake.kind][0], "recorded loss"] if mistake else []
-        assert examination.blamed(found) == fault and (not found or found[0] in faults.checks(fault))
+        assert examination.blamed(found) == fault and (not found or found[0] in find_the_fault.checks(fault))
     assert examination.blamed(["loss"]) == "unknown" and examination.blamed(["positions"]) == "order"
 
 
 def test_an_answer_has_a_measurement():
-    seed = next(seed for seed in range(99) if faults.draw(seed)[0] == "base")
+    seed = next(seed for seed in range(99) if find_the_fault.draw(seed)[0] == "base")
     rows = [{"check": "trained base", "says": "With RoPE's base 100, …"}, {"check": "loss", "says": "high"}]
-    said = exercises.answer(seed, {"rows": rows, "found": ["trained base"]})
+    said = find_the_fault.answer(seed, {"rows": rows, "found": ["trained base"]})
     assert said.startswith("base. Trained with RoPE's base ") and said.endswith("base 100, …")
-    said = exercises.answer(seed, {"rows": rows[1:], "found": ["loss"]})
+    said = find_the_fault.answer(seed, {"rows": rows[1:], "found": ["loss"]})
     assert said.startswith("base.") and "finds loss, but does not name" in said
 
 
 @pytest.mark.slow
 def test_a_hidden_fault_is_trained_guessed_and_named(monkeypatch, tmp_path, capsys):
-    seed = next(seed for seed in range(99) if str(faults.draw(seed)[1]) == "targets shifted by -1")
+    seed = next(seed for seed in range(99) if str(find_the_fault.draw(seed)[1]) == "targets shifted by -1")
     fields = {"train.steps": 60, "eval.every": 60, "checkpoint.every": 60, "optimizer.warmup_steps": 10}
-    monkeypatch.setattr(faults, "FIELDS", faults.FIELDS | fields)
-    call = ["exercises", "fault", f"--seed={seed}", f"--workdir={tmp_path / 'run'}"]
+    monkeypatch.setattr(find_the_fault, "FIELDS", find_the_fault.FIELDS | fields)
+    call = ["find_the_fault", f"--seed={seed}", f"--workdir={tmp_path / 'run'}"]
 
     def run(*more):
         monkeypatch.setattr(sys, "argv", [*call, *more])
-        exercises.main()
+        find_the_fault.main()
         return capsys.readouterr().out
 
     with pytest.raises(SystemExit, match="does not hold the run of this seed"):

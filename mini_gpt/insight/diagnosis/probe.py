@@ -19,7 +19,11 @@ WINDOWS, FEWER_WINDOWS, WINDOW_TOKENS = 64, 16, 20_000
 
 
 def windows(tokens: np.ndarray, length: int, first: int | None, most: int | None = None) -> np.ndarray:
-    """Return evenly spaced windows, int32. first: see `batches.windows`; most: see `count`."""
+    """Return evenly spaced windows, int32.
+
+    first: see `batches.windows`.
+    most: see `count`.
+    """
     starts = batches.evenly_spaced(len(tokens), length, count(len(tokens), length, most))
     return batches.windows(tokens, starts, length, first)
 
