@@ -54,7 +54,7 @@ class RandomSteps:
         begin = time.perf_counter()
         self.compiled = step.lower(abstract_state, first).compile()
         self.compile_seconds = time.perf_counter() - begin
-        self.state = states.create(config, vocabulary, abstract_state)
+        self.state = states.first(config, vocabulary, abstract_state)
 
     def _batches(self) -> Iterator[batches.Batch]:
         random = np.random.default_rng(0)

@@ -65,4 +65,3 @@ def conclude(workdir: Path, objective: Objective, model: LoadedModel, step: int)
         path.parent.mkdir(exist_ok=True)
         about = {"checkpoint_step": step, "split": "validation", "overrides": {}, "dtype": model.dtype}
         files.write_json(path, about | result)
-        writers.write_whole_split(workdir, result["nll"], step)

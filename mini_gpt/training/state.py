@@ -41,22 +41,24 @@ def parameter_shapes(config: Config, vocab_size: int) -> tuple[nnx.GraphDef, Par
     return definition, jax.tree.map(lambda leaf: leaf.update(dtype=config.model.param_dtype), shapes)
 
 
-def first(config: Config, parameters: Parameters, abstract_state: TrainState) -> TrainState:
-    """Return the state at step 0 with the given parameters, which are donated. abstract_state: from `abstract`."""
-    shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract_state)
-    return jax.jit(functools.partial(_initial, config), donate_argnums=0, out_shardings=shardings)(parameters)
+def first(
+    config: Config, vocab_size: int, abstract_state: TrainState, parameters: Parameters | None = None
+) -> TrainState:
+    """Return the state at step 0. Each device makes its own shards.
 
+    abstract_state: from `abstract`.
+    parameters: donated to the state; None: random ones from `config.seed`.
+    """
 
-def create(config: Config, vocab_size: int, abstract_state: TrainState) -> TrainState:
-    """Return the state at step 0 with random parameters from `config.seed`; each device makes its own shards."""
-
-    def initialize() -> TrainState:
-        _, parameters = build.split(build.make(config.model, vocab_size, rngs=nnx.Rngs(config.seed)))
-        return _initial(config, jax.tree.map(lambda leaf: leaf.astype(config.model.param_dtype), parameters))
+    def initial(parameters: Parameters | None) -> TrainState:
+        if parameters is None:
+            made = build.split(build.make(config.model, vocab_size, rngs=nnx.Rngs(config.seed)))[1]
+            parameters = jax.tree.map(lambda leaf: leaf.astype(config.model.param_dtype), made)
+        return _initial(config, parameters)
 
     options = {"xla_disable_hlo_passes": "multi_output_fusion"}  # with it, GPT-2 124M compiles for minutes on a GPU
     shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract_state)
-    return jax.jit(initialize, out_shardings=shardings, compiler_options=options)()
+    return jax.jit(initial, donate_argnums=0, out_shardings=shardings, compiler_options=options)(parameters)
 
 
 def _initial(config: Config, parameters: Parameters) -> TrainState:

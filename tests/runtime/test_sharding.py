@@ -43,7 +43,7 @@ def abstract_state(config):
 
 
 def first_state(config):
-    return states.create(config, VOCAB, abstract_state(config))
+    return states.first(config, VOCAB, abstract_state(config))
 
 
 def train(config, state, layout=PLAIN):

@@ -33,7 +33,7 @@ def start(config, *layout):
     mesh = sharding.make_mesh(*config.mesh.sizes)
     definition, abstract = states.abstract(config, VOCAB, mesh)
     train_step = assembly.make_step(definition, config, abstract, *layout)
-    return definition, states.create(config, VOCAB, abstract), train_step, lambda x: sharding.put_batch(x, mesh)
+    return definition, states.first(config, VOCAB, abstract), train_step, lambda x: sharding.put_batch(x, mesh)
 
 
 def run(config, steps=3):
