@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,11 @@ from mini_gpt.data.layout import Layout
 from mini_gpt.data.text_batches import Vocab
 from mini_gpt.evaluation import memory
 from mini_gpt.model.loss import token_nll
+from mini_gpt.model.parameters import Parameters
 from mini_gpt.runtime import devices, sharding, token_ids
+
+if TYPE_CHECKING:
+    from mini_gpt.model.editing import Edits
 
 MOST_TOKENS_AT_A_TIME = 2**14  # in all batches that run at the same time; larger batches use all cores of a CPU
 
@@ -36,16 +40,16 @@ class LoadedModel:
     definition: the model without parameters.
     batch_tokens: tokens in a batch.
     layout: where segments start and positions restart, and the mask token of an imported model.
-    edits: changes of activations in each pass, `editing.Edits`; None: none.
+    edits: changes of activations in each pass.
     """
 
-    parameters: dict[str, Any]
+    parameters: Parameters
     definition: nnx.GraphDef
     config: Config
     mesh: Mesh
     batch_tokens: int
     layout: Layout
-    edits: Any = None
+    edits: "Edits | None" = None
 
     def __call__(self, tokens_BL: np.ndarray | jax.Array, source_BS: np.ndarray | jax.Array | None = None) -> jax.Array:
         """Return logits_BLV in float32, with the edits. Documents are kept apart if the run did so.
@@ -113,7 +117,7 @@ class LoadedModel:
         return max(1, min(len(devices.cores()), MOST_TOKENS_AT_A_TIME // self.batch_tokens))
 
     def merge(self) -> Any:
-        """Return the module with its parameters in float32, without edits; also works under jit."""
+        """Return the module, a `MiniGPT`, with its parameters in float32, without edits; also works under jit."""
         return nnx.merge(self.definition, jax.tree.map(lambda leaf: leaf.astype(jnp.float32), self.parameters))
 
     def edited(self) -> Any:

@@ -41,7 +41,6 @@ def make_nll_fn(model: LoadedModel) -> NllFn:
         return nll_BL[: len(arrays[0])]
 
     nll_fn.threads = model.batches_at_a_time  # type: ignore[attr-defined]
-    nll_fn.vocab_size = vocab_size  # type: ignore[attr-defined]
     return nll_fn
 
 

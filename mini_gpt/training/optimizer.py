@@ -2,7 +2,7 @@
 
 import dataclasses
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -85,7 +85,7 @@ class Optimizer(NamedTuple):
 
     def update(
         self, gradients: Parameters, norm: jax.Array, state: optax.OptState, parameters: Parameters, step: jax.Array
-    ) -> Any:
+    ) -> tuple[Parameters, optax.OptState]:
         """Return (updates, new state) with the learning rates of this step. norm: of the gradients."""
         return self.transformation.update(gradients, at_step(state, step), parameters, norm=norm)
 
@@ -112,7 +112,9 @@ def _clip(most: float) -> optax.GradientTransformationExtraArgs:
     return optax.GradientTransformationExtraArgs(optax.init_empty_state, update)
 
 
-def _adamw(o: OptimizerConfig, rate: optax.Schedule, decayed: Any) -> optax.GradientTransformation:
+def _adamw(
+    o: OptimizerConfig, rate: optax.Schedule, decayed: Parameters | Callable[[Parameters], Parameters]
+) -> optax.GradientTransformation:
     return optax.adamw(rate, b1=o.b1, b2=o.b2, weight_decay=o.weight_decay, mask=decayed)
 
 

@@ -61,7 +61,9 @@ def make_train_step(
     if pattern:
         from mini_gpt.training import trainable
 
-    def objective_sum(trained: Parameters, fixed: Parameters | None, batch: Arrays, key: jax.Array) -> Any:
+    def objective_sum(
+        trained: Parameters, fixed: Parameters | None, batch: Arrays, key: jax.Array
+    ) -> tuple[jax.Array, Arrays]:
         """Return the sum of the objective over the targets, and all sums, for the metrics."""
         model = nnx.merge(definition, trained if fixed is None else trainable.join(trained, fixed))
         inputs = (batch["inputs"],) if model_inputs is None else model_inputs(batch, key)
@@ -90,7 +92,7 @@ def make_train_step(
         finite = jnp.all(jnp.isfinite(checked))
         halted = state.halted | (~finite & (config.nonfinite != "skip"))
 
-        def update() -> tuple[Parameters, Any]:
+        def update() -> tuple[Parameters, optax.OptState | None]:
             norm = metrics["gradient_norm"]
             updates, optimizer_state = optimizer.update(gradients, norm, state.optimizer_state, trained, state.step)
             changed = optax.apply_updates(trained, updates)
@@ -115,7 +117,9 @@ def make_train_step(
 def accumulated(gradients_of: Callable[..., Any], microbatches: int) -> Callable[..., Any]:
     """Return `gradients_of` for a whole batch: it adds up the gradients and the sums of the microbatches."""
 
-    def sum_of_gradients(trained: Parameters, fixed: Parameters | None, batch: Arrays, key: jax.Array) -> Any:
+    def sum_of_gradients(
+        trained: Parameters, fixed: Parameters | None, batch: Arrays, key: jax.Array
+    ) -> tuple[Parameters, Arrays]:
         def add(total: Any, microbatch: Any) -> tuple[Any, None]:
             return jax.tree.map(jnp.add, total, gradients_of(trained, fixed, *microbatch)), None
 

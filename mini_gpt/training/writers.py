@@ -5,9 +5,7 @@ import importlib.util
 import json
 import logging
 import math
-import os
 import pkgutil
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -18,11 +16,10 @@ import numpy as np
 from tensorboardX import summary
 from tensorboardX.event_file_writer import EventsWriter
 from tensorboardX.proto.event_pb2 import Event, SessionLog
-from tqdm import tqdm
 
 from mini_gpt.config import loading
 from mini_gpt.config.schema import Config
-from mini_gpt.runtime import files
+from mini_gpt.runtime import files, progress
 from mini_gpt.runtime.errors import UserError
 from mini_gpt.training import workdir as workdirs
 
@@ -155,41 +152,31 @@ def _tag(name: str) -> str:
 
 
 class Terminal:
-    """Shows progress: a bar on a terminal, else a log line every few seconds. Evaluations are always a line.
-
-    Progress begins with the first row, so that compilation does not count in the time that is left.
-    """
+    """Logs evaluations, and every few seconds the loss, the speed and the time that is left."""
 
     def __init__(self, steps: int):
-        self.steps, self.step = steps, 0
-        self.visible = sys.stderr.isatty() and os.get_terminal_size(sys.stderr.fileno()).columns > 0
+        self.steps, self.last_line = steps, -math.inf
+        self.begin: tuple[int, float] | None = None
 
     def write(self, row: Row) -> None:
-        if not self.step:
-            # smoothing=0: the mean speed. Otherwise an evaluation distorts the time left for a while.
-            about = {"unit": "step", "dynamic_ncols": True, "smoothing": 0, "disable": not self.visible}
-            self.bar = tqdm(total=self.steps, initial=row.step, **about)
-            self.begin, self.first, self.step, self.last_line = time.monotonic(), row.step, row.step, -math.inf
-        loss, rate = row.values.get("train/loss", math.nan), row.values.get("train/tokens_per_second")
-        line = f"loss {loss:.3f}" + (f", {rate:,.0f} tokens/s" if rate else "")
-        self.bar.update(row.step - self.step)
-        self.bar.set_postfix_str(line)
-        self.step, now = row.step, time.monotonic()
-        if "validation/loss" in row.values:
-            bits = row.values.get("validation/bits_per_byte")
-            line = f"loss of the validation sample {row.values['validation/loss']:.4f} nats per token"
-            line += f", {bits:.3f} bits per byte" if bits is not None else ""
-            log.info(f"step {self.step} of {self.steps}: {line}")
-        elif not self.visible and now - self.last_line > SECONDS_BETWEEN_LINES:
-            if self.step > self.first:
-                seconds = (now - self.begin) / (self.step - self.first) * (self.steps - self.step)
-                line += f", {tqdm.format_interval(seconds)} left"
-            log.info(f"step {self.step} of {self.steps}: {line}")
+        now, values = time.monotonic(), row.values
+        step, begun = self.begin = self.begin or (row.step, now)  # from the first row: compilation does not count
+        if "validation/loss" in values:
+            line = f"loss of the validation sample {values['validation/loss']:.4f} nats per token"
+            if "validation/bits_per_byte" in values:
+                line += f", {values['validation/bits_per_byte']:.3f} bits per byte"
+        elif now - self.last_line > SECONDS_BETWEEN_LINES:
             self.last_line = now
+            line = f"loss {values.get('train/loss', math.nan):.3f}"
+            if "train/tokens_per_second" in values:
+                line += f", {values['train/tokens_per_second']:,.0f} tokens/s"
+            if row.step > step:
+                line += f", {progress.duration((now - begun) / (row.step - step) * (self.steps - row.step))} left"
+        else:
+            return
+        log.info(f"step {row.step} of {self.steps}: {line}")
 
-    def close(self) -> None:
-        if self.step:
-            self.bar.close()
+    def close(self) -> None: ...
 
 
 def read(path: Path) -> list[dict[str, float]]:
