@@ -59,12 +59,18 @@ class LoadedModel:
 
         Raises UserError for an id outside the vocabulary, and the errors of `ModelConfig.check_length`.
         """
-        arrays = [tokens_BL] if source_BS is None else [tokens_BL, source_BS]
-        for name, array in zip(("tokens_BL", "source_BS"), arrays, strict=False):
-            token_ids.check(array, len(self.parameters["embedding"]), name, padding=name == "source_BS")
-        padded = [sharding.pad_rows(np.asarray(array, np.int32), self.mesh) for array in arrays]
-        inputs_BL, *source = sharding.put_whole(padded, self.mesh)
+        inputs_BL, *source = self.put(tokens_BL=tokens_BL, **({} if source_BS is None else {"source_BS": source_BS}))
         return self.logits(inputs_BL, None, None, *source)[: len(tokens_BL)]
+
+    def put(self, **arrays: np.ndarray | jax.Array) -> list[jax.Array]:
+        """Return arrays of token ids on the devices, int32, with rows added until they divide over the mesh.
+
+        Raises UserError for an id outside the vocabulary; in `source_BS`, -1 is padding.
+        """
+        for name, array in arrays.items():
+            token_ids.check(array, len(self.parameters["embedding"]), name, padding=name == "source_BS")
+        padded = [sharding.pad_rows(np.asarray(array, np.int32), self.mesh) for array in arrays.values()]
+        return sharding.put_whole(padded, self.mesh)
 
     @property
     def masked(self) -> bool:

@@ -14,7 +14,7 @@ from mini_gpt.data.text_batches import corrupted_blocks
 from mini_gpt.evaluation import items, scoring
 from mini_gpt.evaluation.loaded import LoadedModel
 from mini_gpt.evaluation.scoring import NllFn, Score
-from mini_gpt.runtime import progress, sharding, token_ids
+from mini_gpt.runtime import progress
 from mini_gpt.runtime.errors import UserError, require
 from mini_gpt.runtime.threads import in_order
 
@@ -29,16 +29,12 @@ def make_nll_fn(model: LoadedModel) -> NllFn:
     The first input of each row is replaced by the token that rows of an imported model begin with, if there is one.
     With an encoder, the function takes source_BS too. It raises UserError for a token id outside the vocabulary.
     """
-    vocab_size = len(model.parameters["embedding"])
 
-    def nll_fn(*arrays: np.ndarray) -> np.ndarray:
-        for name, array in zip(("inputs_BL", "targets_BL", "source_BS"), arrays, strict=False):
-            token_ids.check(array, vocab_size, name, padding=name == "source_BS")
-        inputs_BL, *others = arrays
-        inputs_BL = batches.begun(inputs_BL, model.layout.first_id)
-        padded = tuple(sharding.pad_rows(array, model.mesh) for array in (inputs_BL, *others))
-        nll_BL = np.asarray(model.nll(*sharding.put_whole(padded, model.mesh)))
-        return nll_BL[: len(arrays[0])]
+    def nll_fn(inputs_BL: np.ndarray, targets_BL: np.ndarray, source_BS: np.ndarray | None = None) -> np.ndarray:
+        begun_BL = batches.begun(inputs_BL, model.layout.first_id)
+        source = {} if source_BS is None else {"source_BS": source_BS}
+        arrays = model.put(inputs_BL=begun_BL, targets_BL=targets_BL, **source)
+        return np.asarray(model.nll(*arrays))[: len(inputs_BL)]
 
     nll_fn.threads = model.batches_at_a_time  # type: ignore[attr-defined]
     return nll_fn

@@ -11,7 +11,7 @@ from mini_gpt import objectives
 from mini_gpt.config.schema import Config, batch_problem
 from mini_gpt.data import batches, token_store
 from mini_gpt.data.corpora import Corpus
-from mini_gpt.data.layout import PLAIN, Layout
+from mini_gpt.data.layout import Layout
 from mini_gpt.data.tokenizers import Tokenizer
 from mini_gpt.evaluation.loaded import LoadedModel
 from mini_gpt.model.attention import core
@@ -21,8 +21,8 @@ from mini_gpt.runtime import devices, sharding
 from mini_gpt.runtime.errors import UserError, require
 from mini_gpt.training import inputs
 from mini_gpt.training import state as states
-from mini_gpt.training.optimizer import make_optimizer
-from mini_gpt.training.step import TrainState, make_train_step
+from mini_gpt.training.state import TrainState
+from mini_gpt.training.step import make_step
 
 
 class Assembly(NamedTuple):
@@ -30,7 +30,7 @@ class Assembly(NamedTuple):
 
     definition: of the model without adapters.
     abstract_state, abstract_batch: shapes and shardings.
-    train_step: jitted, see `make_train_step`.
+    train_step: jitted, see `step.make_step`.
     """
 
     config: Config
@@ -102,12 +102,3 @@ def assemble(config: Config, mesh: Mesh, corpus: Corpus, tokenizer: Tokenizer) -
         objective=objective,
         layout=layout,
     )
-
-
-def make_step(
-    definition: nnx.GraphDef, config: Config, abstract_state: TrainState, layout: Layout = PLAIN
-) -> jax.stages.Wrapped:
-    """Return the jitted training step of a config; see `make_train_step`."""
-    optimizer = make_optimizer(config, states.trained_parameters(config, abstract_state.parameters))
-    model_inputs = inputs.make_model_inputs(config, layout)
-    return make_train_step(definition, config.train, optimizer, model_inputs, abstract_state, config.seed)

@@ -24,7 +24,7 @@ from jax.experimental import multihost_utils
 from mini_gpt.model.parameters import Parameters, by_name
 from mini_gpt.runtime import files, processes
 from mini_gpt.runtime.errors import UserError, first_line, memory_error, require
-from mini_gpt.training.step import TrainState
+from mini_gpt.training.state import TrainState
 
 FORMAT = 4
 DAMAGED = "damaged"  # the directory of damaged checkpoints, next to `checkpoints/`
@@ -109,19 +109,14 @@ class Checkpoints:
     def restore_parameters(self, choice: str, abstract_parameters: Parameters) -> tuple[int, Parameters]:
         """Return (step, parameters) of the checkpoint that 'last', 'best' or a number denotes.
 
-        If training deletes it meanwhile, choose again. Raises UserError if it is missing or damaged.
+        Raises UserError if it is missing or damaged.
         """
-        while True:
-            step = processes.of_main_process(self.resolve(choice))  # the processes can list other steps
-            try:
-                return step, self._read(step, {"parameters": abstract_parameters})["parameters"]
-            except Damaged as reason:
-                self.manager.reload()
-                self.records.clear()
-                if processes.of_main_process(step in self.steps()):
-                    others = ", ".join(str(other) for other in self.steps() if other != step)
-                    advice = f"other steps for --checkpoint: {others}" if others else "there is no other checkpoint"
-                    raise UserError(f"{self.directory / str(step)}: damaged ({reason}); {advice}") from None
+        step = processes.of_main_process(self.resolve(choice))  # the processes can list other steps
+        try:
+            return step, self._read(step, {"parameters": abstract_parameters})["parameters"]
+        except Damaged as reason:
+            remedy = f"give another --checkpoint of {str(self.steps())[1:-1]}"
+            raise UserError(f"{self.directory / str(step)}: damaged or deleted ({reason}); {remedy}") from None
 
     def restore_last(self, abstract: TrainState) -> tuple[int, TrainState] | None:
         """Return (step, state) of the last undamaged checkpoint, or None; move the damaged ones after it away.

@@ -21,7 +21,8 @@ from mini_gpt.training import workdir as workdirs
 from mini_gpt.training.assembly import Assembly
 from mini_gpt.training.checkpoint import Checkpoints, Record
 from mini_gpt.training.conclusion import conclude as print_conclusion
-from mini_gpt.training.step import Metrics, TrainState, TrainStep
+from mini_gpt.training.state import TrainState
+from mini_gpt.training.step import Metrics, TrainStep
 from mini_gpt.training.writers import Row
 
 log = logging.getLogger(__name__)

@@ -22,7 +22,8 @@ from mini_gpt.training import state as states
 from mini_gpt.training import workdir as workdirs
 from mini_gpt.training.assembly import Assembly, assemble, make_mesh
 from mini_gpt.training.checkpoint import Checkpoints
-from mini_gpt.training.step import TrainState, TrainStep
+from mini_gpt.training.state import TrainState
+from mini_gpt.training.step import TrainStep
 from mini_gpt.training.workdir import Origin
 
 log = logging.getLogger(__name__)

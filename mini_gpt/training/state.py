@@ -1,10 +1,11 @@
-"""The shapes, the shardings and the first values of the training state."""
+"""The training state: its shapes, its shardings and its first values."""
 
 import functools
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
+import optax
 from flax import nnx
 from jax.sharding import Mesh
 
@@ -13,9 +14,23 @@ from mini_gpt.model import build
 from mini_gpt.model.parameters import Parameters
 from mini_gpt.runtime import sharding
 from mini_gpt.training.optimizer import make_optimizer
-from mini_gpt.training.step import TrainState
 
 T = TypeVar("T")
+
+
+class TrainState(NamedTuple):
+    """What a step changes.
+
+    step: training steps so far, skipped ones included, int32 scalar.
+    parameters: nested dicts; float32 in training.
+    optimizer_state: from optax; None in a checkpoint of imported weights, before any training.
+    halted: bool scalar, True after a non-finite step that is not skipped: later steps change nothing. Not saved.
+    """
+
+    step: jax.Array
+    parameters: Parameters
+    optimizer_state: optax.OptState | None
+    halted: jax.Array
 
 
 def abstract(config: Config, vocab_size: int, mesh: Mesh) -> tuple[nnx.GraphDef, TrainState]:
@@ -67,7 +82,7 @@ def _initial(config: Config, parameters: Parameters) -> TrainState:
 
         parameters = adapters.inserted(parameters, config)
     trained = trained_parameters(config, parameters)
-    optimizer_state = make_optimizer(config, trained).transformation.init(trained)
+    optimizer_state = make_optimizer(config, trained).init(trained)
     return TrainState(jnp.zeros((), jnp.int32), parameters, optimizer_state, jnp.asarray(False))
 
 

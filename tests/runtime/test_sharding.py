@@ -17,7 +17,7 @@ from mini_gpt.model import build, parameters
 from mini_gpt.runtime import sharding
 from mini_gpt.runtime.errors import UserError
 from mini_gpt.training import state as states
-from mini_gpt.training.assembly import make_step
+from mini_gpt.training.step import make_step
 from tests.training.test_step import VOCAB, assert_close, make_batch
 
 MESHES = [(2**i, 2**j, 2 ** (3 - i - j)) for i in range(4) for j in range(4 - i)]

@@ -16,7 +16,7 @@ from mini_gpt.training import initial_weights, loop
 from mini_gpt.training import state as states
 from mini_gpt.training.checkpoint import Checkpoints, Record
 from mini_gpt.training.run import Run
-from mini_gpt.training.step import TrainState
+from mini_gpt.training.state import TrainState
 from tests.training.interruption import assert_same_bits, kill_after
 
 
