@@ -56,11 +56,16 @@ def score_split(
     """
     check_scorable(model.config, len(tokens))
     most_tokens = convert("most_tokens", most_tokens, Annotated[int | None, at_least(1)])
-    parts = stretches(tokens, most_tokens, model.config.text_length)
-    if model.config.objective_class.corrupts:
-        scores = [_score_corrupted(model, part, number) for number, part in enumerate(parts)]
-    else:
-        scores = [_score_next(model, part, token_bytes) for part in parts]
+    length, scores, nll_fn = model.config.text_length, list[Score](), make_nll_fn(model)
+    for number, part in enumerate(stretches(tokens, most_tokens, length)):
+        if model.config.objective_class.corrupts:
+            rows = model.rows_at_a_time(length, count=len(part) // length)
+            blocks = corrupted_blocks(part, model.config, vocab=model.vocab, batch_size=rows, seed=number)
+            scores.append(score_batches(model, blocks))
+        else:
+            rows = model.rows_at_a_time(length, count=scoring.num_windows(len(part) - 1, length, length))
+            nll = scoring.score_tokens(nll_fn, part, window=length, stride=length, batch_size=rows)
+            scores.append(scoring.score(nll, part[1:], token_bytes))
     count = sum(s.tokens for s in scores)
     require(count > 0, "eval.tokens", most_tokens, "no target of the sample counts in the loss: raise it")
     parts_of_text = scores[0].items if len(scores) == 1 else {}
@@ -118,20 +123,6 @@ def stretches(tokens: np.ndarray, most_tokens: int | None, window: int) -> list[
     length = max(1, most_tokens // pieces // window) * window
     starts = batches.evenly_spaced(len(tokens), length + 1, pieces)
     return [tokens[start : start + length + 1] for start in starts]
-
-
-def _score_next(model: LoadedModel, tokens: np.ndarray, token_bytes: np.ndarray) -> Score:
-    nll_fn, window = make_nll_fn(model), model.config.context_length
-    rows = model.rows_at_a_time(window, count=scoring.num_windows(len(tokens) - 1, window, window))
-    nll = scoring.score_tokens(nll_fn, tokens, window=window, stride=window, batch_size=rows)
-    return scoring.score(nll, tokens[1:], token_bytes)
-
-
-def _score_corrupted(model: LoadedModel, tokens: np.ndarray, seed: int) -> Score:
-    length = model.config.text_length
-    rows = model.rows_at_a_time(length, count=len(tokens) // length)
-    blocks = corrupted_blocks(tokens, model.config, vocab=model.vocab, batch_size=rows, seed=seed)
-    return score_batches(model, blocks)
 
 
 def score_batches(model: LoadedModel, filled_batches: Iterable[tuple[int, Batch]]) -> Score:
