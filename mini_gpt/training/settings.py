@@ -1,25 +1,10 @@
 """Settings that cannot take effect in a run, and the passes of a run over its data."""
 
-import logging
-
 from mini_gpt.config import loading
 from mini_gpt.config.attention import ENCODINGS
 from mini_gpt.config.fields import specs
 from mini_gpt.config.schema import Config
 from mini_gpt.runtime.errors import shown
-
-log = logging.getLogger(__name__)
-
-
-def report(config: Config, rows: int | None, *, new: bool) -> None:
-    """Log settings without effect; for a new run, also its passes over the data.
-
-    rows: as `Batches.rows_per_epoch`.
-    """
-    for warning in without_effect(config, rows):
-        log.warning(warning)
-    if new and rows is not None:
-        log.info(passes(config, rows))
 
 
 def without_effect(config: Config, rows: int | None) -> list[str]:

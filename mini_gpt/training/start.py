@@ -103,7 +103,10 @@ def held(run: Start, workdir: Path) -> Iterator[None]:
 
 
 def describe(run: Start, *, parameters: bool) -> None:
-    """Log what a run trains, and settings without effect. parameters: log the table of a new run's parameters."""
+    """Log what a run trains, and settings without effect.
+
+    parameters: log the table of a new run's parameters.
+    """
     config, abstract = run.assembly.config, run.assembly.abstract_state.parameters
     if run.is_new and parameters:
         log.info("%s\n", model_parameters.report(abstract))
@@ -115,7 +118,11 @@ def describe(run: Start, *, parameters: bool) -> None:
             said = "padding in the first batch: {:.0%} of the tokens of the sources, {:.0%} of those of the targets\n"
             log.info(said.format(*batches.padding_shares(run.assembly.objective.train_batches[0])))
     if processes.is_main_process():
-        settings.report(config, run.assembly.objective.train_batches.rows_per_epoch, new=run.is_new)
+        rows = run.assembly.objective.train_batches.rows_per_epoch
+        for warning in settings.without_effect(config, rows):
+            log.warning(warning)
+        if run.is_new and rows is not None:  # None: a task
+            log.info(settings.passes(config, rows))
 
 
 def prepare(run: Start, checkpoints: Checkpoints) -> tuple[int, TrainState, TrainStep | None]:
