@@ -56,7 +56,8 @@ def score_split(
     """
     check_scorable(model.config, len(tokens))
     most_tokens = convert("most_tokens", most_tokens, Annotated[int | None, at_least(1)])
-    length, scores, nll_fn = model.config.text_length, list[Score](), make_nll_fn(model)
+    nll_fn, length = make_nll_fn(model), model.config.text_length
+    scores: list[Score] = []
     for number, part in enumerate(stretches(tokens, most_tokens, length)):
         if model.config.objective_class.corrupts:
             rows = model.rows_at_a_time(length, count=len(part) // length)

@@ -69,7 +69,8 @@ class Loop:
     """Runs the training steps."""
 
     def __init__(self, assembly: Assembly, train_step: TrainStep, checkpoints: Checkpoints, probe: Probe | None):
-        self.assembly, self.train_step, self.checkpoints, self.probe = assembly, train_step, checkpoints, probe
+        self.assembly, self.train_step = assembly, train_step
+        self.checkpoints, self.probe = checkpoints, probe
         self.config = assembly.config
         self.clock = Clock(self.config.train.batch_size * self.config.context_length)
         self.best_loss = checkpoints.best_loss(self.config.eval.tokens)

@@ -12,7 +12,8 @@ def without_effect(config: Config, rows: int | None) -> list[str]:
 
     rows: as `Batches.rows_per_epoch`; None also if it is not known.
     """
-    lines, o, steps, size = list(unread(config).values()), config.optimizer, config.train.steps, config.train.batch_size
+    lines = list(unread(config).values())
+    o, steps, size = config.optimizer, config.train.steps, config.train.batch_size
     left, decay = steps - o.warmup_steps, round(steps * o.decay_fraction)
     if left < 0 or (left == 0 and o.schedule != "constant"):
         reached = f"the learning rate of a run of {steps} steps only rises"

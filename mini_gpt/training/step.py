@@ -37,8 +37,10 @@ def make_step(
     A non-finite step changes no parameter. The host checks a step only after it has started the next one. So with
     train.nonfinite=stop the step itself sets `halted`, and later steps change nothing.
     """
-    train, pattern, on_cpu = config.train, config.train.trained_pattern, jax.default_backend() == "cpu"
-    mesh, rates, model_inputs = sharding.mesh_of(abstract_state), schedules(config), make_model_inputs(config, layout)
+    train, pattern = config.train, config.train.trained_pattern
+    mesh, on_cpu = sharding.mesh_of(abstract_state), jax.default_backend() == "cpu"
+    model_inputs = make_model_inputs(config, layout)
+    rates = schedules(config)
     optimizer = make_optimizer(config, trained_parameters(config, abstract_state.parameters))
     if pattern:
         from mini_gpt.training import trainable
