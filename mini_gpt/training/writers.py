@@ -24,7 +24,6 @@ from mini_gpt.runtime.errors import UserError
 from mini_gpt.training import workdir as workdirs
 
 SERVICES = {"wandb": "mini_gpt.training.wandb_writer:WandbWriter"}  # by the value of `train.logger`
-LONGEST_LINE = 2**20  # bytes; every row is shorter
 SECONDS_BETWEEN_LINES = 5.0
 log = logging.getLogger(__name__)
 
@@ -72,9 +71,8 @@ class MetricsFile:
 
     def __init__(self, workdir: Path, start: int):
         path = workdir / workdirs.METRICS
-        if path.exists():
-            kept = [line for line, row in _lines(path) if row["step"] <= start]
-            files.write_text(path, "".join(f"{line}\n" for line in kept))
+        kept = [row for row in _rows(path) if row["step"] <= start]
+        files.write_text(path, "".join(f"{json.dumps(row)}\n" for row in kept))
         self.file = path.open("a", encoding="utf-8", buffering=1)  # each line is written at once
         self.close = self.file.close
 
@@ -180,27 +178,13 @@ class Terminal:
 
 
 def read(path: Path) -> list[dict[str, float]]:
-    """Return the rows of a metrics.jsonl file, with finite numbers only; [] if there is no such file."""
-    return [{name: value for name, value in row.items() if _is_finite(value)} for _, row in _lines(path)]
+    """Return the rows of a metrics.jsonl file, without missing values; [] if there is no such file."""
+    return [{name: value for name, value in row.items() if value is not None} for row in _rows(path)]
 
 
-def _lines(path: Path) -> Iterator[tuple[str, dict[str, float]]]:
-    """Yield (line, row) of each valid line; skip other lines, such as an incomplete last line."""
-    if not path.exists():
-        return
-    with path.open("rb") as file:
-        for raw in iter(lambda: file.readline(LONGEST_LINE), b""):
-            line = raw.decode(errors="replace").rstrip("\r\n")
-            try:
-                row = json.loads(line)
-                if isinstance(row, dict) and _is_finite(row["step"]):
-                    yield line, row
-            except (ValueError, KeyError, RecursionError):
-                continue
-
-
-def _is_finite(value: Any) -> bool:
-    try:
-        return isinstance(value, int | float) and math.isfinite(value)
-    except OverflowError:  # an integer that is too large for a float
-        return False
+def _rows(path: Path) -> list[dict[str, Any]]:
+    rows = []
+    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+        with contextlib.suppress(ValueError):  # a killed process may leave a part of its last line
+            rows.append(json.loads(line))
+    return rows

@@ -203,16 +203,12 @@ def test_the_summary_has_the_split_loss_and_next_commands(small, tmp_path, capsy
         assert f"{command}{tmp_path}" in output
 
 
-def test_only_invalid_rows_of_metrics_are_dropped(tmp_path):
-    bad = ["9" * 400, "9" * 5000, "-" + "9" * 400, "1e999", "NaN", '"3"', "null", "[]", "{}"]
-    lines = [f'{{"step": {step}, "train/loss": 1.0}}' for step in ("1", *bad, "2", "3")]
-    lines += ['{"step": 4, "train/loss": "2", "train/x": [], "train/y": NaN}', "\udcff" + lines[0], "3", "[]"]
-    lines += ["\0" * 5000, "[" * 10**5, lines[0][:9]]  # the last row was cut when the process was killed
-    (tmp_path / "metrics.jsonl").write_bytes("\n".join(lines).encode(errors="surrogateescape"))
-    right = [{"step": step, "train/loss": 1.0} for step in (1, 2, 3)]
-    assert writers.read(tmp_path / "metrics.jsonl") == [*right, {"step": 4}], "without invalid values"
+def test_a_row_that_was_cut_is_dropped(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1, "train/loss": 1.5}\n{"step": 2, "train/loss": null}\n{"step": 3, "tr')
+    assert writers.read(path) == [{"step": 1, "train/loss": 1.5}, {"step": 2}]
     writers.MetricsFile(tmp_path, 2).close()
-    assert [row["step"] for row in rows(tmp_path)] == [1, 2]
+    assert path.read_text() == '{"step": 1, "train/loss": 1.5}\n{"step": 2, "train/loss": null}\n'
 
 
 def test_a_resumed_run_shows_its_own_rows_after_its_start(small, tmp_path):
