@@ -206,18 +206,14 @@ class Config(Section):
             self.refuse("source_length", f"learned positions end at model.max_positions ({model.max_positions})")
 
     def _check_mesh(self) -> None:
-        """Raise UserError with all sizes that the mesh does not divide. The number of devices is checked later."""
+        """Raise UserError for a size that the mesh does not divide. The number of devices is checked later."""
         model, mesh = self.model, self.mesh
         divided = {"num_heads": "tensor", "num_kv_heads": "tensor", "d_ff": "tensor", "d_model": "fsdp"}
-        problems = [
-            f"model.{name}: found {getattr(model, name)}; must be divisible by mesh.{axis} ({getattr(mesh, axis)})"
-            for name, axis in divided.items()
-            if getattr(model, name) % getattr(mesh, axis)
-        ]
-        if mesh.data != -1 and (batch := batch_problem(self.train, mesh.data, mesh.fsdp)):
-            problems.append(batch)
-        if problems:
-            raise UserError("; ".join(problems))
+        for name, axis in divided.items():
+            if getattr(model, name) % (size := getattr(mesh, axis)):
+                self.refuse(f"model.{name}", f"must be divisible by mesh.{axis} ({size})")
+        if mesh.data != -1 and (problem := batch_problem(self.train, mesh.data, mesh.fsdp)):
+            raise UserError(problem)
 
     @functools.cached_property
     def objective_class(self) -> Any:
