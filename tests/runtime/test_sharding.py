@@ -290,20 +290,10 @@ def test_the_reading_mesh_uses_all_visible_devices(small, monkeypatch, asked, de
     assert tuple(sharding.make_reading_mesh(*config_on(small, asked).mesh.sizes[1:]).shape.values()) == mesh
 
 
-def test_all_sizes_that_the_mesh_does_not_divide_are_named():
-    fields = {
-        "model.num_heads": 6,
-        "model.num_kv_heads": 3,
-        "model.d_model": 96,
-        "model.d_ff": 130,
-        "mesh.data": 3,
-        "mesh.fsdp": 5,
-        "mesh.tensor": 4,
-        "train.accumulation_steps": 2,
-    }
-    with pytest.raises(UserError) as raised:
+def test_a_size_that_the_mesh_does_not_divide_is_named():
+    fields = {"model.num_heads": 6, "model.d_model": 96, "mesh.fsdp": 3, "mesh.tensor": 4}
+    with pytest.raises(UserError, match=r"^model\.num_heads: found 6; must be divisible by mesh\.tensor \(4\)$"):
         loading.load("configs/default.py", fields)
-    assert str(raised.value) == "model.num_heads: found 6; must be divisible by mesh.tensor (4)"
     fits = {"model.num_heads": 8, "model.num_kv_heads": 4, "model.d_model": 96, "mesh.fsdp": 3, "mesh.tensor": 4}
     assert loading.load("configs/default.py", fits).mesh.tensor == 4
 
