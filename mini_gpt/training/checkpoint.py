@@ -115,8 +115,7 @@ class Checkpoints:
         try:
             return step, self._read(step, {"parameters": abstract_parameters})["parameters"]
         except Damaged as reason:
-            remedy = f"give another --checkpoint of {str(self.steps())[1:-1]}"
-            raise UserError(f"{self.directory / str(step)}: damaged or deleted ({reason}); {remedy}") from None
+            raise UserError(f"{self.directory / str(step)}: damaged ({reason}); give another --checkpoint") from None
 
     def restore_last(self, abstract: TrainState) -> tuple[int, TrainState] | None:
         """Return (step, state) of the last undamaged checkpoint, or None; move the damaged ones after it away.

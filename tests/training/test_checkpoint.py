@@ -85,7 +85,7 @@ def test_nothing_is_moved_if_every_checkpoint_is_damaged(written, tmp_path):
     with pytest.raises(UserError, match=r"checkpoints/8: damaged \(.*and no other checkpoint can be restored; copy"):
         restore_last(directory, abstract)
     assert (directory / "8").exists() and (directory / "4").exists()
-    with pytest.raises(UserError, match=r"checkpoints/8: damaged .*; give another --checkpoint of 4, 8"):
+    with pytest.raises(UserError, match=r"checkpoints/8: damaged .*; give another --checkpoint"):
         Run(directory.parent)
 
 
@@ -105,7 +105,7 @@ def test_other_shapes_than_the_configs_are_damage(tmp_path, arrays):
     of = abstract.parameters["a"].sharding
     wanted = {name: jax.ShapeDtypeStruct((size,), jnp.float32, sharding=of) for name, size in arrays.items()}
     checkpoints = Checkpoints(tmp_path / "checkpoints", read_only=True)
-    with contextlib.closing(checkpoints), pytest.raises(UserError, match=r"4: damaged or deleted \(.*\)"):
+    with contextlib.closing(checkpoints), pytest.raises(UserError, match=r"4: damaged \(.*\)"):
         checkpoints.restore_parameters("last", wanted)
 
 
