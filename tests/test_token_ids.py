@@ -12,7 +12,6 @@ from mini_gpt.data.layout import Layout
 from mini_gpt.data.tokenizers import ByteTokenizer
 from mini_gpt.evaluation.loaded import LoadedModel
 from mini_gpt.evaluation.perplexity import make_nll_fn
-from mini_gpt.evaluation.scoring import score_tokens
 from mini_gpt.generation import beam, decoding, filling
 from mini_gpt.insight import attention
 from mini_gpt.runtime import sharding, token_ids
@@ -50,7 +49,6 @@ DECODERS = {
     "second prompt": lambda model, tokens: decoding.generate(model, [[1], tokens], length=2),
     "stream": lambda model, tokens: next(decoding.stream(model, [tokens], length=2)),
     "beams": lambda model, tokens: beam.search(model, [tokens], beam.Options(0, 2)),
-    "score": lambda model, tokens: score_tokens(make_nll_fn(model), tokens, window=2, stride=1, batch_size=1),
     "inputs": lambda model, tokens: nll(model, tokens, with_id(0)),
     "targets": lambda model, tokens: nll(model, with_id(0), tokens),
     "attention maps": lambda model, tokens: attention.attention_maps(model, tokens[None]),

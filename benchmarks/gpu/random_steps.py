@@ -14,6 +14,7 @@ from mini_gpt.data import batches
 from mini_gpt.runtime import sharding
 from mini_gpt.training import assembly
 from mini_gpt.training import state as states
+from mini_gpt.training.step import make_step
 
 TOKENS = 2**20  # in the text that batches are drawn from
 SMALL = {"context_length": 32, "model.num_layers": 1, "model.num_heads": 2, "model.d_model": 32, "train.batch_size": 2}
@@ -48,13 +49,13 @@ class RandomSteps:
     def __init__(self, config: Config, vocabulary: int):
         self.config, self.vocabulary, self.mesh = config, vocabulary, assembly.make_mesh(config)
         definition, abstract_state = states.abstract(config, vocabulary, self.mesh)
-        step = assembly.make_step(definition, config, abstract_state)
+        step = make_step(definition, config, abstract_state)
         self.batches = sharding.prefetch_to_device(self._batches(), self.mesh)
         first = next(self.batches)
         begin = time.perf_counter()
         self.compiled = step.lower(abstract_state, first).compile()
         self.compile_seconds = time.perf_counter() - begin
-        self.state = states.create(config, vocabulary, abstract_state)
+        self.state = states.first(config, vocabulary, abstract_state)
 
     def _batches(self) -> Iterator[batches.Batch]:
         random = np.random.default_rng(0)

@@ -20,6 +20,7 @@ from mini_gpt.runtime import sharding
 from mini_gpt.runtime.errors import UserError
 from mini_gpt.training import assembly
 from mini_gpt.training import state as states
+from mini_gpt.training.step import make_step
 
 KINDS = "all-gather|all-reduce|reduce-scatter|all-to-all|collective-permute"
 COLLECTIVE = re.compile(rf" = (\(.*?\)|\S+) ({KINDS})(-start)?\(.*channel_id=(\d+)")
@@ -58,7 +59,7 @@ def report(config: Config, vocab_size: int, found: Sequence[jax.Device]) -> dict
         by_rows = sharding.batch_sharding(mesh)
         shapes = batches.shapes(config)
         batch = {name: jax.ShapeDtypeStruct(*of_array, sharding=by_rows) for name, of_array in shapes.items()}
-        lowered = assembly.make_step(definition, config, abstract_state).lower(abstract_state, batch)
+        lowered = make_step(definition, config, abstract_state).lower(abstract_state, batch)
         begin = time.perf_counter()
         compiled: Any = lowered.compile()
     seconds = time.perf_counter() - begin

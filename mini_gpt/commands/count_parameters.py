@@ -19,7 +19,7 @@ from mini_gpt.config.schema import Config
 from mini_gpt.data import tasks, tokenizers
 from mini_gpt.model import build, parameters
 from mini_gpt.runtime.errors import UserError, require
-from mini_gpt.training import layouts
+from mini_gpt.training import inputs
 from mini_gpt.training.initial_weights import SavedRun
 
 
@@ -37,7 +37,7 @@ def main() -> None:
     if flags.workdir:
         run = SavedRun(flags.workdir)
         config = run.trained
-        size = tokens + config.objective_class.extra_tokens if tokens else layouts.vocab_size(config, run.tokenizer)
+        size = tokens + config.objective_class.extra_tokens if tokens else inputs.vocab_size(config, run.tokenizer)
     else:
         config = read(flags.config)
         size = (tokens or vocab_size(config.data)) + config.objective_class.extra_tokens

@@ -40,7 +40,7 @@ from mini_gpt.training import assembly, loop
 from mini_gpt.training import workdir as workdirs
 from mini_gpt.training.checkpoint import Checkpoints, Record
 from mini_gpt.training.run import Run
-from mini_gpt.training.step import TrainState
+from mini_gpt.training.state import TrainState
 
 TIMES = 5  # a forward pass of each model is measured, in turns; the shortest time counts
 MOST_ROWS = 64  # of the table of kept heads, at equal distances

@@ -68,7 +68,10 @@ def field(*stated: Any, **more: Any) -> Any:
 
 @typing.dataclass_transform(frozen_default=True, field_specifiers=(field,))
 class Section:
-    """The base class of all sections. Subclasses become frozen dataclasses and check their fields when created."""
+    """The base class of all sections. Subclasses become frozen dataclasses and are checked when created.
+
+    `loading` converts values to the types of their fields; a section takes values of these types.
+    """
 
     __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
     prefix = ""  # start of the dotted names of its fields
@@ -78,10 +81,6 @@ class Section:
         dataclasses.dataclass(frozen=True)(cls)
 
     def __post_init__(self):
-        for attr in dataclasses.fields(self):
-            if "spec" in attr.metadata:
-                value = convert(self.prefix + attr.name, getattr(self, attr.name), attr.type)
-                object.__setattr__(self, attr.name, value)
         self.check()
 
     def check(self) -> None:

@@ -27,7 +27,6 @@ PACKAGE = Path(__file__).parent.parent
 ROOTS = (Path(), PACKAGE.parent, PACKAGE)  # parents of configs/: current directory, checkout, installed package
 T = TypeVar("T")
 ESCAPE = re.compile(r"\\(?:[nrt\\]|x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4})")
-MAX_DEPTH = 3  # levels of nested sections; a damaged config.json may have thousands
 
 
 def load(path: str | Path, overrides: Values = types.MappingProxyType({})) -> Config:
@@ -84,12 +83,9 @@ def check_field(name: str) -> None:
     fields = specs(Config)
     if name in fields:
         return
-    near, leaf = difflib.get_close_matches(name, fields, n=1, cutoff=0.7), name.rsplit(".", 1)[-1]
-    if not near or any(field.endswith(f".{leaf}") for field in fields) or leaf in fields:
-        near = similar_fields(leaf)
     if inside := [field.removeprefix(f"{name}.") for field in fields if field.startswith(f"{name}.")]:
         hint = f"it is a section, with the fields {', '.join(inside)}"
-    elif near:
+    elif near := similar_fields(name.rsplit(".", 1)[-1]):
         hint = f"did you mean {' or '.join(near)}?"
     else:
         hint = "python -m mini_gpt.config lists all fields"
@@ -148,8 +144,7 @@ def flatten(values: Values, prefix: str = "") -> dict[str, Any]:
     """Return {dotted name: value} of nested dicts."""
     flat: dict[str, Any] = {}
     for name, value in values.items():
-        is_section = isinstance(value, Mapping) and prefix.count(".") < MAX_DEPTH
-        flat |= flatten(value, f"{prefix}{name}.") if is_section else {f"{prefix}{name}": value}
+        flat |= flatten(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
     return flat
 
 
@@ -197,16 +192,11 @@ def _checked(values: Values) -> Config:
     if missing := [name for name in specs(Config) if name not in values]:
         names = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
         raise UserError(f"{names}: missing; if an older version made this config, train again with the current one")
-    given: dict[str, Any] = {}
-    unset: dict[str, Spec] = {}
-    for name, spec in specs(Config).items():
-        if values[name] is None and spec.follows:
-            unset[name] = spec
-        else:
-            given[name] = convert(name, values[name], spec.hint)
+    unset = {name: spec for name, spec in specs(Config).items() if values[name] is None and spec.follows}
+    found = {name: convert(name, values[name], spec.hint) for name, spec in specs(Config).items() if name not in unset}
     for name, spec in unset.items():
-        given[name] = _followed(spec, given)
-    return build(Config, given)
+        found[name] = _followed(spec, found)
+    return build(Config, found)
 
 
 def computed(values: Values) -> set[str]:

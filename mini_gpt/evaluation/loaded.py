@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,11 @@ from mini_gpt.data.layout import Layout
 from mini_gpt.data.text_batches import Vocab
 from mini_gpt.evaluation import memory
 from mini_gpt.model.loss import token_nll
+from mini_gpt.model.parameters import Parameters
 from mini_gpt.runtime import devices, sharding, token_ids
+
+if TYPE_CHECKING:
+    from mini_gpt.model.editing import Edits
 
 MOST_TOKENS_AT_A_TIME = 2**14  # in all batches that run at the same time; larger batches use all cores of a CPU
 
@@ -36,16 +40,16 @@ class LoadedModel:
     definition: the model without parameters.
     batch_tokens: tokens in a batch.
     layout: where segments start and positions restart, and the mask token of an imported model.
-    edits: changes of activations in each pass, `editing.Edits`; None: none.
+    edits: changes of activations in each pass.
     """
 
-    parameters: dict[str, Any]
+    parameters: Parameters
     definition: nnx.GraphDef
     config: Config
     mesh: Mesh
     batch_tokens: int
     layout: Layout
-    edits: Any = None
+    edits: "Edits | None" = None
 
     def __call__(self, tokens_BL: np.ndarray | jax.Array, source_BS: np.ndarray | jax.Array | None = None) -> jax.Array:
         """Return logits_BLV in float32, with the edits. Documents are kept apart if the run did so.
@@ -55,12 +59,18 @@ class LoadedModel:
 
         Raises UserError for an id outside the vocabulary, and the errors of `ModelConfig.check_length`.
         """
-        arrays = [tokens_BL] if source_BS is None else [tokens_BL, source_BS]
-        for name, array in zip(("tokens_BL", "source_BS"), arrays, strict=False):
-            token_ids.check(array, len(self.parameters["embedding"]), name, padding=name == "source_BS")
-        padded = [sharding.pad_rows(np.asarray(array, np.int32), self.mesh) for array in arrays]
-        inputs_BL, *source = sharding.put_whole(padded, self.mesh)
+        inputs_BL, *source = self.put(tokens_BL=tokens_BL, **({} if source_BS is None else {"source_BS": source_BS}))
         return self.logits(inputs_BL, None, None, *source)[: len(tokens_BL)]
+
+    def put(self, **arrays: np.ndarray | jax.Array) -> list[jax.Array]:
+        """Return arrays of token ids on the devices, int32, with rows added until they divide over the mesh.
+
+        Raises UserError for an id outside the vocabulary; in `source_BS`, -1 is padding.
+        """
+        for name, array in arrays.items():
+            token_ids.check(array, len(self.parameters["embedding"]), name, padding=name == "source_BS")
+        padded = [sharding.pad_rows(np.asarray(array, np.int32), self.mesh) for array in arrays.values()]
+        return sharding.put_whole(padded, self.mesh)
 
     @property
     def masked(self) -> bool:
@@ -113,7 +123,7 @@ class LoadedModel:
         return max(1, min(len(devices.cores()), MOST_TOKENS_AT_A_TIME // self.batch_tokens))
 
     def merge(self) -> Any:
-        """Return the module with its parameters in float32, without edits; also works under jit."""
+        """Return the module, a `MiniGPT`, with its parameters in float32, without edits; also works under jit."""
         return nnx.merge(self.definition, jax.tree.map(lambda leaf: leaf.astype(jnp.float32), self.parameters))
 
     def edited(self) -> Any:

@@ -3,8 +3,6 @@
 The estimates are for XLA on CPUs, and rather too high. A test compares them with the compiler's own numbers.
 """
 
-import functools
-import logging
 from typing import Literal
 
 from mini_gpt.config.model import ModelConfig
@@ -21,8 +19,6 @@ REFERENCE_MAPS = 3  # the same for attention that has all logits in memory
 Kept = Literal["losses", "logits", "depths", "maps", "gradients"]
 LOGITS = {"logits": 1, "depths": 5}  # arrays with an entry for each token and word of the vocabulary
 
-log = logging.getLogger(__name__)
-
 
 def of_row(config: ModelConfig, vocab_size: int, length: int, kept: Kept) -> int:
     """Return about how many bytes a pass takes for each row of `length` tokens."""
@@ -38,19 +34,8 @@ def of_row(config: ModelConfig, vocab_size: int, length: int, kept: Kept) -> int
 
 
 def rows_in_budget(config: ModelConfig, vocab_size: int, length: int, kept: Kept) -> int:
-    """Return the number of rows that fit in BUDGET, at least 1. Log once if a single row needs more."""
-    needed = of_row(config, vocab_size, length, kept)
-    if needed > BUDGET:
-        _warn(length, kept, needed)
-    return max(1, BUDGET // needed)
-
-
-@functools.cache
-def _warn(length: int, kept: Kept, needed: int) -> None:
-    log.warning(
-        f"one row of {length:,} tokens may take {needed / 1e9:.1f} GB for its {kept}, and a batch should take at most "
-        f"{BUDGET / 1e9:.1f} GB: going on with one row at a time"
-    )
+    """Return the number of rows that fit in BUDGET, at least 1."""
+    return max(1, BUDGET // of_row(config, vocab_size, length, kept))
 
 
 def _needs_reference(config: ModelConfig) -> bool:

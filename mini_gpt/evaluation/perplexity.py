@@ -14,7 +14,7 @@ from mini_gpt.data.text_batches import corrupted_blocks
 from mini_gpt.evaluation import items, scoring
 from mini_gpt.evaluation.loaded import LoadedModel
 from mini_gpt.evaluation.scoring import NllFn, Score
-from mini_gpt.runtime import progress, sharding, token_ids
+from mini_gpt.runtime import progress
 from mini_gpt.runtime.errors import UserError, require
 from mini_gpt.runtime.threads import in_order
 
@@ -29,19 +29,14 @@ def make_nll_fn(model: LoadedModel) -> NllFn:
     The first input of each row is replaced by the token that rows of an imported model begin with, if there is one.
     With an encoder, the function takes source_BS too. It raises UserError for a token id outside the vocabulary.
     """
-    vocab_size = len(model.parameters["embedding"])
 
-    def nll_fn(*arrays: np.ndarray) -> np.ndarray:
-        for name, array in zip(("inputs_BL", "targets_BL", "source_BS"), arrays, strict=False):
-            token_ids.check(array, vocab_size, name, padding=name == "source_BS")
-        inputs_BL, *others = arrays
-        inputs_BL = batches.begun(inputs_BL, model.layout.first_id)
-        padded = tuple(sharding.pad_rows(array, model.mesh) for array in (inputs_BL, *others))
-        nll_BL = np.asarray(model.nll(*sharding.put_whole(padded, model.mesh)))
-        return nll_BL[: len(arrays[0])]
+    def nll_fn(inputs_BL: np.ndarray, targets_BL: np.ndarray, source_BS: np.ndarray | None = None) -> np.ndarray:
+        begun_BL = batches.begun(inputs_BL, model.layout.first_id)
+        source = {} if source_BS is None else {"source_BS": source_BS}
+        arrays = model.put(inputs_BL=begun_BL, targets_BL=targets_BL, **source)
+        return np.asarray(model.nll(*arrays))[: len(inputs_BL)]
 
     nll_fn.threads = model.batches_at_a_time  # type: ignore[attr-defined]
-    nll_fn.vocab_size = vocab_size  # type: ignore[attr-defined]
     return nll_fn
 
 
@@ -61,11 +56,17 @@ def score_split(
     """
     check_scorable(model.config, len(tokens))
     most_tokens = convert("most_tokens", most_tokens, Annotated[int | None, at_least(1)])
-    parts = stretches(tokens, most_tokens, model.config.text_length)
-    if model.config.objective_class.corrupts:
-        scores = [_score_corrupted(model, part, number) for number, part in enumerate(parts)]
-    else:
-        scores = [_score_next(model, part, token_bytes) for part in parts]
+    nll_fn, length = make_nll_fn(model), model.config.text_length
+    scores: list[Score] = []
+    for number, part in enumerate(stretches(tokens, most_tokens, length)):
+        if model.config.objective_class.corrupts:
+            rows = model.rows_at_a_time(length, count=len(part) // length)
+            blocks = corrupted_blocks(part, model.config, vocab=model.vocab, batch_size=rows, seed=number)
+            scores.append(score_batches(model, blocks))
+        else:
+            rows = model.rows_at_a_time(length, count=scoring.num_windows(len(part) - 1, length, length))
+            nll = scoring.score_tokens(nll_fn, part, window=length, stride=length, batch_size=rows)
+            scores.append(scoring.score(nll, part[1:], token_bytes))
     count = sum(s.tokens for s in scores)
     require(count > 0, "eval.tokens", most_tokens, "no target of the sample counts in the loss: raise it")
     parts_of_text = scores[0].items if len(scores) == 1 else {}
@@ -123,20 +124,6 @@ def stretches(tokens: np.ndarray, most_tokens: int | None, window: int) -> list[
     length = max(1, most_tokens // pieces // window) * window
     starts = batches.evenly_spaced(len(tokens), length + 1, pieces)
     return [tokens[start : start + length + 1] for start in starts]
-
-
-def _score_next(model: LoadedModel, tokens: np.ndarray, token_bytes: np.ndarray) -> Score:
-    nll_fn, window = make_nll_fn(model), model.config.context_length
-    rows = model.rows_at_a_time(window, count=scoring.num_windows(len(tokens) - 1, window, window))
-    nll = scoring.score_tokens(nll_fn, tokens, window=window, stride=window, batch_size=rows)
-    return scoring.score(nll, tokens[1:], token_bytes)
-
-
-def _score_corrupted(model: LoadedModel, tokens: np.ndarray, seed: int) -> Score:
-    length = model.config.text_length
-    rows = model.rows_at_a_time(length, count=len(tokens) // length)
-    blocks = corrupted_blocks(tokens, model.config, vocab=model.vocab, batch_size=rows, seed=seed)
-    return score_batches(model, blocks)
 
 
 def score_batches(model: LoadedModel, filled_batches: Iterable[tuple[int, Batch]]) -> Score:

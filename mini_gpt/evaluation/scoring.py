@@ -11,7 +11,7 @@ from mini_gpt.config.fields import Count, Range, convert
 from mini_gpt.data.batches import in_full_batches
 from mini_gpt.evaluation import items
 from mini_gpt.evaluation.items import Items
-from mini_gpt.runtime import progress, token_ids
+from mini_gpt.runtime import progress
 from mini_gpt.runtime.threads import in_order
 
 NllFn = Callable[[np.ndarray, np.ndarray], np.ndarray]
@@ -71,14 +71,12 @@ def score_tokens(nll_fn: NllFn, tokens: np.ndarray, *, window: int, stride: int,
 
     nll_fn: called as nll_fn(inputs_BL, targets_BL) -> nll_BL, always with B = batch_size and L = window. Copies of the
     last token pad the last window; copies of a row pad the last batch. If nll_fn has an attribute `threads`, up to as
-    many threads call it at the same time; if it has an attribute `vocab_size`, a token outside the vocabulary raises
-    UserError. Raises UserError unless 1 ≤ stride ≤ window and 1 ≤ batch_size, all whole numbers.
+    many threads call it at the same time. Raises UserError unless 1 ≤ stride ≤ window and 1 ≤ batch_size, all whole
+    numbers.
     """
     window, batch_size = convert("window", window, Count), convert("batch_size", batch_size, Count)
     stride = convert("stride", stride, Annotated[int, Range(f"in 1..window ({window})", lambda n: 1 <= n <= window)])
     tokens = np.asarray(tokens)
-    if vocab_size := getattr(nll_fn, "vocab_size", None):
-        token_ids.check(tokens, vocab_size, "tokens")
     targets = len(tokens) - 1
     nll = np.empty(max(targets, 0), np.float32)
 

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Sequence
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -38,7 +38,7 @@ class Beam(NamedTuple):
     lengths_BK: jax.Array
     log_probabilities_BK: jax.Array
 
-    def scores_BK(self, alpha: Any) -> jax.Array:
+    def scores_BK(self, alpha: float | jax.Array) -> jax.Array:
         """Return log-probabilities divided by ((5 + length) / 6)^alpha (Wu et al. 2016, eq. 14)."""
         return self.log_probabilities_BK / _penalty(self.lengths_BK, alpha)
 
@@ -98,7 +98,7 @@ def search(
     ]
 
 
-def _penalty(length: Any, alpha: Any) -> Any:
+def _penalty(length: int | jax.Array, alpha: float | jax.Array) -> float | jax.Array:
     return ((5 + length) / 6) ** alpha
 
 

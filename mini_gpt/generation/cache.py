@@ -2,6 +2,13 @@
 
 In both, the context of each attention layer has a cache of its own (`Context.cache`). The layer attends through it, and
 the cache keeps the keys and values in slots.
+
+A new token changes what earlier tokens compute in two kinds of models: with selective attention, and with RoPE's
+dynamic scaling once the text is longer than the original context, because all angles change with the length. It would
+not be enough to keep keys before their rotation, as Peng et al. 2023 (3.3) do: the keys and values of the second layer
+depend on the rotation in the first. Transformers keeps rotated keys, and so writes another text; with use_cache=False
+it writes this one. Recurrent models have no keys and values to keep. Such models keep the `Text`, and each new token
+takes a full pass over it.
 """
 
 import math
@@ -13,8 +20,6 @@ import jax.numpy as jnp
 from mini_gpt.config.model import ModelConfig
 from mini_gpt.data.layout import PLAIN
 from mini_gpt.evaluation.loaded import LoadedModel
-from mini_gpt.generation import full_passes
-from mini_gpt.generation.full_passes import Text
 from mini_gpt.model import running
 from mini_gpt.model.attention import reference
 from mini_gpt.model.attention.context import Context, Coordinates
@@ -80,6 +85,27 @@ class Cache(NamedTuple):
         if not same_sources:
             return jax.tree.map(taken, self)
         return jax.tree.map(taken, self._replace(source=None))._replace(source=self.source)
+
+
+class Text(NamedTuple):
+    """The text so far, in the place of a KV cache.
+
+    tokens_BT: rows padded on the right up to the capacity.
+    lengths_B: the length of each row.
+    """
+
+    tokens_BT: jax.Array
+    lengths_B: jax.Array
+
+    def extended(self, tokens_B: jax.Array) -> "Text":
+        """Return the text with one more token in each row."""
+        tokens_BT = self.tokens_BT.at[jnp.arange(len(tokens_B)), self.lengths_B].set(tokens_B)
+        return Text(tokens_BT, self.lengths_B + 1)
+
+    def take(self, rows_B: jax.Array, *, same_sources: bool = False) -> "Text":
+        """Return the text with other rows in the place of each row, by index."""
+        del same_sources  # no such model has an encoder
+        return Text(self.tokens_BT[rows_B], self.lengths_B[rows_B])
 
 
 class PromptCache:
@@ -162,9 +188,22 @@ class SourceCache:
 
 
 def without_cache(config: ModelConfig, length: float = math.inf) -> bool:
-    """Return whether a new token of a text of this length changes what earlier tokens compute, see `full_passes`."""
+    """Return whether a new token of a text of this length changes what earlier tokens compute."""
     is_longer = (config.random_positions or length) > (config.rope.original_context or 0)
     return config.block != "attention" or config.variants.selective or (config.rope.scaling == "dynamic" and is_longer)
+
+
+def next_logits(model: LoadedModel, text: Text) -> jax.Array:
+    """Return the logits_BV after the last token of each row, float32."""
+    tokens_BT, last_B1 = text.tokens_BT, text.lengths_B[:, None] - 1
+    indices_BT = jnp.broadcast_to(jnp.arange(tokens_BT.shape[1]), tokens_BT.shape)
+    positions_BT, segments_BT = model.layout.positions_and_segments(model.config.model, tokens_BT)
+    positions_BT = indices_BT if positions_BT is None else positions_BT
+    # Padding, which no token sees, must not lengthen the row: it has the position of the last token.
+    positions_BT = jnp.take_along_axis(positions_BT, jnp.minimum(indices_BT, last_B1), axis=1)
+    module = model.edited()
+    x_BTD = module.hidden(model.layout.decoder_tokens(tokens_BT), positions_BT, segments_BT)
+    return module.logits(jnp.take_along_axis(x_BTD, last_B1[..., None], axis=1))[:, 0]
 
 
 def prefill(
@@ -188,7 +227,7 @@ def prefill(
     text_BT = jnp.pad(tokens_BL, ((0, 0), (0, capacity - length)))
     if without_cache(config, capacity):
         text = Text(text_BT, lengths_B)
-        return full_passes.next_logits(model, text), text
+        return next_logits(model, text), text
     positions_BT, segments_BT = model.layout.positions_and_segments(config, text_BT)
     rows = Coordinates.of(capacity, positions_BT, segments_BT)
     prompt = jax.tree.map(lambda x_BT: x_BT[:, :length], rows)
@@ -214,7 +253,7 @@ def decode(model: LoadedModel, tokens_B: jax.Array, cache: Cache | Text) -> tupl
     """Run the model on one more token per row; return the next token's logits_BV, float32, and the new cache."""
     if isinstance(cache, Text):
         text = cache.extended(tokens_B)
-        return full_passes.next_logits(model, text), text
+        return next_logits(model, text), text
     module, (token, tokens), written = _module(model), _next_token(model, tokens_B, cache), cache.written
     layers = [TokenCache(kept, slots_of(tokens, written, kept.keys_XSK.shape[1]), written) for kept in cache.layers]
     source, crosses = None, []

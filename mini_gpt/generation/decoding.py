@@ -12,8 +12,7 @@ from mini_gpt.config.fields import convert
 from mini_gpt.data.batches import in_full_batches
 from mini_gpt.evaluation.loaded import LoadedModel
 from mini_gpt.generation import cache as caches
-from mini_gpt.generation.cache import Cache
-from mini_gpt.generation.full_passes import Text
+from mini_gpt.generation.cache import Cache, Text
 from mini_gpt.generation.prompts import Prompt, Prompts, prepare
 from mini_gpt.generation.sampling import Sampling, draw, noise
 from mini_gpt.runtime import progress

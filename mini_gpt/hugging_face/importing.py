@@ -36,7 +36,7 @@ from mini_gpt.runtime.errors import UserError, printable, require, shown
 from mini_gpt.training import state as states
 from mini_gpt.training import workdir as workdirs
 from mini_gpt.training.checkpoint import Checkpoints, Record
-from mini_gpt.training.step import TrainState
+from mini_gpt.training.state import TrainState
 
 MOST_CONTEXT = 2048  # tokens; with BATCH_TOKENS for a laptop, unless an override says otherwise
 BATCH_TOKENS = 4096  # of one pass through the model in training

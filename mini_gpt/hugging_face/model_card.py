@@ -127,7 +127,7 @@ def _base_model(workdir: Path) -> str | None:
             before = workdirs.initial_run(workdir)
             if before is None:
                 return None
-            workdir = Path(before["workdir"])
+            workdir = Path(before.workdir)
     except (UserError, OSError):  # the earlier run is no longer there
         pass
     return None

@@ -37,7 +37,7 @@ def described_origin(workdir: Path) -> str | None:
         on_hub = f"{source.get('model')} (commit {source.get('commit')})" if "model" in source else None
         return f"those of {on_hub or Path(source['directory']).name}, a {source['architecture']}"
     if run := workdirs.initial_run(workdir):
-        return f"those of the run {Path(run['workdir']).name}, step {run['checkpoint_step']}"
+        return f"those of the run {Path(run.workdir).name}, step {run.checkpoint_step}"
     return None
 
 

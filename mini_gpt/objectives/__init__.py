@@ -1,21 +1,16 @@
 """Objectives: what a run learns to predict, one module each, found by name. Imports the rooms of the core before it."""
 
 import pkgutil
-from collections.abc import Callable, Sequence
-
-import numpy as np
+from collections.abc import Sequence
 
 from mini_gpt.config.schema import Config
 from mini_gpt.data.tokenizers import Tokenizer
-from mini_gpt.objectives.base import Objective
+from mini_gpt.objectives.base import Objective, TokensOf
 
 
-def make(
-    config: Config, tokenizer: Tokenizer, tokens_of: Callable[[str], np.ndarray], *, rows: Sequence[int] | None = None
-) -> Objective:
+def make(config: Config, tokenizer: Tokenizer, tokens_of: TokensOf, *, rows: Sequence[int] | None = None) -> Objective:
     """Return the objective of a config. Raises UserError if the corpus is too short.
 
-    tokens_of: returns the tokens of a split of the corpus; a task does not call it.
     rows: the rows of the global batch on this host; None: all.
     """
     made = config.objective_class

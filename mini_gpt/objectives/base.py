@@ -12,6 +12,7 @@ from mini_gpt.data.tokenizers import Tokenizer
 from mini_gpt.evaluation.loaded import LoadedModel
 
 SAMPLE_PROBLEMS = 5  # or pairs
+TokensOf = Callable[[str], np.ndarray]  # the tokens of a split of the corpus; a task does not call it
 
 
 class ProbeRow(NamedTuple):
@@ -47,19 +48,13 @@ class Objective(ABC):
     probe_row: ProbeRow
     prompt: str
 
-    def __init__(
-        self,
-        config: Config,
-        tokenizer: Tokenizer,
-        tokens_of: Callable[[str], np.ndarray],
-        rows: Sequence[int] | None = None,
-    ):
+    def __init__(self, config: Config, tokenizer: Tokenizer, tokens_of: TokensOf, rows: Sequence[int] | None = None):
         self.config, self.tokenizer = config, tokenizer
         self.has_sample = config.eval.sample_tokens > 0
         self.prepare(tokens_of, rows)
 
     @abstractmethod
-    def prepare(self, tokens_of: Callable[[str], np.ndarray], rows: Sequence[int] | None) -> None:
+    def prepare(self, tokens_of: TokensOf, rows: Sequence[int] | None) -> None:
         """Set train_batches, probe_row and prompt. tokens_of, rows: as for `objectives.make`."""
 
     @abstractmethod

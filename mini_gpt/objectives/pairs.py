@@ -1,16 +1,14 @@
 """Targets of pairs, given their sources."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
-
-import numpy as np
 
 from mini_gpt.data import tokenizers
 from mini_gpt.data.pairs import Pair, PairBatches, StoredPairs, batch_of
 from mini_gpt.evaluation import task_accuracy
 from mini_gpt.evaluation.loaded import LoadedModel
 from mini_gpt.generation import decoding as generation
-from mini_gpt.objectives.base import SAMPLE_PROBLEMS, Objective, ProbeRow, scalars
+from mini_gpt.objectives.base import SAMPLE_PROBLEMS, Objective, ProbeRow, TokensOf, scalars
 
 
 class PairObjective(Objective):
@@ -19,7 +17,7 @@ class PairObjective(Objective):
     suite_flag = " --suite=translation"
     sample_title = "Sources of the validation split, with the model's targets:"
 
-    def prepare(self, tokens_of: Callable[[str], np.ndarray], rows: Sequence[int] | None) -> None:
+    def prepare(self, tokens_of: TokensOf, rows: Sequence[int] | None) -> None:
         config, tokenizer = self.config, self.tokenizer
         self.separator = tokenizers.separator(tokenizer)
         trained = StoredPairs(tokens_of("train"), self.separator)

@@ -1,6 +1,6 @@
 """Corrupted spans of a text (Raffel et al. 2020): the encoder reads the text without them, the decoder writes them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -10,7 +10,7 @@ from mini_gpt.data.batches import Batch
 from mini_gpt.data.text_batches import Vocab
 from mini_gpt.evaluation.loaded import LoadedModel
 from mini_gpt.generation import decoding as generation
-from mini_gpt.objectives.base import ProbeRow
+from mini_gpt.objectives.base import ProbeRow, TokensOf
 from mini_gpt.objectives.text import CorruptedObjective
 
 
@@ -39,7 +39,7 @@ class SpanObjective(CorruptedObjective):
     def corrupted(cls, texts_BL: np.ndarray, config: Config, vocab: Vocab, seeds: list[tuple[int, int]]) -> Batch:
         return spans.batch_of(texts_BL, config, vocab.size, seeds)
 
-    def prepare(self, tokens_of: Callable[[str], np.ndarray], rows: Sequence[int] | None) -> None:
+    def prepare(self, tokens_of: TokensOf, rows: Sequence[int] | None) -> None:
         config, tokenizer = self.config, self.tokenizer
         if tokenizer.separator_id is not None:
             remedy = "must be next_token: the imported model has no tokens for the places of spans"

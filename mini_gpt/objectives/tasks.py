@@ -1,14 +1,12 @@
 """Answers to the problems of a task."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
-
-import numpy as np
 
 from mini_gpt.data import task_batches, tasks, tokenizers
 from mini_gpt.evaluation import task_accuracy
 from mini_gpt.evaluation.loaded import LoadedModel
-from mini_gpt.objectives.base import SAMPLE_PROBLEMS, Objective, ProbeRow, scalars
+from mini_gpt.objectives.base import SAMPLE_PROBLEMS, Objective, ProbeRow, TokensOf, scalars
 
 
 class TaskObjective(Objective):
@@ -17,7 +15,7 @@ class TaskObjective(Objective):
     suite_flag = " --suite=tasks"
     sample_title = "Problems of the validation split, with the model's answers:"
 
-    def prepare(self, tokens_of: Callable[[str], np.ndarray], rows: Sequence[int] | None) -> None:
+    def prepare(self, tokens_of: TokensOf, rows: Sequence[int] | None) -> None:
         config, tokenizer = self.config, self.tokenizer
         self.train_batches = task_batches.TaskBatches(config, tokenizer, rows=rows)
         # Each problem (question, answer) counts as context_length tokens of `eval.tokens`.

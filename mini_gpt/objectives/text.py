@@ -1,6 +1,6 @@
 """Next tokens of a text, and the base of other objectives for texts."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from mini_gpt.data.text_batches import Vocab
 from mini_gpt.evaluation import perplexity, scoring
 from mini_gpt.evaluation.loaded import LoadedModel
 from mini_gpt.evaluation.scoring import Score
-from mini_gpt.objectives.base import Objective, ProbeRow, scalars
+from mini_gpt.objectives.base import Objective, ProbeRow, TokensOf, scalars
 
 PROMPT_TOKENS = 32  # tokens of validation text that a sample continues
 
@@ -55,7 +55,7 @@ class TextObjective(Objective):
         """Return the batch of windows of a text, M = text_length + 1. seeds: one per row, for random choices."""
         return next_token_batch(windows_BM)
 
-    def prepare(self, tokens_of: Callable[[str], np.ndarray], rows: Sequence[int] | None) -> None:
+    def prepare(self, tokens_of: TokensOf, rows: Sequence[int] | None) -> None:
         config, tokenizer = self.config, self.tokenizer
         vocab = text_batches.vocab_of(tokenizer)
         self.train_batches = text_batches.TextBatches(tokens_of("train"), config, vocab=vocab, rows=rows)

@@ -5,7 +5,6 @@ are merged: W + (alpha / rank) A B.
 """
 
 import re
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -74,11 +73,10 @@ def _with_missing(plain: Parameters, adapted: Parameters) -> Parameters:
     return {name: _with_missing(plain[name], node) if name in plain else node for name, node in adapted.items()}
 
 
-def merged(parameters: Any, config: TrainConfig) -> Any:
+def merged(parameters: Parameters, config: TrainConfig) -> Parameters:
     """Return the parameters of the plain model with the same outputs, up to rounding. Other arrays are not copied."""
-    if not isinstance(parameters, dict):
-        return parameters
-    plain = {name: merged(node, config) for name, node in parameters.items() if name != LORA}
+    nodes = {name: node for name, node in parameters.items() if name != LORA}
+    plain: Parameters = {name: merged(node, config) if isinstance(node, dict) else node for name, node in nodes.items()}
     if LORA in parameters:
         kernel_DF, lora = plain["kernel"], parameters[LORA]
         added_DF = jnp.matmul(lora["lora_a"], lora["lora_b"], precision="highest")

@@ -11,7 +11,7 @@ from mini_gpt import objectives
 from mini_gpt.config.schema import Config, batch_problem
 from mini_gpt.data import batches, token_store
 from mini_gpt.data.corpora import Corpus
-from mini_gpt.data.layout import PLAIN, Layout
+from mini_gpt.data.layout import Layout
 from mini_gpt.data.tokenizers import Tokenizer
 from mini_gpt.evaluation.loaded import LoadedModel
 from mini_gpt.model.attention import core
@@ -19,11 +19,10 @@ from mini_gpt.model.parameters import Parameters
 from mini_gpt.objectives.base import Objective
 from mini_gpt.runtime import devices, sharding
 from mini_gpt.runtime.errors import UserError, require
-from mini_gpt.training import layouts
+from mini_gpt.training import inputs
 from mini_gpt.training import state as states
-from mini_gpt.training.inputs import make_model_inputs
-from mini_gpt.training.optimizer import make_optimizer
-from mini_gpt.training.step import TrainState, make_train_step
+from mini_gpt.training.state import TrainState
+from mini_gpt.training.step import make_step
 
 
 class Assembly(NamedTuple):
@@ -31,7 +30,7 @@ class Assembly(NamedTuple):
 
     definition: of the model without adapters.
     abstract_state, abstract_batch: shapes and shardings.
-    train_step: jitted, see `make_train_step`.
+    train_step: jitted, see `step.make_step`.
     """
 
     config: Config
@@ -45,14 +44,8 @@ class Assembly(NamedTuple):
     layout: Layout
 
     def first_state(self, parameters: Parameters | None = None) -> TrainState:
-        """Return the state at step 0. parameters: donated to the state; None: random ones."""
-        if parameters is not None:
-            return states.first(self.config, parameters, self.abstract_state)
-        return states.create(self.config, self.vocab_size, self.abstract_state)
-
-    def ready(self, state: TrainState) -> TrainState:
-        """Return the state with an optimizer state: that of step 0 if an import has none."""
-        return self.first_state(state.parameters) if state.optimizer_state is None else state
+        """Return the state at step 0, see `state.first`."""
+        return states.first(self.config, self.vocab_size, self.abstract_state, parameters)
 
     def loaded(self, parameters: Parameters) -> LoadedModel:
         """Return the model with these parameters, for evaluation. Adapters are merged."""
@@ -60,8 +53,7 @@ class Assembly(NamedTuple):
             from mini_gpt.training import adapters
 
             parameters = adapters.merged(parameters, self.config.train)
-        fields = (self.definition, self.config, self.mesh, self.config.batch_tokens, self.layout)
-        return LoadedModel(parameters, *fields)
+        return LoadedModel(parameters, self.definition, self.config, self.mesh, self.config.batch_tokens, self.layout)
 
     def compiled_step(self) -> jax.stages.Compiled:
         """Return the compiled training step. The compiler needs only shapes, so the state can be restored meanwhile."""
@@ -89,12 +81,12 @@ def make_mesh(config: Config) -> Mesh:
 
 def assemble(config: Config, mesh: Mesh, corpus: Corpus, tokenizer: Tokenizer) -> Assembly:
     """Return the parts of a run; tokenize the corpus if needed. Raises UserError if the corpus is too short."""
-    vocab_size = layouts.vocab_size(config, tokenizer)
+    vocab_size = inputs.vocab_size(config, tokenizer)
     definition, abstract_state = states.abstract(config, vocab_size, mesh)
     rows = sharding.host_rows(config.train.batch_size, mesh)
     store = functools.cache(lambda: token_store.open_store(corpus, config.data, tokenizer))  # a task never opens it
     objective = objectives.make(config, tokenizer, lambda split: store().tokens(split), rows=rows)
-    layout = layouts.layout_of(config, tokenizer)
+    layout = inputs.layout_of(config, tokenizer)
     by_rows, shapes = sharding.batch_sharding(mesh), batches.shapes(config)
     abstract_batch = {name: jax.ShapeDtypeStruct(*of_array, sharding=by_rows) for name, of_array in shapes.items()}
     train_step = make_step(definition, config, abstract_state, layout)
@@ -110,12 +102,3 @@ def assemble(config: Config, mesh: Mesh, corpus: Corpus, tokenizer: Tokenizer) -
         objective=objective,
         layout=layout,
     )
-
-
-def make_step(
-    definition: nnx.GraphDef, config: Config, abstract_state: TrainState, layout: Layout = PLAIN
-) -> jax.stages.Wrapped:
-    """Return the jitted training step of a config; see `make_train_step`."""
-    optimizer = make_optimizer(config, states.trained_parameters(config, abstract_state.parameters))
-    model_inputs = make_model_inputs(config, layout)
-    return make_train_step(definition, config.train, optimizer, model_inputs, abstract_state, config.seed)

@@ -21,11 +21,10 @@ import numpy as np
 import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 
-from mini_gpt.model.parameters import Parameters
+from mini_gpt.model.parameters import Parameters, by_name
 from mini_gpt.runtime import files, processes
 from mini_gpt.runtime.errors import UserError, first_line, memory_error, require
-from mini_gpt.training.checksums import checksums
-from mini_gpt.training.step import TrainState
+from mini_gpt.training.state import TrainState
 
 FORMAT = 4
 DAMAGED = "damaged"  # the directory of damaged checkpoints, next to `checkpoints/`
@@ -110,19 +109,13 @@ class Checkpoints:
     def restore_parameters(self, choice: str, abstract_parameters: Parameters) -> tuple[int, Parameters]:
         """Return (step, parameters) of the checkpoint that 'last', 'best' or a number denotes.
 
-        If training deletes it meanwhile, choose again. Raises UserError if it is missing or damaged.
+        Raises UserError if it is missing or damaged.
         """
-        while True:
-            step = processes.of_main_process(self.resolve(choice))  # the processes can list other steps
-            try:
-                return step, self._read(step, {"parameters": abstract_parameters})["parameters"]
-            except Damaged as reason:
-                self.manager.reload()
-                self.records.clear()
-                if processes.of_main_process(step in self.steps()):
-                    others = ", ".join(str(other) for other in self.steps() if other != step)
-                    advice = f"other steps for --checkpoint: {others}" if others else "there is no other checkpoint"
-                    raise UserError(f"{self.directory / str(step)}: damaged ({reason}); {advice}") from None
+        step = processes.of_main_process(self.resolve(choice))  # the processes can list other steps
+        try:
+            return step, self._read(step, {"parameters": abstract_parameters})["parameters"]
+        except Damaged as reason:
+            raise UserError(f"{self.directory / str(step)}: damaged ({reason}); give another --checkpoint") from None
 
     def restore_last(self, abstract: TrainState) -> tuple[int, TrainState] | None:
         """Return (step, state) of the last undamaged checkpoint, or None; move the damaged ones after it away.
@@ -227,6 +220,35 @@ class Checkpoints:
         processes.barrier(f"moved {step}")
         self.records.pop(step, None)
         self.manager.reload()
+
+
+def checksums(tree: Any) -> dict[str, str]:
+    """Return {path: 16 hexadecimal digits} of a pytree of arrays, the same for any sharding.
+
+    The digits are two sums modulo 2**32. Each term is an entry's bits times an odd hash of the entry's index.
+    One changed entry changes both sums. Several changes can cancel, such as two flipped signs.
+    """
+    # One array at a time: on several CPU devices, many concurrent programs wait for each other's threads.
+    sums = {name: np.asarray(_sums(leaf)) for name, leaf in by_name(tree).items()}
+    return {name: "".join(f"{int(part):08x}" for part in both) for name, both in sums.items()}
+
+
+@jax.jit
+def _sums(x: jax.Array) -> jax.Array:
+    """Return both sums, uint32. Compiled once for each shape."""
+    bits = jax.lax.bitcast_convert_type(x, jnp.dtype(f"uint{8 * x.dtype.itemsize}")).astype(jnp.uint32)
+    index = jnp.zeros(x.shape, jnp.uint32)
+    for axis, size in enumerate(x.shape):  # not flattened: a sharded array stays sharded
+        index = index * jnp.uint32(size) + jax.lax.broadcasted_iota(jnp.uint32, x.shape, axis)
+    factors = (_hash(index ^ np.uint32(seed)) | np.uint32(1) for seed in (0x9E3779B9, 0x7F4A7C15))
+    return jnp.stack([jnp.sum(bits * factor, dtype=jnp.uint32) for factor in factors])
+
+
+def _hash(x: jax.Array) -> jax.Array:
+    """Return a hash of each uint32 number (the finaliser of MurmurHash3, Appleby 2016)."""
+    x = (x ^ (x >> 16)) * np.uint32(0x85EBCA6B)
+    x = (x ^ (x >> 13)) * np.uint32(0xC2B2AE35)
+    return x ^ (x >> 16)
 
 
 def _loss(record: Record) -> float:

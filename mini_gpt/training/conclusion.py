@@ -26,29 +26,22 @@ def program_prefix() -> str:
 
 def risen_loss(workdir: Path) -> str | None:
     """Return a sentence if the loss of the validation sample has risen from its lowest value, else None."""
-    rows = [row for row in writers.read(workdir / workdirs.METRICS) if "validation/loss" in row]
-    if not rows:
+    rows = writers.read(workdir / workdirs.METRICS)
+    losses = {int(row["step"]): row["validation/loss"] for row in rows if "validation/loss" in row}
+    best, last = min(losses, key=losses.__getitem__, default=0), max(losses, default=0)
+    if not losses or losses[last] <= losses[best] + MOST_RISE:
         return None
-    best, last = min(rows, key=lambda row: row["validation/loss"]), rows[-1]
-    if last["validation/loss"] <= best["validation/loss"] + MOST_RISE:
-        return None
-    said = (
-        f"The loss of the validation sample was lowest at step {int(best['step'])} ({best['validation/loss']:.4f}), "
-        f"and is now {last['validation/loss']:.4f}: --checkpoint=best uses that step."
+    return (
+        f"The loss of the validation sample was lowest at step {best} ({losses[best]:.4f}), and is now "
+        f"{losses[last]:.4f}: --checkpoint=best uses that step."
     )
-    if last.get("train/loss", math.inf) < best.get("train/loss", -math.inf):
-        said += " The training loss has fallen since, so the model overfits: try fewer steps, more text or dropout."
-    return said
 
 
 def conclude(workdir: Path, objective: Objective, model: LoadedModel, step: int) -> None:
     """Score the whole validation split, print a summary with next commands, and write the result as eval.py does."""
     conclusion, result = objective.conclusion(model)
-    programs = program_prefix()
-    directory = shlex.quote(str(workdir))
-    named = f"{workdir.name}:{workdir / workdirs.TENSORBOARD}"  # otherwise TensorBoard calls the run "tensorboard"
-    board = f"dir={directory}" if set(",:") & set(str(workdir)) else f"dir_spec={shlex.quote(named)}"
-    commands = [f"tensorboard --log{board}", f"python eval.py --workdir={directory}{objective.suite_flag}"]
+    programs, directory = program_prefix(), shlex.quote(str(workdir))
+    commands = [f"tensorboard --logdir={directory}", f"python eval.py --workdir={directory}{objective.suite_flag}"]
     if objective.config.model.causal:
         flag = "source" if objective.config.model.has_encoder else "prompt"
         commands.append(f"python sample.py --workdir={directory} --{flag}={shlex.quote(objective.prompt)}")
@@ -65,4 +58,3 @@ def conclude(workdir: Path, objective: Objective, model: LoadedModel, step: int)
         path.parent.mkdir(exist_ok=True)
         about = {"checkpoint_step": step, "split": "validation", "overrides": {}, "dtype": model.dtype}
         files.write_json(path, about | result)
-        writers.write_whole_split(workdir, result["nll"], step)

@@ -1,12 +1,11 @@
 """The training loop, with checkpoints and metrics. A resumed run ends with the same bits as an uninterrupted one."""
 
 import contextlib
-import dataclasses
-import functools
 import logging
 import math
 import sys
-from concurrent.futures import ThreadPoolExecutor
+import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,10 +21,9 @@ from mini_gpt.training import workdir as workdirs
 from mini_gpt.training.assembly import Assembly
 from mini_gpt.training.checkpoint import Checkpoints, Record
 from mini_gpt.training.conclusion import conclude as print_conclusion
-from mini_gpt.training.readings import Clock, Spikes
-from mini_gpt.training.step import Metrics, TrainState, TrainStep
-from mini_gpt.training.stopping import StopRequest
-from mini_gpt.training.writers import Row, Writer
+from mini_gpt.training.state import TrainState
+from mini_gpt.training.step import Metrics, TrainStep
+from mini_gpt.training.writers import Row
 
 log = logging.getLogger(__name__)
 
@@ -48,70 +46,53 @@ def train(
     process; outside the main thread, signals are not handled. Raises UserError for errors that the user can fix. With
     wrong input, no file is changed.
     """
-    started = start.open_run(config, workdir, init_from)
-    assembly, last, stop = started.assembly, config.train.steps, StopRequest()
-    claim = functools.partial(started.claim, workdir) if started.is_new else None
+    run = start.open_run(config, workdir, init_from)
     with (
-        workdirs.held(workdir, started.corpus, claim),
+        start.held(run, workdir),
         contextlib.closing(Checkpoints(workdir / workdirs.CHECKPOINTS, keep=config.checkpoint.keep)) as checkpoints,
     ):
-        start.describe(started, parameters=conclude)
-        with stopping.at_once(), ThreadPoolExecutor(1) as background:
-            compiling = None
-            if max(checkpoints.steps(), default=0) < last:
-                # In this thread, where no other one takes turns with it. JAX keeps the result for compiled_step.
-                assembly.train_step.lower(assembly.abstract_state, assembly.abstract_batch)
-                compiling = background.submit(assembly.compiled_step)
-            step, state = checkpoints.restore_last(assembly.abstract_state) or (0, started.first_state())
-            state = assembly.ready(state)
-            if step:
-                log.info(f"{workdir} is at step {step}: {'resuming' if step < last else 'nothing is left to train'}")
-            if step < last:
-                log.info("compiling the training step ...")
-                train_step = compiling.result() if compiling else assembly.compiled_step()  # else: the last is damaged
-        if processes.is_main_process() and not started.is_new:
-            workdirs.record_changes(workdir, assembly.config, started.origin(workdir) if init_from else None)
-        if step < last:
-            with contextlib.ExitStack() as stack:
-                opened: list[Writer] = []
-                if processes.is_main_process():
-                    opened = stack.enter_context(writers.opened(workdir, config, start=step))
-                stop = stack.enter_context(stopping.listening())
-                bad_steps = checkpoints.record(step).bad_steps if step else 0
-                state = Loop(assembly, train_step, opened, checkpoints, stop, probe, bad_steps).run(step, state)
-                checkpoints.wait()  # a signal during the last save must not lose it
-                if not processes.are_several():
-                    stop.signal = stop.received  # a signal may have come after the last step
-        if conclude and stop.signal is None:
-            print_conclusion(workdir, assembly.objective, assembly.loaded(state.parameters), int(state.step))
-    if stop.signal is not None:
+        start.describe(run, parameters=conclude)
+        step, state, train_step = start.prepare(run, checkpoints)
+        signal = None
+        if train_step is not None:
+            state, signal = Loop(run.assembly, train_step, checkpoints, probe).run(workdir, step, state)
+        if conclude and signal is None:
+            model = run.assembly.loaded(state.parameters)
+            print_conclusion(workdir, run.assembly.objective, model, int(state.step))
+    if signal is not None:
         log.info(f"stopped and saved at step {int(state.step)}; the same command resumes the run")
-        sys.exit(128 + stop.signal)  # as if the signal had killed the process
+        sys.exit(128 + signal)  # as if the signal had killed the process
     return state
 
 
-@dataclasses.dataclass
 class Loop:
-    """Runs the training steps. bad_steps: non-finite steps before the first one."""
+    """Runs the training steps."""
 
-    assembly: Assembly
-    train_step: TrainStep
-    writers: list[Writer]
-    checkpoints: Checkpoints
-    stop: StopRequest
-    probe: Probe | None
-    bad_steps: int
+    def __init__(self, assembly: Assembly, train_step: TrainStep, checkpoints: Checkpoints, probe: Probe | None):
+        self.assembly, self.train_step = assembly, train_step
+        self.checkpoints, self.probe = checkpoints, probe
+        self.config = assembly.config
+        self.clock = Clock(self.config.train.batch_size * self.config.context_length)
+        self.best_loss = checkpoints.best_loss(self.config.eval.tokens)
 
-    def __post_init__(self):
-        self.config = self.assembly.config
-        self.clock, self.spikes = Clock(self.config.train.batch_size * self.config.context_length), Spikes()
-
-    def run(self, begin: int, state: TrainState) -> TrainState:
-        """Train from the state of step `begin`; return the last one, whose checkpoint may still be incomplete.
+    def run(self, workdir: Path, begin: int, state: TrainState) -> tuple[TrainState, int | None]:
+        """Train from the state of step `begin`; return the last state, which is saved, and the signal that ended it.
 
         Raises UserError for a non-finite loss or gradient that `train.nonfinite` and its limit do not allow.
         """
-        self.best_loss = self.checkpoints.best_loss(self.config.eval.tokens)
+        self.bad_steps = self.checkpoints.record(begin).bad_steps if begin else 0
+        with contextlib.ExitStack() as stack:
+            made = writers.make(workdir, self.config, start=begin) if processes.is_main_process() else []
+            self.writers = [stack.enter_context(contextlib.closing(writer)) for writer in made]
+            self.stop = stack.enter_context(stopping.listening())
+            state = self._steps(begin, state)
+            self.checkpoints.wait()  # a signal during the last save must not lose it
+            if not processes.are_several():
+                self.stop.signal = self.stop.received  # a signal may have come after the last step
+        return state, self.stop.signal
+
+    def _steps(self, begin: int, state: TrainState) -> TrainState:
+        """Return the last state, whose checkpoint may still be incomplete."""
         steps = range(begin + 1, self.config.train.steps + 1)
         host_batches = batches.iterate(self.assembly.objective.train_batches, begin, len(steps))
         pending: tuple[int, Metrics, Due] | None = None  # read when the next step runs, so that no device is idle
@@ -157,8 +138,6 @@ class Loop:
             if validation_loss < self.best_loss:
                 self.best_loss, save = validation_loss, True
         if due.log:
-            if "train/loss" in row.values and (spike := self.spikes.found(row.values["train/loss"])):
-                log.warning(f"step {step}: {spike}")
             for writer in self.writers:
                 writer.write(row)
         if save:
@@ -175,8 +154,6 @@ class Loop:
         return Row(row.step, row.values | scores, images, texts)
 
     def _save(self, step: int, state: TrainState, validation_loss: float | None) -> None:
-        for writer in self.writers:
-            writer.flush()
         if validation_loss is not None and not math.isfinite(validation_loss):
             validation_loss = None  # JSON has no NaN
         workdirs.check_present(self.checkpoints.directory.parent)
@@ -202,6 +179,27 @@ class Loop:
         self.checkpoints.wait()
         saved = max(self.checkpoints.steps(), default=0)
         raise UserError(f"{found}; {f'step {saved} is saved' if saved else 'no step is saved yet'}; {advice}")
+
+
+class Clock:
+    """Converts a step's metrics to a row with the speed since the last row, or since `restart` if that was later."""
+
+    def __init__(self, tokens_per_step: int):
+        self.tokens_per_step = tokens_per_step
+        self.restart(0)
+
+    def restart(self, step: int) -> None:
+        self.step, self.time = step, time.perf_counter()
+
+    def row(self, step: int, metrics: Mapping[str, jax.Array]) -> dict[str, float]:
+        """Return {"train/NAME": value}; non-finite values are left out, since JSON can't represent them."""
+        values = {name: float(value) for name, value in jax.device_get(metrics).items() if name != "finite"}
+        row = {f"train/{name}": value for name, value in values.items() if math.isfinite(value)}
+        seconds = time.perf_counter() - self.time
+        if step > self.step:
+            row["train/tokens_per_second"] = (step - self.step) * self.tokens_per_step / seconds
+        self.restart(step)
+        return row
 
 
 class Due(NamedTuple):

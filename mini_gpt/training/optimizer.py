@@ -2,8 +2,8 @@
 
 import dataclasses
 import re
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -77,28 +77,17 @@ def _is_schedule(node: Any) -> bool:
     return isinstance(node, optax.ScaleByScheduleState)
 
 
-class Optimizer(NamedTuple):
-    """The transformation of gradients, and the learning rates that it uses, by the names of their metrics."""
-
-    transformation: optax.GradientTransformationExtraArgs
-    rates: dict[str, optax.Schedule]
-
-    def update(
-        self, gradients: Parameters, norm: jax.Array, state: optax.OptState, parameters: Parameters, step: jax.Array
-    ) -> Any:
-        """Return (updates, new state) with the learning rates of this step. norm: of the gradients."""
-        return self.transformation.update(gradients, at_step(state, step), parameters, norm=norm)
-
-
-def make_optimizer(config: Config, parameters: Parameters) -> Optimizer:
+def make_optimizer(config: Config, parameters: Parameters) -> optax.GradientTransformationExtraArgs:
     """Return AdamW (Loshchilov and Hutter 2019) or Muon, after global-norm clipping, with weight decay of matrices.
 
     parameters: those that are trained, or their shapes.
+
+    `update` takes the norm of the gradients too, as `norm`.
     """
     o, rates = config.optimizer, schedules(config)
     adamw = _adamw(o, rates["learning_rate"], decays(parameters))
     made = _muon(config, rates, parameters) if o.name == "muon" else adamw
-    return Optimizer(optax.chain(_clip(o.clip_norm), made), rates)
+    return optax.chain(_clip(o.clip_norm), made)
 
 
 def _clip(most: float) -> optax.GradientTransformationExtraArgs:
@@ -112,7 +101,9 @@ def _clip(most: float) -> optax.GradientTransformationExtraArgs:
     return optax.GradientTransformationExtraArgs(optax.init_empty_state, update)
 
 
-def _adamw(o: OptimizerConfig, rate: optax.Schedule, decayed: Any) -> optax.GradientTransformation:
+def _adamw(
+    o: OptimizerConfig, rate: optax.Schedule, decayed: Parameters | Callable[[Parameters], Parameters]
+) -> optax.GradientTransformation:
     return optax.adamw(rate, b1=o.b1, b2=o.b2, weight_decay=o.weight_decay, mask=decayed)
 
 

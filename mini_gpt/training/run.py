@@ -11,10 +11,9 @@ from mini_gpt.data import corpora, tasks, token_store
 from mini_gpt.data.corpora import Corpus
 from mini_gpt.evaluation.loaded import LoadedModel
 from mini_gpt.model import parameters as model_parameters
-from mini_gpt.model.parameters import Parameters
 from mini_gpt.runtime import devices, sharding
 from mini_gpt.runtime.errors import UserError
-from mini_gpt.training import layouts
+from mini_gpt.training import inputs
 from mini_gpt.training import state as states
 from mini_gpt.training import workdir as workdirs
 from mini_gpt.training.initial_weights import SavedRun
@@ -44,20 +43,15 @@ class Run(SavedRun):
         self._check_overrides()
         self.mesh = sharding.make_reading_mesh(self.config.mesh.fsdp, self.config.mesh.tensor)
         devices.check_dtype(self.config.model.dtype, self.mesh.devices.flat[0])
-        vocab_size = layouts.vocab_size(self.config, self.tokenizer)
+        vocab_size = inputs.vocab_size(self.config, self.tokenizer)
         definition, abstract = states.abstract_parameters(self.config, vocab_size, self.mesh)
         self.step, parameters = self.read_parameters(checkpoint, self.config, abstract, "overrides: the checkpoint")
-        layout = layouts.layout_of(self.config, self.tokenizer)
+        if bad := model_parameters.non_finite(parameters):
+            log.warning(f"{workdir}, step {self.step}: {bad}; results will be undefined")
+        layout = inputs.layout_of(self.config, self.tokenizer)
         # As in training: an override of context_length must not change the tokens per batch.
         batch_tokens = self.config.batch_tokens * self.trained.longest_row // self.config.longest_row
         self.model = LoadedModel(parameters, definition, self.config, self.mesh, batch_tokens, layout)
-
-    def read_parameters(self, choice: str, config: Config, abstract: Parameters, source: str) -> tuple[int, Parameters]:
-        """Do the same as `SavedRun`, and log a warning if a parameter is not finite."""
-        step, parameters = super().read_parameters(choice, config, abstract, source)
-        if bad := model_parameters.non_finite(parameters):
-            log.warning(f"{self.workdir}, step {step}: {bad}; results will be undefined")
-        return step, parameters
 
     @functools.cached_property
     def corpus(self) -> Corpus:

@@ -1,12 +1,12 @@
-"""The start of a training run: its parts, its first state, and its place in the run directory."""
+"""The start of a training run: its parts, its place in the run directory, and its first state."""
 
 import contextlib
 import dataclasses
 import logging
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-from jax.sharding import Mesh
+from typing import NamedTuple
 
 from mini_gpt.config.data import DataConfig
 from mini_gpt.config.schema import Config
@@ -16,48 +16,33 @@ from mini_gpt.data.tokenizers import Tokenizer
 from mini_gpt.model import parameters as model_parameters
 from mini_gpt.model.parameters import Parameters
 from mini_gpt.runtime import files, processes
-from mini_gpt.runtime.errors import UserError, require
-from mini_gpt.training import settings, writers
+from mini_gpt.runtime.errors import require
+from mini_gpt.training import settings, stopping, writers
 from mini_gpt.training import state as states
 from mini_gpt.training import workdir as workdirs
 from mini_gpt.training.assembly import Assembly, assemble, make_mesh
-from mini_gpt.training.step import TrainState
-
-if TYPE_CHECKING:  # imported by those runs that start with the weights of another
-    from mini_gpt.training.initial_weights import InitialWeights
+from mini_gpt.training.checkpoint import Checkpoints
+from mini_gpt.training.state import TrainState
+from mini_gpt.training.step import TrainStep
+from mini_gpt.training.workdir import Origin
 
 log = logging.getLogger(__name__)
 
 
-@dataclasses.dataclass
-class Start:
-    """A run before its first step.
+class Start(NamedTuple):
+    """A run before its first step. Nothing is written yet.
 
-    weights: of another run, with which it starts; None: random ones.
-    parameters: these weights, if the run is new. They are read before any file is written: an error leaves none.
+    is_new: whether the run directory holds no run yet.
+    origin: the run and the step of the initial weights; None if they are random.
+    parameters: these weights, if the run has no checkpoint yet.
     """
 
     assembly: Assembly
     corpus: Corpus
     tokenizer: Tokenizer
-    weights: "InitialWeights | None"
-    parameters: Parameters | None
     is_new: bool
-
-    def first_state(self) -> TrainState:
-        """Return the state at step 0."""
-        parameters, self.parameters = self.parameters, None  # donated to the state
-        if parameters is None and self.weights is not None:
-            parameters = self.weights.parameters(self.assembly.mesh)
-        return self.assembly.first_state(parameters)
-
-    def claim(self, workdir: Path) -> None:
-        """Write the files of a new run."""
-        workdirs.claim(workdir, self.assembly.config, self.corpus, self.tokenizer, self.origin(workdir))
-
-    def origin(self, workdir: Path) -> dict[str, str | int] | None:
-        """Return the run and the step of the initial weights, for init_from.json; None if they are random."""
-        return self.weights.record(workdir) if self.weights else None
+    origin: Origin | None
+    parameters: Parameters | None
 
 
 def open_run(config: Config, workdir: Path, init_from: Path | None) -> Start:
@@ -67,30 +52,25 @@ def open_run(config: Config, workdir: Path, init_from: Path | None) -> Start:
     """
     writers.check(config)
     mesh = make_mesh(config)
-    is_new = not _holds_run(workdir, config, mesh, init_from)
-    weights, rank = _initial_weights(workdir, init_from, config), config.train.lora_rank
-    require(not rank or weights is not None, "train.lora_rank", rank, "adapters need the weights of a run: --init_from")
-    if is_new and weights:
-        weights.check(mesh)
+    is_new = not workdirs.holds_run(workdir, config)
+    origin = workdirs.origin_of(workdir, init_from)
+    rank, remedy = config.train.lora_rank, "adapters need the weights of a run: --init_from"
+    require(not rank or origin is not None, "train.lora_rank", rank, remedy)
+    parameters = tokenizer = None
+    if origin is not None and not workdirs.saved_steps(workdir):
+        from mini_gpt.training import initial_weights
+
+        source = init_from or Path(origin.workdir)
+        step, parameters, tokenizer = initial_weights.read(source, origin.checkpoint_step, config, mesh)
+        origin = origin._replace(checkpoint_step=step)
     corpus = corpora.open_corpus(config.data)  # after the checks above: it may prepare a large corpus
-    config = dataclasses.replace(config, data=_with_absolute_paths(config.data))
     if not is_new:
         workdirs.check_corpus(workdir, corpus)
         tokenizer = tokenizers.load(workdir / workdirs.TOKENIZER)
-    else:
-        tokenizer = weights.run.tokenizer if weights else token_store.fit_tokenizer(corpus, config.data)
-    assembly = assemble(config, mesh, corpus, tokenizer)
-    parameters = weights.parameters(mesh) if is_new and weights else None
-    return Start(assembly, corpus, tokenizer, weights, parameters, is_new)
-
-
-def _initial_weights(workdir: Path, init_from: Path | None, config: Config) -> "InitialWeights | None":
-    """Return the weights of another run with which this run starts; None if they are random."""
-    if init_from is None and not (workdir / workdirs.INIT_FROM).exists():
-        return None
-    from mini_gpt.training import initial_weights
-
-    return initial_weights.find(workdir, init_from, config)
+    elif tokenizer is None:
+        tokenizer = token_store.fit_tokenizer(corpus, config.data)
+    config = dataclasses.replace(config, data=_with_absolute_paths(config.data))
+    return Start(assemble(config, mesh, corpus, tokenizer), corpus, tokenizer, is_new, origin, parameters)
 
 
 def _with_absolute_paths(data: DataConfig) -> DataConfig:
@@ -102,24 +82,33 @@ def _with_absolute_paths(data: DataConfig) -> DataConfig:
     return dataclasses.replace(data, path=absolute(data.path), target_path=absolute(data.target_path))
 
 
-def _holds_run(workdir: Path, config: Config, mesh: Mesh, init_from: Path | None) -> bool:
-    """Return `workdirs.holds_run`. Its error names --init_from, if a new run can start with the weights of that run."""
-    try:
-        return workdirs.holds_run(workdir, config)
-    except workdirs.OtherRun as error:
-        with contextlib.suppress(UserError):
-            if init_from is None:
-                from mini_gpt.training.initial_weights import InitialWeights
+@contextlib.contextmanager
+def held(run: Start, workdir: Path) -> Iterator[None]:
+    """Lock the run directory, write the files of the run, and make the errors of the block clear.
 
-                InitialWeights(workdir, config, "last").check(mesh)
-                error = workdirs.OtherRun(f"{error}; with --init_from={workdir}, a new run starts with its weights")
-        raise error from None
+    Raises UserError if another run trains there, or if another process of this run has read another text.
+    """
+    # Barrier: a slow process must not mistake this run's new files for an existing run.
+    processes.barrier("looked at the run directory")
+    writes = processes.is_main_process()
+    with workdirs.locked(workdir, new=run.is_new) if writes else contextlib.nullcontext():
+        if writes and run.is_new:
+            workdirs.claim(workdir, run.assembly.config, run.corpus, run.tokenizer, run.origin)
+        elif writes:
+            workdirs.record_changes(workdir, run.assembly.config)
+        processes.barrier("made the run directory")
+        workdirs.check_corpus(workdir, run.corpus)
+        with workdirs.clear_errors(workdir):
+            yield
 
 
-def describe(start: Start, *, parameters: bool) -> None:
-    """Log what a run trains, and settings without effect. parameters: log the table of a new run's parameters."""
-    config, abstract = start.assembly.config, start.assembly.abstract_state.parameters
-    if start.is_new and parameters:
+def describe(run: Start, *, parameters: bool) -> None:
+    """Log what a run trains, and settings without effect.
+
+    parameters: log the table of a new run's parameters.
+    """
+    config, abstract = run.assembly.config, run.assembly.abstract_state.parameters
+    if run.is_new and parameters:
         log.info("%s\n", model_parameters.report(abstract))
         if config.train.trained_pattern:
             count = model_parameters.count(states.trained_parameters(config, abstract))
@@ -127,6 +116,34 @@ def describe(start: Start, *, parameters: bool) -> None:
             log.info(f"training changes {count:,} of these: {'the adapters' if config.train.lora_rank else named}\n")
         if config.model.has_encoder:
             said = "padding in the first batch: {:.0%} of the tokens of the sources, {:.0%} of those of the targets\n"
-            log.info(said.format(*batches.padding_shares(start.assembly.objective.train_batches[0])))
+            log.info(said.format(*batches.padding_shares(run.assembly.objective.train_batches[0])))
     if processes.is_main_process():
-        settings.report(config, start.assembly.objective.train_batches.rows_per_epoch, new=start.is_new)
+        rows = run.assembly.objective.train_batches.rows_per_epoch
+        for warning in settings.without_effect(config, rows):
+            log.warning(warning)
+        if run.is_new and rows is not None:  # None: a task
+            log.info(settings.passes(config, rows))
+
+
+def prepare(run: Start, checkpoints: Checkpoints) -> tuple[int, TrainState, TrainStep | None]:
+    """Return the last saved step, or 0, its state, and the compiled training step; None if nothing is left to train.
+
+    The step is compiled in the background, while the state is restored or made.
+    """
+    assembly, last = run.assembly, run.assembly.config.train.steps
+    with stopping.at_once(), ThreadPoolExecutor(1) as background:
+        compiling = None
+        if max(checkpoints.steps(), default=0) < last:
+            # In this thread, where no other one takes turns with it. JAX keeps the result for compiled_step.
+            assembly.train_step.lower(assembly.abstract_state, assembly.abstract_batch)
+            compiling = background.submit(assembly.compiled_step)
+        step, state = checkpoints.restore_last(assembly.abstract_state) or (0, assembly.first_state(run.parameters))
+        if state.optimizer_state is None:  # of an import
+            state = assembly.first_state(state.parameters)
+        if step:
+            workdir, does = checkpoints.directory.parent, "resuming" if step < last else "nothing is left to train"
+            log.info(f"{workdir} is at step {step}: {does}")
+        if step >= last:
+            return step, state, None
+        log.info("compiling the training step ...")
+        return step, state, compiling.result() if compiling else assembly.compiled_step()  # else: the last is damaged

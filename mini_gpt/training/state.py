@@ -1,10 +1,11 @@
-"""The shapes, the shardings and the first values of the training state."""
+"""The training state: its shapes, its shardings and its first values."""
 
 import functools
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
+import optax
 from flax import nnx
 from jax.sharding import Mesh
 
@@ -13,9 +14,23 @@ from mini_gpt.model import build
 from mini_gpt.model.parameters import Parameters
 from mini_gpt.runtime import sharding
 from mini_gpt.training.optimizer import make_optimizer
-from mini_gpt.training.step import TrainState
 
 T = TypeVar("T")
+
+
+class TrainState(NamedTuple):
+    """What a step changes.
+
+    step: training steps so far, skipped ones included, int32 scalar.
+    parameters: nested dicts; float32 in training.
+    optimizer_state: from optax; None in a checkpoint of imported weights, before any training.
+    halted: bool scalar, True after a non-finite step that is not skipped: later steps change nothing. Not saved.
+    """
+
+    step: jax.Array
+    parameters: Parameters
+    optimizer_state: optax.OptState | None
+    halted: jax.Array
 
 
 def abstract(config: Config, vocab_size: int, mesh: Mesh) -> tuple[nnx.GraphDef, TrainState]:
@@ -41,22 +56,24 @@ def parameter_shapes(config: Config, vocab_size: int) -> tuple[nnx.GraphDef, Par
     return definition, jax.tree.map(lambda leaf: leaf.update(dtype=config.model.param_dtype), shapes)
 
 
-def first(config: Config, parameters: Parameters, abstract_state: TrainState) -> TrainState:
-    """Return the state at step 0 with the given parameters, which are donated. abstract_state: from `abstract`."""
-    shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract_state)
-    return jax.jit(functools.partial(_initial, config), donate_argnums=0, out_shardings=shardings)(parameters)
+def first(
+    config: Config, vocab_size: int, abstract_state: TrainState, parameters: Parameters | None = None
+) -> TrainState:
+    """Return the state at step 0. Each device makes its own shards.
 
+    abstract_state: from `abstract`.
+    parameters: donated to the state; None: random ones from `config.seed`.
+    """
 
-def create(config: Config, vocab_size: int, abstract_state: TrainState) -> TrainState:
-    """Return the state at step 0 with random parameters from `config.seed`; each device makes its own shards."""
-
-    def initialize() -> TrainState:
-        _, parameters = build.split(build.make(config.model, vocab_size, rngs=nnx.Rngs(config.seed)))
-        return _initial(config, jax.tree.map(lambda leaf: leaf.astype(config.model.param_dtype), parameters))
+    def initial(parameters: Parameters | None) -> TrainState:
+        if parameters is None:
+            made = build.split(build.make(config.model, vocab_size, rngs=nnx.Rngs(config.seed)))[1]
+            parameters = jax.tree.map(lambda leaf: leaf.astype(config.model.param_dtype), made)
+        return _initial(config, parameters)
 
     options = {"xla_disable_hlo_passes": "multi_output_fusion"}  # with it, GPT-2 124M compiles for minutes on a GPU
     shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract_state)
-    return jax.jit(initialize, out_shardings=shardings, compiler_options=options)()
+    return jax.jit(initial, donate_argnums=0, out_shardings=shardings, compiler_options=options)(parameters)
 
 
 def _initial(config: Config, parameters: Parameters) -> TrainState:
@@ -65,7 +82,7 @@ def _initial(config: Config, parameters: Parameters) -> TrainState:
 
         parameters = adapters.inserted(parameters, config)
     trained = trained_parameters(config, parameters)
-    optimizer_state = make_optimizer(config, trained).transformation.init(trained)
+    optimizer_state = make_optimizer(config, trained).init(trained)
     return TrainState(jnp.zeros((), jnp.int32), parameters, optimizer_state, jnp.asarray(False))
 
 

@@ -7,92 +7,78 @@ parameter_norm (of all, before the update); and the bool finite, True if loss, o
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 from flax import nnx
 
-from mini_gpt.config.schema import TrainConfig
+from mini_gpt.config.schema import Config
+from mini_gpt.data.layout import PLAIN, Layout
 from mini_gpt.model.loss import LossOptions, loss_sums
 from mini_gpt.model.parameters import Parameters
 from mini_gpt.runtime import sharding
-from mini_gpt.training.inputs import Arrays, ModelInputs
-from mini_gpt.training.optimizer import Optimizer
-
-
-class TrainState(NamedTuple):
-    """What a step changes.
-
-    step: training steps so far, skipped ones included, int32 scalar.
-    parameters: nested dicts; float32 in training.
-    optimizer_state: from optax; None in a checkpoint of imported weights, before any training.
-    halted: bool scalar, True after a non-finite step that is not skipped: later steps change nothing. Not saved.
-    """
-
-    step: jax.Array
-    parameters: Parameters
-    optimizer_state: optax.OptState | None
-    halted: jax.Array
-
+from mini_gpt.training.inputs import Arrays, make_model_inputs
+from mini_gpt.training.optimizer import at_step, make_optimizer, schedules
+from mini_gpt.training.state import TrainState, trained_parameters
 
 Metrics = dict[str, Any]  # scalar arrays; Any, since jax.Array does not declare is_ready
 TrainStep = Callable[[TrainState, sharding.Batch], tuple[TrainState, Metrics]]
 
 
-def make_train_step(
-    definition: nnx.GraphDef,
-    config: TrainConfig,
-    optimizer: Optimizer,
-    model_inputs: ModelInputs | None,
-    abstract_state: TrainState,
-    seed: int,
+def make_step(
+    definition: nnx.GraphDef, config: Config, abstract_state: TrainState, layout: Layout = PLAIN
 ) -> jax.stages.Wrapped:
     """Return the jitted step (state, batch) -> (state, metrics). The old state is donated.
 
-    model_inputs: from `inputs.make_model_inputs`.
-    seed: of dropout and random positions.
+    definition, abstract_state: from `state.abstract`.
 
     A non-finite step changes no parameter. The host checks a step only after it has started the next one. So with
     train.nonfinite=stop the step itself sets `halted`, and later steps change nothing.
     """
-    mesh, pattern, on_cpu = sharding.mesh_of(abstract_state), config.trained_pattern, jax.default_backend() == "cpu"
+    train, pattern = config.train, config.train.trained_pattern
+    mesh, on_cpu = sharding.mesh_of(abstract_state), jax.default_backend() == "cpu"
+    model_inputs = make_model_inputs(config, layout)
+    rates = schedules(config)
+    optimizer = make_optimizer(config, trained_parameters(config, abstract_state.parameters))
     if pattern:
         from mini_gpt.training import trainable
 
-    def objective_sum(trained: Parameters, fixed: Parameters | None, batch: Arrays, key: jax.Array) -> Any:
+    def objective_sum(
+        trained: Parameters, fixed: Parameters | None, batch: Arrays, key: jax.Array
+    ) -> tuple[jax.Array, Arrays]:
         """Return the sum of the objective over the targets, and all sums, for the metrics."""
         model = nnx.merge(definition, trained if fixed is None else trainable.join(trained, fixed))
         inputs = (batch["inputs"],) if model_inputs is None else model_inputs(batch, key)
         x_BLD = model.hidden(*inputs, dropout_key=key)
-        options = LossOptions(config.label_smoothing, model.config.output_soft_cap)
+        options = LossOptions(train.label_smoothing, model.config.output_soft_cap)
         objective, loss = loss_sums(x_BLD, model.output_table, batch["targets"], batch["weights"], options, mesh)
         return objective, {"objective": objective, "loss": loss, "count": jnp.sum(batch["weights"])}
 
     def train_step(state: TrainState, batch: Arrays) -> tuple[TrainState, Metrics]:
-        key = jax.random.fold_in(jax.random.key(seed), state.step)
+        key = jax.random.fold_in(jax.random.key(config.seed), state.step)
         trained, fixed = trainable.split(pattern, state.parameters) if pattern else (state.parameters, None)
         gradients_of = jax.grad(objective_sum, has_aux=True)
-        if config.accumulation_steps > 1:
-            gradients_of = accumulated(gradients_of, config.accumulation_steps)
+        if train.accumulation_steps > 1:
+            gradients_of = accumulated(gradients_of, train.accumulation_steps)
         gradients, sums = gradients_of(trained, fixed, batch, key)
         count = jnp.maximum(sums["count"], 1.0)
         gradients = jax.tree.map(lambda gradient: gradient / count, gradients)
         metrics = {
             "loss": sums["loss"] / count,
             "objective": sums["objective"] / count,
-            **{name: jnp.asarray(rate(state.step), jnp.float32) for name, rate in optimizer.rates.items()},
+            **{name: jnp.asarray(rate(state.step), jnp.float32) for name, rate in rates.items()},
             "gradient_norm": optax.tree.norm(gradients),
             "parameter_norm": optax.tree.norm(state.parameters),
         }
         checked = jnp.stack([metrics["loss"], metrics["objective"], metrics["gradient_norm"]])
         finite = jnp.all(jnp.isfinite(checked))
-        halted = state.halted | (~finite & (config.nonfinite != "skip"))
+        halted = state.halted | (~finite & (train.nonfinite != "skip"))
 
-        def update() -> tuple[Parameters, Any]:
-            norm = metrics["gradient_norm"]
-            updates, optimizer_state = optimizer.update(gradients, norm, state.optimizer_state, trained, state.step)
+        def update() -> tuple[Parameters, optax.OptState]:
+            before, norm = at_step(state.optimizer_state, state.step), metrics["gradient_norm"]
+            updates, optimizer_state = optimizer.update(gradients, before, trained, norm=norm)
             changed = optax.apply_updates(trained, updates)
             return changed if fixed is None else trainable.join(changed, fixed), optimizer_state
 
@@ -115,7 +101,9 @@ def make_train_step(
 def accumulated(gradients_of: Callable[..., Any], microbatches: int) -> Callable[..., Any]:
     """Return `gradients_of` for a whole batch: it adds up the gradients and the sums of the microbatches."""
 
-    def sum_of_gradients(trained: Parameters, fixed: Parameters | None, batch: Arrays, key: jax.Array) -> Any:
+    def sum_of_gradients(
+        trained: Parameters, fixed: Parameters | None, batch: Arrays, key: jax.Array
+    ) -> tuple[Parameters, Arrays]:
         def add(total: Any, microbatch: Any) -> tuple[Any, None]:
             return jax.tree.map(jnp.add, total, gradients_of(trained, fixed, *microbatch)), None
 

@@ -1,17 +1,21 @@
 """Stopping a run by SIGTERM (SLURM, cloud TPUs, Kubernetes), SIGINT or SIGHUP, at the same step in all processes."""
 
 import contextlib
+import dataclasses
 import os
 import signal
 import threading
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from types import FrameType
 
 from jax.experimental import multihost_utils
 
 from mini_gpt.runtime import processes
 
+Handler = Callable[[int, FrameType | None], None] | signal.Handlers
 
+
+@dataclasses.dataclass
 class StopRequest:
     """A request to stop.
 
@@ -19,9 +23,8 @@ class StopRequest:
     signal: set at the same step in all processes.
     """
 
-    def __init__(self):
-        self.received: int | None = None
-        self.signal: int | None = None
+    received: int | None = None
+    signal: int | None = None
 
     def reached(self, step: int) -> bool:
         """Return whether the run ends with this step. All processes must call it after every step."""
@@ -41,7 +44,7 @@ def at_once() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def handled(numbers: Iterable[int], handler: Any) -> Iterator[None]:
+def handled(numbers: Iterable[int], handler: Handler) -> Iterator[None]:
     """Handle signals by `handler` in the block. If SIGHUP was ignored (nohup), it stays ignored.
 
     Python allows handlers in the main thread only; in another one, signals are left as they are.
@@ -66,7 +69,7 @@ def listening() -> Iterator[StopRequest]:
     """
     request, several = StopRequest(), processes.are_several()
 
-    def receive(number: int, _: object) -> None:
+    def receive(number: int, _: FrameType | None) -> None:
         if request.received is not None:
             if number == signal.SIGHUP:
                 return

@@ -8,8 +8,6 @@ from mini_gpt.config.schema import Config
 from mini_gpt.model.parameters import Parameters, by_name, path_name
 from mini_gpt.runtime.errors import UserError
 
-SHOWN = 6  # names in a message
-
 
 def split(pattern: str, parameters: Parameters) -> tuple[Parameters, Parameters]:
     """Return the trained and the fixed parameters, each with None in the place of the others.
@@ -27,24 +25,18 @@ def checked(config: Config, parameters: Parameters) -> Parameters:
     Raises UserError if none is trained, or if Muon, which needs equal layers, would find different ones.
     """
     trained = split(config.train.trained_pattern, parameters)[0]
-    _check(config, set(by_name(trained)), by_name(parameters))
+    names, found = by_name(trained), f"train.trainable: found {config.train.trained_pattern!r}"
+    if not names:
+        raise UserError(f"{found}; must be in the name of a parameter, such as {next(iter(by_name(parameters)))}")
+    kinds: dict[str, set[bool]] = {}  # {matrix without its layer: whether it is trained, in any of the layers}
+    for name in by_name(parameters):
+        if block := re.fullmatch(r"(.*\bblocks/)(?:\d+/)?(.*kernel)", name):
+            kinds.setdefault(block[1] + block[2], set()).add(name in names)
+    if config.optimizer.name == "muon" and ({True} not in kinds.values() or {True, False} in kinds.values()):
+        raise UserError(f"{found}; optimizer.name=muon needs the same matrices in every layer; use adamw")
     return trained
 
 
 def join(trained: Parameters, fixed: Parameters) -> Parameters:
     """Return all parameters, the opposite of `split`."""
     return jax.tree.map(lambda a, b: b if a is None else a, trained, fixed, is_leaf=lambda leaf: leaf is None)
-
-
-def _check(config: Config, trained: set[str], parameters: Parameters) -> None:
-    found = f"train.trainable: found {config.train.trained_pattern!r}"
-    if not trained:
-        names = sorted({re.sub(r"\bblocks/\d+", "blocks/0", name) for name in parameters})
-        listed = ", ".join(names[:: max(1, len(names) // SHOWN)][:SHOWN])
-        raise UserError(f"{found}, which is in no name of a parameter; there are {listed} and others")
-    kinds: dict[str, set[bool]] = {}  # {matrix without its layer: whether it is trained, in any of the layers}
-    for name in parameters:
-        if block := re.fullmatch(r"(.*\bblocks/)(?:\d+/)?(.*kernel)", name):
-            kinds.setdefault(block[1] + block[2], set()).add(name in trained)
-    if config.optimizer.name == "muon" and ({True} not in kinds.values() or {True, False} in kinds.values()):
-        raise UserError(f"{found}; optimizer.name=muon needs the same matrices in every layer; use adamw")

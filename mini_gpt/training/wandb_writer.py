@@ -16,9 +16,8 @@ from mini_gpt.training.writers import Row
 class WandbWriter:
     """Sends rows. A resumed run continues the same run there."""
 
-    def __init__(self, workdir: Path, config: Config, start: int):
+    def __init__(self, workdir: Path, config: Config):
         """Start the run, or continue it. Raises UserError if the service refuses it."""
-        del start
         workdir = workdir.absolute()
         try:
             self.run = wandb.init(
@@ -34,13 +33,9 @@ class WandbWriter:
             remedy = "`wandb login` gives access, and WANDB_MODE=offline needs none"
             raise UserError(f"train.logger: wandb: {reason}; {remedy}") from None
         self.run.define_metric("*", step_metric="step")  # a resumed run sends some steps again
+        self.close = self.run.finish
 
     def write(self, row: Row) -> None:
         pictures = {name: wandb.Image(pixels) for name, pixels in row.images.items()}
         pages = {name: wandb.Html(f"<pre>{html.escape(text)}</pre>") for name, text in row.texts.items()}
         self.run.log({"step": row.step, **row.values, **pictures, **pages})
-
-    def flush(self) -> None: ...
-
-    def close(self) -> None:
-        self.run.finish()

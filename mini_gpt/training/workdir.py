@@ -3,16 +3,16 @@
 import contextlib
 import logging
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from mini_gpt.config import loading
 from mini_gpt.config.schema import Config
 from mini_gpt.data import tokenizers
 from mini_gpt.data.corpora import Corpus
 from mini_gpt.data.tokenizers import Tokenizer
-from mini_gpt.runtime import files, processes
+from mini_gpt.runtime import files
 from mini_gpt.runtime.errors import UserError, memory_error, shown
 from mini_gpt.training.optimizer import same_rates
 
@@ -34,31 +34,28 @@ LENGTH = "train.steps"  # may differ if the learning rates up to the last checkp
 log = logging.getLogger(__name__)
 
 
-class OtherRun(UserError):
-    """The directory holds a run of another config."""
+class Origin(NamedTuple):
+    """The run that the initial weights are from, and its step. None: the last one, before it is read."""
+
+    workdir: str
+    checkpoint_step: int | None
 
 
 def holds_run(workdir: Path, config: Config) -> bool:
     """Return whether the directory holds a run, which `config` resumes; otherwise a new run can start there.
 
-    Writes nothing. Raises OtherRun, with the fields that differ, if the directory holds another run.
+    Writes nothing. Raises UserError if the directory holds another run, or files without the one that marks a run.
     """
     files.check_contents(workdir)
     is_run = (workdir / CONFIG).exists()
     if is_run:
         check_same_config(workdir, config)
-        _check_not_lost(workdir, CHECKPOINTS, [METRICS, IMPORTED_FROM])
-    else:
-        _check_not_lost(workdir, CONFIG, [CHECKPOINTS, METRICS, IMPORTED_FROM])
+    lost = CHECKPOINTS if is_run else CONFIG  # a new run would delete what was written after it
+    found = [name for name in (CHECKPOINTS, METRICS, IMPORTED_FROM) if (workdir / name).exists()]
+    if found and not (workdir / lost).exists():
+        remedy = f"restore {lost} from a backup, or name a new directory"
+        raise UserError(f"--workdir: {workdir} has {', '.join(found)}, but no {lost}; {remedy}")
     return is_run
-
-
-def _check_not_lost(workdir: Path, name: str, later: Sequence[str]) -> None:
-    """Raise UserError if a file is missing, but files that are written after it exist: a new run would delete these."""
-    found = [other for other in later if (workdir / other).exists()]
-    if found and not (workdir / name).exists():
-        remedy = f"restore {name} from a backup, or name a new directory"
-        raise UserError(f"--workdir: {workdir} has {', '.join(found)}, but no {name}; {remedy}")
 
 
 def check_present(workdir: Path) -> None:
@@ -68,28 +65,17 @@ def check_present(workdir: Path) -> None:
 
 
 @contextlib.contextmanager
-def clear_errors_of_loss(workdir: Path) -> Iterator[None]:
-    """If the directory was moved or removed, turn any error into the UserError of `check_present`."""
-    try:
-        yield
-    except Exception:
-        check_present(workdir)
-        raise
-
-
-@contextlib.contextmanager
-def clear_memory_errors() -> Iterator[None]:
-    """Turn any library's out-of-memory error in training into a UserError."""
-    try:
-        yield
-    except (MemoryError, RuntimeError, OSError) as error:
-        found = memory_error(error)
-        if found is None:
-            raise
-        raise UserError(
-            f"out of memory ({found}); raise train.accumulation_steps or mesh.fsdp, or lower train.batch_size, "
-            "context_length, model.num_layers or model.d_model (a run that has started may change only mesh and eval)"
-        ) from error
+def clear_errors(workdir: Path) -> Iterator[None]:
+    """Turn any library's error from a lost directory, a full disk or full memory into a UserError."""
+    with files.clear_write_errors(workdir):
+        try:
+            yield
+        except Exception as error:
+            check_present(workdir)
+            if isinstance(error, UserError) or not (found := memory_error(error)):
+                raise
+            remedy = "raise train.accumulation_steps or mesh.fsdp, or lower train.batch_size or the model's size"
+            raise UserError(f"out of memory ({found}); {remedy}") from error
 
 
 @contextlib.contextmanager
@@ -107,41 +93,19 @@ def locked(workdir: Path, *, new: bool) -> Iterator[None]:
         yield
 
 
-@contextlib.contextmanager
-def held(workdir: Path, corpus: Corpus, claim: Callable[[], None] | None) -> Iterator[None]:
-    """Hold the directory while a run trains in it, in all processes, and make its errors clear.
-
-    claim: writes the files of a new run; None: the run is resumed. Raises UserError if another run trains there, or if
-    the corpus is not the text of the run.
-    """
-    # Barrier: a slow process must not mistake this run's new files for an existing run.
-    processes.barrier("looked at the run directory")
-    writes = processes.is_main_process()
-    with locked(workdir, new=claim is not None) if writes else contextlib.nullcontext():
-        if writes and claim is not None:
-            claim()
-        processes.barrier("made the run directory")
-        check_corpus(workdir, corpus)  # each process has read the text itself
-        with clear_errors_of_loss(workdir), files.clear_write_errors(workdir), clear_memory_errors():
-            yield
-
-
-def claim(
-    workdir: Path, config: Config, corpus: Corpus, tokenizer: Tokenizer, origin: Mapping[str, Any] | None = None
-) -> None:
-    """Write the files of a new run.
-
-    origin: the run and the step of its initial weights; None if they are random.
+def claim(workdir: Path, config: Config, corpus: Corpus, tokenizer: Tokenizer, origin: Origin | None = None) -> None:
+    """Write the files of a new run. origin: of its initial weights; None if they are random.
 
     Raises UserError if the directory has such a file with other contents. A killed process may leave equal files.
     """
     record = {"name": corpus.name, "fingerprint": corpus.fingerprint, "documents": corpus.num_documents}
-    made = {INIT_FROM: origin, CORPUS: record, f"{TOKENIZER}/{tokenizers.FILE}": tokenizer.to_dict()}
+    start = origin and origin._asdict()
+    made = {INIT_FROM: start, CORPUS: record, f"{TOKENIZER}/{tokenizers.FILE}": tokenizer.to_dict()}
     for name, body in made.items():
         if (workdir / name).exists() and read_record(workdir / name, "this run", {}) != body:
             raise UserError(f"{workdir / name}: found the file of another run; move it away, or name a new directory")
-    if origin is not None:
-        files.write_json(workdir / INIT_FROM, origin)
+    if start is not None:
+        files.write_json(workdir / INIT_FROM, start)
     tokenizers.save(tokenizer, workdir / TOKENIZER)
     files.write_json(workdir / CORPUS, record)
     if not (workdir / RUN).exists():
@@ -154,11 +118,30 @@ def identity(workdir: Path) -> str | None:
     return read_record(workdir / RUN, "a run", {"identity": str})["identity"] if (workdir / RUN).exists() else None
 
 
-def initial_run(workdir: Path) -> dict[str, Any] | None:
-    """Return the source of the initial weights, {"workdir", "checkpoint_step"}; None if it is not a run."""
+def initial_run(workdir: Path) -> Origin | None:
+    """Return the source of the initial weights; None if it is not a run."""
     if not (workdir / INIT_FROM).exists():
         return None
-    return read_record(workdir / INIT_FROM, "initial weights", {"workdir": str, "checkpoint_step": int})
+    record = read_record(workdir / INIT_FROM, "initial weights", {"workdir": str, "checkpoint_step": int})
+    return Origin(record["workdir"], record["checkpoint_step"])
+
+
+def origin_of(workdir: Path, init_from: Path | None) -> Origin | None:
+    """Return the source of the initial weights: that of the run, or of a new run; None if they are random.
+
+    Raises UserError if `init_from` is not the source of the run.
+    """
+    is_run = (workdir / CONFIG).exists()
+    recorded = initial_run(workdir) if is_run else None
+    if init_from is None:
+        return recorded
+    address = init_from.resolve().parent / ADDRESS
+    given = address.read_text() if address.is_file() else str(init_from.resolve())
+    if is_run and given != (recorded and recorded.workdir):
+        source = recorded.workdir if recorded else "random weights"
+        remedy = "leave it out, or name a new directory"
+        raise UserError(f"--init_from: found {given}; the run in {workdir} was started from {source}; {remedy}")
+    return recorded or Origin(given, None)
 
 
 def check_corpus(workdir: Path, corpus: Corpus) -> None:
@@ -168,12 +151,12 @@ def check_corpus(workdir: Path, corpus: Corpus) -> None:
         raise UserError(
             f"data.corpus: found {corpus.name} (fingerprint {corpus.fingerprint[:12]}); the run in {workdir} was "
             f"trained on {trained_on['name']} (fingerprint {trained_on['fingerprint'][:12]}): the text has changed; "
-            f"restore it, or train a new run{_from_weights(workdir)}"
+            "restore it, or train a new run"
         )
 
 
 def check_same_config(workdir: Path, config: Config) -> None:
-    """Raise OtherRun, with the fields that differ, if the directory holds a run of another config."""
+    """Raise UserError, with the fields that differ, if the directory holds a run of another config."""
     if not (workdir / CONFIG).exists():
         return
     saved = loading.read(workdir / CONFIG)
@@ -183,44 +166,24 @@ def check_same_config(workdir: Path, config: Config) -> None:
         if not (name.startswith(FREE_SECTIONS) or name in (*FREE_FIELDS, LENGTH))
     )
     if listed:
-        raise OtherRun(
-            f"--workdir: {workdir} holds another run ({listed}); name a new directory, or give the run's own values"
-        )
-    _check_length(workdir, saved, config)
+        remedy = f"give the run's own values, or name a new directory (--init_from={workdir} takes its weights)"
+        raise UserError(f"--workdir: {workdir} holds another run ({listed}); {remedy}")
+    last, old, new = max(saved_steps(workdir), default=0), saved.train.steps, config.train.steps
+    if new < last:
+        raise UserError(f"{LENGTH}: found {new}, but the run in {workdir} is already at step {last}")
+    if old != new and not same_rates(saved, config, last):
+        reason = f"this changes learning rates up to step {last}, the last checkpoint"
+        raise UserError(f"{LENGTH} was {old}, is {new}: {reason}; start a new run (--init_from takes its weights)")
 
 
-def _check_length(workdir: Path, saved: Config, config: Config) -> None:
-    """Raise UserError if the length in `config` contradicts the checkpoints."""
-    steps, old, new = _saved_steps(workdir), saved.train.steps, config.train.steps
-    if steps and new < steps[-1]:
-        raise UserError(f"{LENGTH}: found {new}, but the run in {workdir} is already at step {steps[-1]}")
-    same = [step for step in steps if old == new or same_rates(saved, config, step)]
-    if same != steps:
-        new_run = f"start a new run{_from_weights(workdir)}"
-        remedy = f"copy the run, and delete the copy's checkpoints after step {same[-1]}" if same else new_run
-        reason = f"this changes learning rates up to step {steps[-1]}, the last checkpoint"
-        raise UserError(f"{LENGTH} was {old}, is {new}: {reason}; {remedy}")
+def saved_steps(workdir: Path) -> list[int]:
+    """Return the steps of the checkpoints."""
+    names = (path.name for path in (workdir / CHECKPOINTS).glob("*"))
+    return [int(name) for name in names if name.isdecimal()]
 
 
-def _saved_steps(workdir: Path) -> list[int]:
-    """Return the steps of the checkpoints, sorted."""
-    directory = workdir / CHECKPOINTS
-    names = [path.name for path in directory.iterdir()] if directory.exists() else []
-    return sorted(int(name) for name in names if name.isdecimal())
-
-
-def _from_weights(workdir: Path) -> str:
-    """Return a remedy's words on a new run that starts with the weights of this run, if there are any."""
-    return f" (--init_from={workdir} starts it with these weights)" if _saved_steps(workdir) else ""
-
-
-def record_changes(workdir: Path, config: Config, origin: Mapping[str, Any] | None) -> None:
-    """Write the config of a resumed run, and the place of its initial weights, if they have changed.
-
-    origin: as for `claim`.
-    """
-    if origin is not None and origin != initial_run(workdir):
-        files.write_json(workdir / INIT_FROM, origin)
+def record_changes(workdir: Path, config: Config) -> None:
+    """Write the config of a resumed run if it has changed."""
     changes = loading.differences(loading.read(workdir / CONFIG), config)
     for name, (old, new) in changes.items():
         log.info(f"{name} was {old!r}, is {new!r}")

@@ -5,11 +5,7 @@ import importlib.util
 import json
 import logging
 import math
-import os
 import pkgutil
-import re
-import shutil
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -19,20 +15,15 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from tensorboardX import summary
 from tensorboardX.event_file_writer import EventsWriter
-from tensorboardX.proto.api_pb2 import MetricName
 from tensorboardX.proto.event_pb2 import Event, SessionLog
-from tensorboardX.proto.plugin_hparams_pb2 import HParamsPluginData
-from tqdm import tqdm
 
 from mini_gpt.config import loading
 from mini_gpt.config.schema import Config
-from mini_gpt.runtime import files
+from mini_gpt.runtime import files, progress
 from mini_gpt.runtime.errors import UserError
 from mini_gpt.training import workdir as workdirs
 
 SERVICES = {"wandb": "mini_gpt.training.wandb_writer:WandbWriter"}  # by the value of `train.logger`
-WHOLE_SPLIT = "whole_split"  # subdirectory that TensorBoard shows as a run: the loss of the whole validation split
-LONGEST_LINE = 2**20  # bytes; every row is shorter
 SECONDS_BETWEEN_LINES = 5.0
 log = logging.getLogger(__name__)
 
@@ -52,12 +43,9 @@ class Row(NamedTuple):
 
 
 class Writer(Protocol):
-    """Writes rows. A resumed run may write a step again."""
+    """Writes each row to disk at once. A resumed run may write a step again."""
 
     def write(self, row: Row) -> None: ...
-
-    def flush(self) -> None:
-        """Bring all rows to disk. Called before the checkpoint of their step is saved."""
 
     def close(self) -> None: ...
 
@@ -69,58 +57,45 @@ def check(config: Config) -> None:
         raise UserError(f"train.logger: found {name}, which is not installed; pip install {name}, or give none")
 
 
-@contextlib.contextmanager
-def opened(workdir: Path, config: Config, *, start: int) -> Iterator[list[Writer]]:
+def make(workdir: Path, config: Config, *, start: int) -> Iterator[Writer]:
     """Yield the writers of a run that starts or resumes at step `start`; rows after this step are deleted."""
-    with contextlib.ExitStack() as stack:
-        service = SERVICES.get(config.train.logger)
-        kinds: list[Any] = [*([pkgutil.resolve_name(service)] if service else []), MetricsFile, TensorBoard, Terminal]
-        writers: list[Writer] = []
-        for kind in kinds:
-            writers.append(kind(workdir, config, start))
-            stack.callback(writers[-1].close)
-        yield writers
+    if config.train.logger in SERVICES:
+        yield pkgutil.resolve_name(SERVICES[config.train.logger])(workdir, config)
+    yield MetricsFile(workdir, start)
+    yield TensorBoard(workdir, config, start)
+    yield Terminal(config.train.steps)
 
 
 class MetricsFile:
     """Writes metrics.jsonl, one JSON object a row. NaN and infinity become null."""
 
-    def __init__(self, workdir: Path, config: Config, start: int):
-        del config
+    def __init__(self, workdir: Path, start: int):
         path = workdir / workdirs.METRICS
-        if path.exists():
-            kept = [line for line, row in _lines(path) if row["step"] <= start]
-            files.write_text(path, "".join(f"{line}\n" for line in kept))
-        self.file = path.open("a", encoding="utf-8")
+        kept = [row for row in _rows(path) if row["step"] <= start]
+        files.write_text(path, "".join(f"{json.dumps(row)}\n" for row in kept))
+        self.file = path.open("a", encoding="utf-8", buffering=1)  # each line is written at once
+        self.close = self.file.close
 
     def write(self, row: Row) -> None:
         values = {name: value if math.isfinite(value) else None for name, value in row.values.items()}
         self.file.write(json.dumps({"step": row.step} | values, allow_nan=False) + "\n")
 
-    def flush(self) -> None:
-        self.file.flush()
-        os.fsync(self.file.fileno())
-
-    def close(self) -> None:
-        self.file.close()
-
 
 class EventFile(contextlib.AbstractContextManager):
-    """A new TensorBoard event file. TensorBoard ignores steps from `first_step` on in the directory's older files.
+    """A new TensorBoard event file.
+
+    start: TensorBoard then ignores later steps in the directory's older files.
 
     It replaces tensorboardX's SummaryWriter, whose flush does not wait for its writing thread. A full disk ends that
     thread, and then the program hangs. Here all events are on disk when `flush` returns.
     """
 
-    def __init__(self, directory: Path, *, first_step: int | None = None):
+    def __init__(self, directory: Path, start: int | None = None):
         directory.mkdir(parents=True, exist_ok=True)
-        # TensorBoard reads files in the order of their names. The time in a name does not suffice: clocks are set back.
-        parts = (re.match(r"events\.part(\d+)", path.name) for path in directory.iterdir())
-        number = max((int(part[1]) for part in parts if part), default=-1) + 1
-        self.writer = EventsWriter(str(directory / f"events.part{number:06}"))
-        if first_step is not None:
-            self._write(first_step, file_version="brain.Event:2")
-            self._write(first_step, session_log=SessionLog(status=SessionLog.START))
+        self.writer = EventsWriter(str(directory / "events"), f".{start or 0}")
+        self.flush, self.close = self.writer.flush, self.writer.close
+        if start is not None:
+            self._write(start + 1, session_log=SessionLog(status=SessionLog.START))
 
     def scalar(self, name: str, value: float, step: int) -> None:
         self._write(step, summary=summary.scalar(name, value))
@@ -139,19 +114,8 @@ class EventFile(contextlib.AbstractContextManager):
         for name, value in plain.items():
             if isinstance(value, str | tuple):
                 plain[name] = str(value).encode(errors="replace").decode()  # a path may have bytes that are not UTF-8
-        experiment, start, _ = summary.hparams(plain, {_tag("validation/loss"): None, _tag("train/loss"): None})
-        content = experiment.value[0].metadata.plugin_data
-        data = HParamsPluginData.FromString(content.content)
-        data.experiment.metric_infos.add().name.MergeFrom(MetricName(group=WHOLE_SPLIT, tag=_tag("validation/loss")))
-        content.content = data.SerializeToString()
-        for part in (experiment, start):
+        for part in summary.hparams(plain, {_tag("validation/loss"): None, _tag("train/loss"): None})[:2]:
             self._write(0, summary=part)
-
-    def flush(self) -> None:
-        self.writer.flush()
-
-    def close(self) -> None:
-        self.writer.close()
 
     def __exit__(self, *_) -> None:
         self.close()
@@ -164,7 +128,7 @@ class TensorBoard(EventFile):
     """Writes TensorBoard's files."""
 
     def __init__(self, workdir: Path, config: Config, start: int):
-        super().__init__(workdir / workdirs.TENSORBOARD, first_step=start + 1)
+        super().__init__(workdir / workdirs.TENSORBOARD, start)
         self.hyperparameters(config)
 
     def write(self, row: Row) -> None:
@@ -174,6 +138,7 @@ class TensorBoard(EventFile):
             self.image(_tag(name), pixels, row.step)
         for name, text in row.texts.items():
             self.text(name, text, row.step)
+        self.flush()
 
 
 def _tag(name: str) -> str:
@@ -184,77 +149,42 @@ def _tag(name: str) -> str:
     return f"weights/{name}" if group == "attention" else name
 
 
-def write_whole_split(workdir: Path, loss: float, step: int) -> None:
-    """Write the loss of the whole validation split for TensorBoard, in nats per token; replace an earlier one."""
-    directory = workdir / workdirs.TENSORBOARD / WHOLE_SPLIT
-    shutil.rmtree(directory, ignore_errors=True)
-    with EventFile(directory) as events:
-        events.scalar(_tag("validation/loss"), loss, step)
-
-
 class Terminal:
-    """Shows progress: a bar on a terminal, else a log line every few seconds. Evaluations are always a line.
+    """Logs evaluations, and every few seconds the loss, the speed and the time that is left."""
 
-    Progress begins with the first row, so that compilation does not count in the time that is left.
-    """
-
-    def __init__(self, workdir: Path, config: Config, start: int):
-        del workdir, start
-        self.steps, self.step = config.train.steps, 0
-        self.visible = sys.stderr.isatty() and os.get_terminal_size(sys.stderr.fileno()).columns > 0
+    def __init__(self, steps: int):
+        self.steps, self.last_line = steps, -math.inf
+        self.begin: tuple[int, float] | None = None
 
     def write(self, row: Row) -> None:
-        if not self.step:
-            # smoothing=0: the mean speed. Otherwise an evaluation distorts the time left for a while.
-            about = {"unit": "step", "dynamic_ncols": True, "smoothing": 0, "disable": not self.visible}
-            self.bar = tqdm(total=self.steps, initial=row.step, **about)
-            self.begin, self.first, self.step, self.last_line = time.monotonic(), row.step, row.step, -math.inf
-        loss, rate = row.values.get("train/loss", math.nan), row.values.get("train/tokens_per_second")
-        line = f"loss {loss:.3f}" + (f", {rate:,.0f} tokens/s" if rate else "")
-        self.bar.update(row.step - self.step)
-        self.bar.set_postfix_str(line)
-        self.step, now = row.step, time.monotonic()
-        if "validation/loss" in row.values:
-            bits = row.values.get("validation/bits_per_byte")
-            line = f"loss of the validation sample {row.values['validation/loss']:.4f} nats per token"
-            line += f", {bits:.3f} bits per byte" if bits is not None else ""
-            log.info(f"step {self.step} of {self.steps}: {line}")
-        elif not self.visible and now - self.last_line > SECONDS_BETWEEN_LINES:
-            if self.step > self.first:
-                seconds = (now - self.begin) / (self.step - self.first) * (self.steps - self.step)
-                line += f", {tqdm.format_interval(seconds)} left"
-            log.info(f"step {self.step} of {self.steps}: {line}")
+        now, values = time.monotonic(), row.values
+        step, begun = self.begin = self.begin or (row.step, now)  # from the first row: compilation does not count
+        if "validation/loss" in values:
+            line = f"loss of the validation sample {values['validation/loss']:.4f} nats per token"
+            if "validation/bits_per_byte" in values:
+                line += f", {values['validation/bits_per_byte']:.3f} bits per byte"
+        elif now - self.last_line > SECONDS_BETWEEN_LINES:
             self.last_line = now
+            line = f"loss {values.get('train/loss', math.nan):.3f}"
+            if "train/tokens_per_second" in values:
+                line += f", {values['train/tokens_per_second']:,.0f} tokens/s"
+            if row.step > step:
+                line += f", {progress.duration((now - begun) / (row.step - step) * (self.steps - row.step))} left"
+        else:
+            return
+        log.info(f"step {row.step} of {self.steps}: {line}")
 
-    def flush(self) -> None: ...
-
-    def close(self) -> None:
-        if self.step:
-            self.bar.close()
+    def close(self) -> None: ...
 
 
 def read(path: Path) -> list[dict[str, float]]:
-    """Return the rows of a metrics.jsonl file, with finite numbers only; [] if there is no such file."""
-    return [{name: value for name, value in row.items() if _is_finite(value)} for _, row in _lines(path)]
+    """Return the rows of a metrics.jsonl file, without missing values; [] if there is no such file."""
+    return [{name: value for name, value in row.items() if value is not None} for row in _rows(path)]
 
 
-def _lines(path: Path) -> Iterator[tuple[str, dict[str, float]]]:
-    """Yield (line, row) of each valid line; skip other lines, such as an incomplete last line."""
-    if not path.exists():
-        return
-    with path.open("rb") as file:
-        for raw in iter(lambda: file.readline(LONGEST_LINE), b""):
-            line = raw.decode(errors="replace").rstrip("\r\n")
-            try:
-                row = json.loads(line)
-                if isinstance(row, dict) and _is_finite(row["step"]):
-                    yield line, row
-            except (ValueError, KeyError, RecursionError):
-                continue
-
-
-def _is_finite(value: Any) -> bool:
-    try:
-        return isinstance(value, int | float) and math.isfinite(value)
-    except OverflowError:  # an integer that is too large for a float
-        return False
+def _rows(path: Path) -> list[dict[str, Any]]:
+    rows = []
+    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+        with contextlib.suppress(ValueError):  # a killed process may leave a part of its last line
+            rows.append(json.loads(line))
+    return rows

@@ -1,12 +1,8 @@
 """Bad values and mistakes in config files are refused in one line that names the field or file."""
 
-import functools
-
 import pytest
 
 from mini_gpt.config import loading
-from mini_gpt.config.fields import specs
-from mini_gpt.config.schema import Config
 from mini_gpt.runtime.errors import UserError
 
 HARD = {"model.position": "hard_alibi"}
@@ -116,12 +112,7 @@ BAD = [
     ({"model.causal": False}, r"must be masked: with model\.causal=False a token attends to its target"),
     ({"train.objective": "masked"}, r"set model\.causal=False"),
     ({"model.dropout": 1.0}, r"model\.dropout: found 1\.0; must be in \[0, 1\)"),
-    (
-        {"train.trainable": "(a+)+$"},
-        r"train\.trainable: found '\(a\+\)\+\$'; must be a regular expression .* repeated group",
-    ),
-    ({"train.lora_layers": "(.|.)" * 30}, r"train\.lora_layers: found '.*'; must be a regular expression .* at most 4"),
-    ({"train.lora_layers": ".*" * 30}, r"train\.lora_layers: found '.*'; must be a regular expression .* at most 4"),
+    ({"train.lora_layers": "("}, r"train\.lora_layers: found '\('; must be a regular expression"),
     ({"model.num_heads": 10**6, "model.d_model": 10**6}, r"model\.num_heads: found 1000000; must be in 1\.\.4096"),
     ({"model.num_layers": 0}, r"model\.num_layers: found 0; must be in 1\.\.4096"),
     ({"train.label_smoothing": -0.1}, r"must be in \[0, 1\)"),
@@ -214,19 +205,6 @@ BAD = [
 def test_bad_values_are_refused_in_one_line(overrides, message):
     with pytest.raises(UserError, match=message) as raised:
         loading.load("configs/default.py", overrides)
-    assert "\n" not in str(raised.value)
-
-
-DEEP = functools.reduce(lambda inner, _: [inner], range(10**5), 0)
-
-
-@pytest.mark.parametrize("value", [10**5000, [10**5000], DEEP, "0x" + "f" * 5000], ids=["int", "list", "deep", "text"])
-@pytest.mark.parametrize("name", sorted(specs(Config)))
-def test_values_without_a_repr_are_refused_in_one_line(name, value):
-    if isinstance(value, str) and not isinstance(loading._parse(value, specs(Config)[name].hint), int):
-        return  # a text field
-    with pytest.raises(UserError, match=rf"^{name}: found a value of type (int|list) that is too long") as raised:
-        loading.load("configs/default.py", {name: value})
     assert "\n" not in str(raised.value)
 
 

@@ -154,20 +154,8 @@ def test_a_config_is_frozen_hashable_and_checked_when_replaced():
     config = loading.load("configs/tiny.py")
     assert {config: 1}[loading.load("configs/tiny.py")] == 1
     assert dataclasses.replace(config, seed=3) != config
-    assert isinstance(dataclasses.replace(config.train, label_smoothing=0).label_smoothing, float)
-    for name, value in (("steps", 0), ("steps", "3"), ("label_smoothing", 2)):
-        with pytest.raises(UserError, match=rf"^train\.{name}: found"):
-            dataclasses.replace(config.train, **{name: value})
-
-
-def test_hostile_names_are_refused_in_one_line():
-    nested = {}
-    for _ in range(3000):
-        nested = {"a": nested}
-    for values in ({"a\nb" * 1000: 3}, nested, {"model": {"rope": {"base": nested}}}):
-        with pytest.raises(UserError, match="no such config field") as raised:
-            loading.from_dict(values)
-        assert "\n" not in str(raised.value) and len(str(raised.value)) < 1000
+    with pytest.raises(UserError, match=r"^train\.batch_size: found 3; must be divisible by"):
+        dataclasses.replace(config.train, batch_size=3, accumulation_steps=2)
 
 
 @pytest.mark.parametrize(

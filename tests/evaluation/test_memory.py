@@ -1,7 +1,6 @@
 """The estimate of a pass's memory covers what XLA allocates, and batches shrink with it."""
 
 import dataclasses
-import logging
 
 import jax
 import jax.numpy as jnp
@@ -50,14 +49,6 @@ def test_a_batch_has_no_more_rows_than_there_are():
     assert [model.rows_at_a_time(128, count=count) for count in (1, 3, 16, 17)] == [1, 3, 16, 16]
     sharded = dataclasses.replace(model, mesh=sharding.make_mesh(4, 1, 1))
     assert [sharded.rows_at_a_time(128, count=count) for count in (1, 3, 5, 100)] == [4, 4, 8, 16]
-
-
-def test_a_row_beyond_the_budget_is_announced_once(caplog):
-    model = shaped(GPT2 | {"model.position": "rope"}, 50_257)
-    with caplog.at_level(logging.WARNING):
-        assert [model.rows_at_a_time(16_384, "maps") for _ in range(2)] == [1, 1]
-    (said,) = [record.message for record in caplog.records]
-    assert "one row of 16,384 tokens" in said and "maps" in said
 
 
 @pytest.mark.slow

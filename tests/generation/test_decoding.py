@@ -12,7 +12,7 @@ from mini_gpt.config import loading
 from mini_gpt.data.layout import Layout
 from mini_gpt.data.tokenizers import ByteTokenizer
 from mini_gpt.evaluation.loaded import LoadedModel
-from mini_gpt.generation import beam, full_passes
+from mini_gpt.generation import beam
 from mini_gpt.generation import cache as caches
 from mini_gpt.generation import decoding as generation
 from mini_gpt.generation import prompts as prepared_prompts
@@ -195,8 +195,8 @@ RECURRENT = {"model.block": "gru", "model.position": "none", "model.use_bias": T
 def test_a_full_pass_predicts_what_a_pass_of_its_own_length_does(fields):
     model, lengths = make(**fields), (7, 9)
     tokens_BT, module = np.random.default_rng(0).integers(VOCAB, size=(2, 12)), model.merge()
-    text = full_passes.Text(jnp.asarray(tokens_BT), jnp.array(lengths))
-    found_BV = jax.jit(full_passes.next_logits)(model, text)
+    text = caches.Text(jnp.asarray(tokens_BT), jnp.array(lengths))
+    found_BV = jax.jit(caches.next_logits)(model, text)
     for row, length in enumerate(lengths):
         np.testing.assert_allclose(found_BV[row], module(tokens_BT[row : row + 1, :length])[0, -1], atol=1e-4)
     longer_V = module(tokens_BT[:1])[0, lengths[0] - 1]
@@ -224,7 +224,7 @@ def test_full_passes_draw_the_same_tokens_as_decoding_with_a_cache(monkeypatch):
 def test_no_cache_is_used_where_it_would_be_wrong(fields, wrong):
     model = make(**fields)
     _, cache = caches.prefill(model, jnp.array([[1, 2]]), jnp.array([2]), 8)
-    assert isinstance(cache, full_passes.Text) == wrong
+    assert isinstance(cache, caches.Text) == wrong
     assert not (wrong and TextObjective(model.config, ByteTokenizer(), lambda _: np.arange(100)).has_sample)
 
 

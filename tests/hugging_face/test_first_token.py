@@ -15,7 +15,7 @@ from mini_gpt.insight import samples
 from mini_gpt.insight.heads import inputs
 from mini_gpt.suites import base, needles
 from mini_gpt.suites.base import SuiteOptions
-from mini_gpt.training.layouts import layout_of
+from mini_gpt.training.inputs import layout_of
 from tests.hugging_face.bpe_tokenizers import foreign
 from tests.hugging_face.foreign_tokenizers import wordpiece
 from tests.random_models import random_model

@@ -22,7 +22,7 @@ from mini_gpt.runtime.errors import UserError
 from mini_gpt.suites.base import SuiteOptions
 from mini_gpt.suites.diagnose import Diagnose
 from mini_gpt.suites.translation import Translation
-from mini_gpt.training.layouts import layout_of
+from mini_gpt.training.inputs import layout_of
 from mini_gpt.training.run import Run
 from tests.conftest import SMALL
 from tests.hugging_face import numpy_forwards

@@ -8,8 +8,8 @@ import pytest
 
 from mini_gpt.model import loss as losses
 from mini_gpt.runtime import sharding
-from mini_gpt.training import assembly
 from mini_gpt.training import state as states
+from mini_gpt.training.step import make_step
 from tests.conftest import slow
 
 B, L, D, V = 8, 6, 5, 11
@@ -146,5 +146,5 @@ def test_the_train_step_never_holds_all_logits(small):
     definition, abstract_state = states.abstract(config, 50_257, mesh)
     rows = lambda dtype: jax.ShapeDtypeStruct((128, 128), dtype, sharding=sharding.batch_sharding(mesh))
     batch = {"inputs": rows(jnp.int32), "targets": rows(jnp.int32), "weights": rows(jnp.float32)}
-    compiled = assembly.make_step(definition, config, abstract_state).lower(abstract_state, batch).compile()
+    compiled = make_step(definition, config, abstract_state).lower(abstract_state, batch).compile()
     assert compiled.memory_analysis().temp_size_in_bytes < 0.5 * 4 * 128 * 128 * 50_257

@@ -48,11 +48,13 @@ def test_a_run_starts_with_the_weights_of_a_run_in_a_bucket(source, corpus_files
         workdir = tmp_path / f"from {str(init_from)[:2]}"
         assert type_in(monkeypatch, *train, f"--workdir={workdir}", f"--init_from={init_from}") is None
     assert checksums(tmp_path / "from s3") == checksums(tmp_path / f"from {str(source)[:2]}") != checksums(source)
-    assert workdirs.initial_run(workdir)["workdir"] == ADDRESS
+    assert workdirs.initial_run(workdir).workdir == ADDRESS
     other = f"--cache_dir={tmp_path / 'of another machine'}"
     assert type_in(monkeypatch, *train, other, f"--workdir={workdir}", f"--init_from={ADDRESS}/") is None
     said = type_in(monkeypatch, *train, f"--workdir={workdir}", f"--init_from={source}")
-    assert said.startswith(f"error: --init_from: found {source}; the run in {workdir} was started from {ADDRESS}; give")
+    assert said.startswith(
+        f"error: --init_from: found {source}; the run in {workdir} was started from {ADDRESS}; leave"
+    )
     missing = f"error: {ADDRESS}/none holds no run; give the address of one"
     assert type_in(monkeypatch, *train, f"--workdir={workdir}", f"--init_from={ADDRESS}/none") == missing
 

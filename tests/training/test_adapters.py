@@ -12,9 +12,8 @@ from mini_gpt.model.layers import Linear
 from mini_gpt.model.parameters import by_name
 from mini_gpt.runtime import sharding
 from mini_gpt.runtime.errors import UserError
-from mini_gpt.training import adapters, loop
+from mini_gpt.training import adapters, initial_weights, loop
 from mini_gpt.training import state as states
-from mini_gpt.training.initial_weights import InitialWeights
 from mini_gpt.training.run import Run
 from tests.conftest import slow
 from tests.random_models import random_parameters
@@ -115,7 +114,7 @@ def test_training_changes_adapters_alone_and_resumes_with_the_same_bits(small, t
     tokens, sizes = cut.store.tokens("validation"), cut.tokenizer.token_bytes
     score = perplexity.score_split(cut.model, tokens, sizes, most_tokens=256)
     assert score.nll == rows(tmp_path / "whole")[-1]["validation/loss"]
-    further = InitialWeights(tmp_path / "cut", config, "last").parameters(cut.mesh)
+    further = initial_weights.read(tmp_path / "cut", None, config, cut.mesh)[1]
     assert_same_bits(further, plain)
     exporting.export(Run(tmp_path / "cut"), tmp_path / "exported")
     data = {"data.corpus": "text", "data.path": config.data.path}

@@ -3,7 +3,6 @@
 import json
 import math
 import re
-import statistics
 
 import jax
 import numpy as np
@@ -15,7 +14,6 @@ from mini_gpt.runtime import sharding
 from mini_gpt.runtime.errors import UserError
 from mini_gpt.training import assembly, loop, writers
 from mini_gpt.training.checkpoint import Checkpoints
-from mini_gpt.training.readings import Spikes
 from tests.conftest import slow
 from tests.training.interruption import assembled, assert_same_bits, rows
 
@@ -166,20 +164,3 @@ def test_stopping_after_a_resume_keeps_the_best_checkpoint(small, tmp_path, pois
     checkpoints = Checkpoints(tmp_path / "checkpoints", read_only=True)
     assert checkpoints.steps() == [4, 6] and checkpoints.resolve("best") == 4
     assert checkpoints.record(6).validation_loss is None
-
-
-def test_spikes_are_found_and_noise_is_not():
-    spikes, rng = Spikes(), np.random.default_rng(0)
-    assert all(spikes.found(x) is None for x in 4 + np.exp(-np.arange(1000) / 50) + 0.05 * rng.normal(size=1000))
-    message = spikes.found(5.0)
-    assert re.fullmatch(r"loss 5\.0000 is a spike: the median of the last 10 logged losses is (3\.9|4\.0)\d+", message)
-    assert spikes.found(3.9) is None
-
-
-@pytest.mark.parametrize("before", [[0.0], [0.0, 0.0, 1e-9], [1e-6, 1e-6, 3e-6], [2.0, 2.0, 2.0001]])
-def test_equal_losses_do_not_make_every_rise_a_spike(before):
-    spikes = Spikes()
-    level = statistics.median(before)
-    losses = before * 60 + [level + rise for rise in (1e-9, 1e-4, 9e-3)]
-    assert [spikes.found(loss) for loss in losses] == [None] * len(losses)
-    assert "is a spike" in spikes.found(level + 0.02)

@@ -2,7 +2,6 @@
 
 import contextlib
 import itertools
-import multiprocessing
 import random
 import shutil
 import types
@@ -13,12 +12,11 @@ import jax.numpy as jnp
 import orbax.checkpoint as ocp
 import pytest
 
-from mini_gpt.runtime import files
 from mini_gpt.runtime.errors import UserError
 from mini_gpt.training import loop
 from mini_gpt.training.checkpoint import Checkpoints, Damaged, Record
 from mini_gpt.training.run import Run
-from mini_gpt.training.step import TrainState
+from mini_gpt.training.state import TrainState
 from tests.training.interruption import assembled, assert_same_bits
 
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # of failed Orbax reads
@@ -87,7 +85,7 @@ def test_nothing_is_moved_if_every_checkpoint_is_damaged(written, tmp_path):
     with pytest.raises(UserError, match=r"checkpoints/8: damaged \(.*and no other checkpoint can be restored; copy"):
         restore_last(directory, abstract)
     assert (directory / "8").exists() and (directory / "4").exists()
-    with pytest.raises(UserError, match=r"checkpoints/8: damaged .*; other steps for --checkpoint: 4"):
+    with pytest.raises(UserError, match=r"checkpoints/8: damaged .*; give another --checkpoint"):
         Run(directory.parent)
 
 
@@ -107,68 +105,8 @@ def test_other_shapes_than_the_configs_are_damage(tmp_path, arrays):
     of = abstract.parameters["a"].sharding
     wanted = {name: jax.ShapeDtypeStruct((size,), jnp.float32, sharding=of) for name, size in arrays.items()}
     checkpoints = Checkpoints(tmp_path / "checkpoints", read_only=True)
-    with contextlib.closing(checkpoints), pytest.raises(UserError, match=r"4: damaged \(.*\); there is no other"):
+    with contextlib.closing(checkpoints), pytest.raises(UserError, match=r"4: damaged \(.*\)"):
         checkpoints.restore_parameters("last", wanted)
-
-
-def save_repeatedly(directory, started):
-    state, _ = small_state()
-    with contextlib.closing(Checkpoints(directory, keep=1)) as checkpoints:
-        for step in range(1, 10_000):
-            checkpoints.save(step, state._replace(parameters={"a": jnp.full(6, float(step))}), Record())
-            checkpoints.wait()
-            started.set()
-
-
-@pytest.mark.slow
-def test_readers_beside_a_writer_find_a_whole_checkpoint(tmp_path):
-    _, abstract = small_state()
-    context = multiprocessing.get_context("spawn")
-    started = context.Event()
-    process = context.Process(target=save_repeatedly, args=(tmp_path / "checkpoints", started))
-    process.start()
-    assert started.wait(120)
-    try:
-        steps = []
-        for _ in range(40):
-            files.check_contents(tmp_path)
-            with contextlib.closing(Checkpoints(tmp_path / "checkpoints", read_only=True)) as checkpoints:
-                step, parameters = checkpoints.restore_parameters("last", abstract.parameters)
-            assert parameters["a"].tolist() == [step] * 6
-            steps.append(step)
-        assert process.is_alive() and steps[-1] > steps[0]
-    finally:
-        process.kill()
-        process.join()
-
-
-@pytest.mark.parametrize("delay", [0, 1, 2])
-def test_a_checkpoint_deleted_while_it_is_read_is_chosen_again(tmp_path, monkeypatch, delay):
-    """delay: how many reads succeed before training replaces checkpoint 1 by 2."""
-    state, abstract = small_state()
-    directory, reads = tmp_path / "checkpoints", []
-    for step in (1, 2):
-        with contextlib.closing(Checkpoints(tmp_path / str(step))) as checkpoints:
-            checkpoints.save(step, state._replace(parameters={"a": jnp.full(6, float(step))}), Record())
-    shutil.copytree(tmp_path / "1", directory)
-    record, restore = Checkpoints.record, ocp.StandardCheckpointHandler.restore
-
-    def replaced(original):
-        def read(*args, **kwargs):
-            if len(reads) == delay:
-                shutil.rmtree(directory / "1")
-                shutil.copytree(tmp_path / "2" / "2", directory / "2")
-            reads.append(original)
-            return original(*args, **kwargs)
-
-        return read
-
-    monkeypatch.setattr(Checkpoints, "record", replaced(record))
-    monkeypatch.setattr(ocp.StandardCheckpointHandler, "restore", replaced(restore))
-    with contextlib.closing(Checkpoints(directory, read_only=True)) as checkpoints:
-        step, parameters = checkpoints.restore_parameters("last", abstract.parameters)
-        expected = 2 if delay < 2 else 1
-        assert step == expected and parameters["a"].tolist() == [expected] * 6
 
 
 @pytest.mark.slow

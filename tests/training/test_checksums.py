@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from mini_gpt.training.checksums import checksums
+from mini_gpt.training.checkpoint import checksums
 
 
 def independent_sums(array: np.ndarray) -> str:

@@ -17,10 +17,11 @@ from mini_gpt.model.loss import nll
 from mini_gpt.runtime import sharding
 from mini_gpt.runtime.errors import UserError
 from mini_gpt.suites.base import SuiteOptions
-from mini_gpt.training import assembly, loop
+from mini_gpt.training import loop
 from mini_gpt.training import state as states
-from mini_gpt.training.layouts import layout_of
+from mini_gpt.training.inputs import layout_of
 from mini_gpt.training.run import Run
+from mini_gpt.training.step import make_step
 from tests.conftest import slow
 from tests.training.interruption import assert_same_bits, kill_after
 from tests.training.test_step import assert_close
@@ -152,10 +153,10 @@ def test_queries_that_see_no_key_give_finite_gradients(small):
     config = small(**PAIRS | {"context_length": 14, "model__variants__query_scale": "ssmax"})
     mesh, vocab_size = sharding.make_mesh(1, 1, 1), len(TOKENIZER.token_bytes)
     definition, places = states.abstract(config, vocab_size, mesh)
-    step = assembly.make_step(definition, config, places, layout_of(config, TOKENIZER))
+    step = make_step(definition, config, places, layout_of(config, TOKENIZER))
     batch = task_batches.TaskBatches(config, TOKENIZER)[0]
     assert (batch["weights"] == 0).any()
-    _, metrics = step(states.create(config, vocab_size, places), sharding.put_batch(batch, mesh))
+    _, metrics = step(states.first(config, vocab_size, places), sharding.put_batch(batch, mesh))
     assert metrics["finite"] and metrics["gradient_norm"] > 0
 
 
@@ -186,8 +187,8 @@ def test_eight_devices_equal_one(small, fields):
         config = small(**PAIRS | size | fields, **dict(zip(AXES, mesh, strict=True)))
         vocab_size, devices = len(TOKENIZER.token_bytes), sharding.make_mesh(*mesh)
         definition, places = states.abstract(config, vocab_size, devices)
-        state, losses = states.create(config, vocab_size, places), []
-        step = assembly.make_step(definition, config, places)
+        state, losses = states.first(config, vocab_size, places), []
+        step = make_step(definition, config, places)
         for number in range(3):
             batch = task_batches.TaskBatches(config, TOKENIZER)[number]
             state, metrics = step(state, sharding.put_batch(batch, devices))

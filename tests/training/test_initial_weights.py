@@ -3,23 +3,20 @@
 import contextlib
 import json
 import shutil
-from pathlib import Path
-from unittest import mock
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mini_gpt.model import build, parameters
+from mini_gpt.model import parameters
 from mini_gpt.runtime import sharding
 from mini_gpt.runtime.errors import UserError
-from mini_gpt.training import assembly, initial_weights, loop
+from mini_gpt.training import initial_weights, loop
 from mini_gpt.training import state as states
 from mini_gpt.training.checkpoint import Checkpoints, Record
-from mini_gpt.training.initial_weights import InitialWeights
 from mini_gpt.training.run import Run
-from mini_gpt.training.step import TrainState
+from mini_gpt.training.state import TrainState
 from tests.training.interruption import assert_same_bits, kill_after
 
 
@@ -77,7 +74,7 @@ def test_weights_of_the_other_layout_of_layers_are_read(small, tmp_path, stacked
 
     other = small(model__scan_layers=not stacked, mesh__data=1, mesh__fsdp=4, **fields)
     abstract = states.abstract(other, 257, sharding.make_mesh(*other.mesh.sizes))[1].parameters
-    taken = InitialWeights(tmp_path / "run", other, "last").parameters(sharding.make_mesh(*other.mesh.sizes))
+    taken = initial_weights.read(tmp_path / "run", None, other, sharding.make_mesh(*other.mesh.sizes))[1]
     jax.tree.map(np.testing.assert_array_equal, taken, expected)
     assert jax.tree.map(lambda leaf: leaf.sharding, taken) == jax.tree.map(lambda leaf: leaf.sharding, abstract)
     with pytest.raises(UserError, match=rf"model\.scan_layers was {stacked}, is {not stacked}"):
@@ -131,35 +128,3 @@ def test_a_run_keeps_the_tokenizer_of_its_first_weights(small, tmp_path, corpus_
     config = small(data__tokenizer="characters", data__path=f"{tmp_path}/few/*.txt")
     loop.train(config, tmp_path / "tuned", init_from=tmp_path / "source")
     assert Run(tmp_path / "tuned").tokenizer.to_dict() == Run(tmp_path / "source").tokenizer.to_dict()
-
-
-@pytest.mark.slow
-def test_runs_moved_together_keep_their_initial_weights(small, tmp_path, monkeypatch):
-    project, moved = tmp_path / "project", tmp_path / "moved"
-    loop.train(small(train__steps=1), project / "source", conclude=False)
-    loop.train(small(train__steps=1), project / "tuned", init_from=project / "source", conclude=False)
-    project.rename(moved)
-    monkeypatch.chdir(moved)
-    state = loop.train(small(train__steps=2), Path("tuned"), init_from=Path("source"), conclude=False)
-    assert int(state.step) == 2
-    shutil.copytree("source", "other")
-    with pytest.raises(UserError, match=r"found .*moved/other; the run in tuned was started from .*source"):
-        loop.train(small(train__steps=3), Path("tuned"), init_from=Path("other"), conclude=False)
-    Path("tuned").rename(tmp_path / "alone")  # the resumed run has recorded where both are now
-    loop.train(small(train__steps=3), tmp_path / "alone", init_from=moved / "source", conclude=False)
-    assert int(loop.train(small(train__steps=4), tmp_path / "alone", conclude=False).step) == 4
-
-
-@pytest.mark.slow
-def test_a_second_read_takes_the_same_checkpoint_and_traces_no_model_again(small, tmp_path, monkeypatch):
-    source, config = tmp_path / "source", small(train__steps=1, checkpoint__keep=5)
-    loop.train(config, source, conclude=False)
-    weights = initial_weights.find(tmp_path / "tuned", source, small(seed=1))
-    mesh, traced = assembly.make_mesh(config), mock.Mock(wraps=build.abstract)
-    monkeypatch.setattr(build, "abstract", traced)
-    weights.check(mesh)
-    first = weights.parameters(mesh)
-    assert traced.call_count == 2, "the models of both runs, once each"
-    loop.train(small(train__steps=2, checkpoint__keep=5), source, conclude=False)
-    assert_same_bits(first, weights.parameters(mesh))
-    assert weights.record(tmp_path / "tuned")["checkpoint_step"] == 1

@@ -6,7 +6,7 @@ import numpy as np
 from mini_gpt.config import loading
 from mini_gpt.data import tasks, tokenizers
 from mini_gpt.data.layout import PLAIN
-from mini_gpt.training.layouts import layout_of
+from mini_gpt.training.inputs import layout_of
 
 
 def test_position_ids_count_from_the_last_operator():

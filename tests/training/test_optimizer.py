@@ -80,7 +80,7 @@ def test_only_matrices_decay():
     }
     parameters["blocks"][0]["mlp"]["up"]["lora"] = {"lora_a": jnp.ones((2, 1)), "lora_b": jnp.ones((1, 2))}
     assert jax.tree.leaves(decays(parameters)) == [False, True, True, True, False, True, True, False]
-    optimizer = make_optimizer(config, parameters).transformation
+    optimizer = make_optimizer(config, parameters)
     zero = jax.tree.map(jnp.zeros_like, parameters)
     updates, _ = optimizer.update(zero, optimizer.init(parameters), parameters)
     for decaying, update in zip(jax.tree.leaves(decays(parameters)), jax.tree.leaves(updates), strict=True):
@@ -118,7 +118,7 @@ class MuonByHand(AdamWByHand):
 def test_adamw_equals_the_paper_by_hand():
     config = config_of(schedule="constant", warmup_steps=0, learning_rate=0.01)
     kernel = {"kernel": jnp.array([[1.0, -2.0], [0.5, 3.0]])}
-    o, optimizer = config.optimizer, make_optimizer(config, kernel).transformation
+    o, optimizer = config.optimizer, make_optimizer(config, kernel)
     by_hand = AdamWByHand(kernel["kernel"], o, 0.01, o.weight_decay)
     state = optimizer.init(kernel)
     for t in range(1, 4):
@@ -152,7 +152,7 @@ def test_muon_orthogonalises_only_the_hidden_matrices():
         matrices = leaf if is_hidden and leaf.ndim == 3 else leaf[None]
         make, rate = (MuonByHand, 0.02) if is_hidden else (AdamWByHand, 0.004)
         by_hand.append([make(matrix, config.optimizer, rate, 0.3 * decaying) for matrix in matrices])
-    optimizer = make_optimizer(config, parameters).transformation
+    optimizer = make_optimizer(config, parameters)
     update, state = jax.jit(optimizer.update), optimizer.init(parameters)
     for t in range(1, 5):
         gradients = random()
@@ -178,7 +178,7 @@ def test_muon_updates_have_the_scale_of_adamw():
     for shape in ((32, 32), (16, 64), (64, 16)):
         matrix = {"blocks": {0: {"attention": {"kernel": jnp.zeros(shape)}}}}
         gradient = jax.tree.map(lambda _: jnp.array(rng.normal(size=shape), jnp.float32), matrix)  # noqa: B023
-        optimizer = make_optimizer(config, matrix).transformation
+        optimizer = make_optimizer(config, matrix)
         updates, _ = optimizer.update(gradient, optimizer.init(matrix), matrix)
         update = np.asarray(updates["blocks"][0]["attention"]["kernel"]) / 1e-3
         assert np.sqrt((update**2).mean()) == pytest.approx(0.2, rel=0.2)

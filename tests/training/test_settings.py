@@ -10,68 +10,35 @@ import pytest
 from configs import presets
 from mini_gpt.config import loading
 from mini_gpt.data import tasks
-from mini_gpt.data.task_batches import TaskBatches
 from mini_gpt.data.text_batches import TextBatches, Vocab
 from mini_gpt.study import definition, new_runs
-from mini_gpt.training import loop, settings
+from mini_gpt.training import loop, settings, start
 from mini_gpt.training.optimizer import make_schedule
 from tests.conftest import REPOSITORY
 
-PEAK, STEPS = 2e-3, 200
-TASK = {"data__corpus": "task:parity", "data__tokenizer": "characters", "data__task_length": 4}
+STEPS = 200
 
 
-def scheduled(small, schedule, **fields):
-    """Return the config of a schedule over 200 steps, and its learning rate in each step, in float64."""
-    given = {"schedule": schedule, "learning_rate": PEAK} | fields
+def warned(small, schedule, **fields):
+    """Return whether the config of a schedule over 200 steps has a warning, and its learning rate in each step."""
+    given = {"schedule": schedule} | fields
     config = small(train__steps=STEPS, **{f"optimizer__{name}": value for name, value in given.items()})
-    return config, np.asarray(make_schedule(config.optimizer, STEPS)(jnp.arange(STEPS)), np.float64)
+    rates = np.asarray(make_schedule(config.optimizer, STEPS)(jnp.arange(STEPS)), np.float64)
+    return [line.split(":")[0] for line in settings.without_effect(config, None)], rates
 
 
-def falling(rates):
-    """Return the steps, from 1, whose rate is lower than that of the step before, by more than rounding."""
-    return (np.diff(rates) < -1e-5 * PEAK).nonzero()[0] + 2
-
-
-@pytest.mark.parametrize("schedule", ["inverse_sqrt", "cosine", "wsd", "constant"])
-@pytest.mark.parametrize("warmup", [STEPS + 1, 5 * STEPS])
-def test_a_warmup_above_the_steps_names_the_rate_reached(small, schedule, warmup):
-    config, rates = scheduled(small, schedule, warmup_steps=warmup)
-    assert rates.max() == pytest.approx(PEAK * STEPS / warmup, rel=1e-6)
-    assert settings.without_effect(config, None) == [
-        f"optimizer.warmup_steps: found {warmup}, above train.steps=200; the learning rate reaches "
-        f"{rates.max():.4g} of 0.002, at step 200; lower it, or raise train.steps"
-    ]
-
-
-@pytest.mark.parametrize("schedule", ["inverse_sqrt", "cosine", "wsd"])
-def test_a_decay_that_never_begins_is_named(small, schedule):
-    config, rates = scheduled(small, schedule, warmup_steps=STEPS)
-    assert np.all(np.diff(rates) > 0), "no step has a lower rate than the step before"
-    (found,) = settings.without_effect(config, None)
-    assert found.startswith("optimizer.warmup_steps: found 200, as many as train.steps; the learning rate is 0.002 at")
-    assert f"its decay ({schedule}) never begins" in found and "\n" not in found
+@pytest.mark.parametrize(
+    "schedule, warmup", [("constant", 201), ("inverse_sqrt", 200), ("cosine", 200), ("wsd", 200), ("wsd", 1000)]
+)
+def test_a_warmup_that_leaves_no_step_is_named(small, schedule, warmup):
+    found, rates = warned(small, schedule, warmup_steps=warmup)
+    assert found == ["optimizer.warmup_steps"] and np.all(np.diff(rates) > 0)
 
 
 @pytest.mark.parametrize("warmup", [20, 150, 199])
-def test_a_shortened_decay_names_its_steps(small, warmup):
-    config, rates = scheduled(small, "wsd", warmup_steps=warmup, decay_fraction=0.95)
-    falls = len(falling(rates))
-    assert falls < 190
-    (found,) = settings.without_effect(config, None)
-    assert found == (
-        f"optimizer.decay_fraction: found 0.95, 190 of 200 steps; the decay takes only {falls}, from "
-        f"{rates.max():.4g} to {rates[-1]:.4g}; lower it or optimizer.warmup_steps={warmup}, or raise train.steps"
-    )
-
-
-@pytest.mark.parametrize("fraction", [0.0, 0.001])
-def test_a_decay_of_no_step_names_the_fall_at_the_end(small, fraction):
-    config, rates = scheduled(small, "wsd", warmup_steps=50, decay_fraction=fraction)
-    assert falling(rates).tolist() == [200]
-    (found,) = settings.without_effect(config, None)
-    assert f"decay_fraction: found {fraction:g}, less than one of 200 steps" in found
-    assert f"the learning rate is {rates[-2]:.4g} up to step 199, and {rates[-1]:.4g} at the last step" in found
+def test_a_shortened_decay_is_named(small, warmup):
+    found, rates = warned(small, "wsd", warmup_steps=warmup, decay_fraction=0.95)
+    assert found == ["optimizer.decay_fraction"] and (np.diff(rates) < 0).sum() < 190
 
 
 @pytest.mark.parametrize(
@@ -79,16 +46,13 @@ def test_a_decay_of_no_step_names_the_fall_at_the_end(small, fraction):
     [
         ("constant", {"warmup_steps": STEPS}),
         ("inverse_sqrt", {"warmup_steps": STEPS - 1}),
-        ("cosine", {"warmup_steps": STEPS - 1}),
         ("cosine", {"warmup_steps": 0}),
         ("wsd", {"warmup_steps": 20, "decay_fraction": 0.9}),  # no stable phase, but both are complete
         ("wsd", {"warmup_steps": 20, "decay_fraction": 1.0}),  # all steps after the warm-up
-        ("wsd", {"warmup_steps": 20, "decay_fraction": 0.005}),  # one step
-        ("wsd", {"warmup_steps": 20, "decay_fraction": 0.0, "final_fraction": 1.0}),  # no decay, as set
     ],
 )
 def test_a_schedule_that_fits_is_silent(small, schedule, fields):
-    assert settings.without_effect(scheduled(small, schedule, **fields)[0], None) == []
+    assert warned(small, schedule, **fields)[0] == []
 
 
 def test_a_batch_larger_than_the_text_is_named(small):
@@ -101,19 +65,6 @@ def test_a_batch_larger_than_the_text_is_named(small):
         f"train.batch_size: found 64; the training data have 20 rows, so each is about {uses:.3g} times in a step"
     )
     assert settings.without_effect(config, 64) == settings.without_effect(config, None) == []
-
-
-def test_an_interval_above_the_steps_is_no_warning(small):
-    config = small(eval__every=9, checkpoint__every=10, train__log_every=11)
-    assert settings.without_effect(config, None) == []
-    assert settings.long_intervals(config) == [
-        "eval.every=9 is above train.steps=8: the only evaluation is at the end",
-        "checkpoint.every=10 is above train.steps=8: the run is saved only at the end, or when it is stopped",
-        "train.log_every=11 is above train.steps=8: only step 1, evaluations and checkpoints are logged",
-    ]
-    (found,) = settings.long_intervals(small(checkpoint__every=10))
-    assert found.endswith("or when it is stopped, and after an evaluation with the best loss")
-    assert settings.long_intervals(small(eval__every=8, checkpoint__every=8, train__log_every=8)) == []
 
 
 def test_the_passes_are_the_uses_of_each_window(small):
@@ -149,23 +100,16 @@ def test_few_and_many_passes_keep_their_digits(small):
     assert "tokens: 12,800 passes over" in settings.passes(small(train__steps=1600), 1)
 
 
-def test_a_task_has_no_passes(small, caplog):
-    caplog.set_level(logging.INFO, "mini_gpt")
-    config = small(**TASK)
-    settings.report(config, TaskBatches.rows_per_epoch, new=True)
-    assert caplog.messages == []
-
-
 def test_a_run_says_its_passes_once_and_its_warnings_each_time(small, tmp_path, caplog):
     caplog.set_level(logging.INFO, "mini_gpt")
     config = small(train__steps=2, optimizer__warmup_steps=10, eval__every=2, checkpoint__every=2)
     for new in (True, False):
         caplog.clear()
         loop.train(config, tmp_path, conclude=False)
-        said = [record.getMessage() for record in caplog.records if record.name == settings.log.name]
+        said = [record.getMessage() for record in caplog.records if record.name == start.log.name]
         warned = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
-        assert len(warned) == 1 and "reaches 0.0002 of 0.001, at step 2" in warned[0] and warned[0] in said
-        assert ["2 steps of 8 × 32 tokens" in line for line in said] == [False, True][: 1 + new]
+        assert len(warned) == 1 and "warmup_steps: found 10; the learning rate" in warned[0] and warned[0] in said
+        assert any("2 steps of 8 × 32 tokens" in line for line in said) == new
 
 
 def shipped():

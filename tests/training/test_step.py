@@ -12,8 +12,8 @@ from mini_gpt.model import loss as losses
 from mini_gpt.model import parameters
 from mini_gpt.runtime import sharding
 from mini_gpt.runtime.errors import UserError
-from mini_gpt.training import assembly
 from mini_gpt.training import state as states
+from mini_gpt.training.step import make_step
 from tests.conftest import slow
 
 VOCAB = 40
@@ -32,8 +32,8 @@ def start(config, *layout):
     """Return the model's definition, the first state, the step, and a function that puts a batch on the devices."""
     mesh = sharding.make_mesh(*config.mesh.sizes)
     definition, abstract = states.abstract(config, VOCAB, mesh)
-    train_step = assembly.make_step(definition, config, abstract, *layout)
-    return definition, states.create(config, VOCAB, abstract), train_step, lambda x: sharding.put_batch(x, mesh)
+    train_step = make_step(definition, config, abstract, *layout)
+    return definition, states.first(config, VOCAB, abstract), train_step, lambda x: sharding.put_batch(x, mesh)
 
 
 def run(config, steps=3):

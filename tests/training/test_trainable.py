@@ -88,7 +88,7 @@ def test_a_negative_zero_of_a_fixed_parameter_stays():
 @pytest.mark.parametrize(
     "fields, message",
     [
-        ({"train__trainable": "atention"}, r"'atention', which is in no name of a parameter; there are blocks/0/\S+, "),
+        ({"train__trainable": "atention"}, r"'atention'; must be in the name of a parameter, such as blocks/0/\S+"),
         ({"train__trainable": "^embedding$", "optimizer__name": "muon"}, "muon needs the same matrices in every layer"),
         (
             {"train__trainable": "blocks/1/attention", "optimizer__name": "muon", "model__num_layers": 2},

@@ -77,8 +77,8 @@ def test_rows_are_those_of_the_file_and_a_resumed_run_keeps_its_id(small, tmp_pa
 
 def test_images_and_texts_are_sent_as_such(small, tmp_path, fake):
     (tmp_path / "run.json").write_text('{"identity": "a"}')
-    with writers.opened(tmp_path, small(train__logger="wandb"), start=0) as (writer, *_):
-        writer.write(Row(3, {"train/loss": 1.5}, {"maps": np.zeros((2, 3, 3), np.uint8)}, {"sample": "a < b"}))
+    writer = next(writers.make(tmp_path, small(train__logger="wandb"), start=0))
+    writer.write(Row(3, {"train/loss": 1.5}, {"maps": np.zeros((2, 3, 3), np.uint8)}, {"sample": "a < b"}))
     expected = {"step": 3, "train/loss": 1.5, "maps": ("image", (2, 3, 3)), "sample": ("page", "<pre>a &lt; b</pre>")}
     assert fake.run.logged == [expected]
 
@@ -97,7 +97,7 @@ def test_a_refusal_of_the_service_is_one_line(small, tmp_path, fake):
     fake.fails = True
     config = small(train__logger="wandb")
     with pytest.raises(UserError) as raised:
-        writers.opened(tmp_path, config, start=0).__enter__()
+        next(writers.make(tmp_path, config, start=0))
     said = str(raised.value)
     remedy = "`wandb login` gives access, and WANDB_MODE=offline needs none"
     assert said == f"train.logger: wandb: No API key configured; {remedy}"

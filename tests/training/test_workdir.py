@@ -15,7 +15,7 @@ from mini_gpt.data import corpora, token_store
 from mini_gpt.data.tokenizers import ByteTokenizer
 from mini_gpt.hugging_face import origin
 from mini_gpt.runtime.errors import UserError
-from mini_gpt.training import initial_weights, loop
+from mini_gpt.training import loop
 from mini_gpt.training import workdir as workdirs
 from mini_gpt.training.checkpoint import Checkpoints, Damaged, Record
 from mini_gpt.training.run import Run
@@ -34,7 +34,7 @@ def test_more_steps_need_a_schedule_that_does_not_change(small, tmp_path):
     assert json.loads((tmp_path / "run" / "config.json").read_text())["model"]["d_ff"] == 128, "resolved"
     cosine = {"optimizer__schedule": "cosine"}
     loop.train(small(train__steps=6, **cosine), tmp_path / "cosine")
-    with pytest.raises(UserError, match=r"train\.steps was 6, is 8: .*; copy the run, .* checkpoints after step 4$"):
+    with pytest.raises(UserError, match=r"train\.steps was 6, is 8: .*; start a new run"):
         loop.train(small(train__steps=8, **cosine), tmp_path / "cosine")
 
 
@@ -59,7 +59,7 @@ def test_a_wsd_run_is_lengthened_before_its_decay(small, tmp_path, optimizer):
     loop.train(config(11), finished, conclude=False)
     before = {path: path.stat().st_mtime_ns for path in finished.rglob("*")}
     for steps, message in (
-        (15, r"up to step 11, .* checkpoints after step 8$"),
+        (15, r"up to step 11, the last checkpoint; start a new run"),
         (9, "^train.steps: found 9, but .* already at step 11$"),
     ):
         with pytest.raises(UserError, match=message):
@@ -219,7 +219,7 @@ def test_files_of_a_run_killed_at_its_start_are_accepted(small, tmp_path, kind):
     config = small(data__tokenizer=kind, data__vocab_size=300)
     corpus = corpora.open_corpus(config.data)
     tokenizer = token_store.fit_tokenizer(corpus, config.data)
-    arguments = (tmp_path / "run", config, corpus, tokenizer, {"workdir": "/a", "checkpoint_step": 5})
+    arguments = (tmp_path / "run", config, corpus, tokenizer, workdirs.Origin("/a", 5))
     (tmp_path / "run" / "tokenizer").mkdir(parents=True)
     workdirs.claim(*arguments)
     before = contents(tmp_path / "run")
@@ -253,9 +253,7 @@ def test_a_damaged_record_never_ends_in_a_traceback(small, tmp_path, name):
     config, workdir = small(), tmp_path / "run"
     corpus = corpora.open_corpus(config.data)
     workdir.mkdir()
-    workdirs.claim(
-        workdir, config, corpus, ByteTokenizer(), {"workdir": "/a", "relative": "../a", "checkpoint_step": 5}
-    )
+    workdirs.claim(workdir, config, corpus, ByteTokenizer(), workdirs.Origin("/a", 5))
     origin.record_import(workdir, tmp_path, {"architecture": "GPT-2", "context_length": 9})
     state, _ = small_state()
     with contextlib.closing(Checkpoints(workdir / "checkpoints")) as checkpoints:
@@ -269,7 +267,7 @@ def test_a_damaged_record_never_ends_in_a_traceback(small, tmp_path, name):
     uses = [
         lambda: workdirs.holds_run(workdir, config),
         lambda: workdirs.check_corpus(workdir, corpus),
-        lambda: initial_weights.find(workdir, Path("/a"), config),
+        lambda: workdirs.origin_of(workdir, Path("/a")),
         lambda: origin.described_origin(workdir),
         restore,
     ]

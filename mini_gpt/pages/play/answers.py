@@ -110,6 +110,7 @@ class Answers:
             yield first.last_logits()
             while True:
                 yield self._pass(number, {**request, "tokens": tokens}).last_logits()
+        assert first.model.edits is not None
         model = dataclasses.replace(first.model, edits=first.model.edits._replace(logits=None))
         padded_BL = _pad(tokens)[:, : model.config.model.table_length]
         capacity = _padded_length(len(tokens) + count)
@@ -166,6 +167,7 @@ class Pass:
         self._edit_heads(edit)
 
     def _edit_heads(self, edit: Edit) -> None:
+        assert self.model.edits is not None
         self.model = dataclasses.replace(self.model, edits=self.model.edits._replace(heads=edit))
 
     def heads(self) -> np.ndarray:
