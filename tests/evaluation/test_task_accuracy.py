@@ -42,7 +42,7 @@ def problems_of(config, count, length=5):
 def test_exact_match_agrees_with_greedy_decoding(config, fields):
     """Two of three problems take the output of the random model as their answer, so that some are solved."""
     config = config("missing_duplicate", **fields)
-    model = model_of(config, noise=0.3, seed=5)
+    model = model_of(config, noise=0.3, seed=3)
     params = model.parameters
     end = int(TOKENIZER.encode(tasks.END)[0])
     params["embedding"] = params["embedding"].at[end].set(1.1 * params["embedding"][46])  # else the end is rare
