@@ -47,9 +47,13 @@ class SuiteOptions:
     """Options of a suite, which are also flags of eval.py; None means the default of the suite."""
 
     split: str = _option("the split to measure", "validation", choices=SPLITS)
-    lengths: str | None = _option("such as 64,1x,2x; 1x: context_length, of tasks data.task_length")
+    lengths: str | None = _option(
+        "such as 64,1x,2x; 1x: context_length, of tasks data.task_length; extrapolation: 1x to 16x"
+    )
     strides: str | None = _option("for extrapolation: window strides; default: min(1x, shortest length) / 4")
-    text: str | None = _option("for heads, figures, explorer, play, lens and patching; SOURCE=TARGET with an encoder")
+    text: str | None = _option(
+        "for heads, figures, explorer, play, lens, patching, circuits; SOURCE=TARGET with an encoder"
+    )
     tokens: int | None = _option(
         "the most tokens that a suite reads, in a pass, or as targets of sliding windows", type=int
     )
