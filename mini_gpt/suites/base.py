@@ -48,11 +48,11 @@ class SuiteOptions:
 
     split: str = _option("the split to measure", "validation", choices=SPLITS)
     lengths: str | None = _option(
-        "such as 64,1x,2x; 1x: context_length, of tasks data.task_length; extrapolation: 1x to 16x"
+        "such as 64,1x,2x (default of extrapolation: up to 16x); 1x: context_length or data.task_length"
     )
     strides: str | None = _option("for extrapolation: window strides; default: min(1x, shortest length) / 4")
     text: str | None = _option(
-        "for heads, figures, explorer, play, lens, patching, circuits; SOURCE=TARGET with an encoder"
+        "for heads, figures, explorer, play, lens, patching, circuits; with an encoder SOURCE=TARGET"
     )
     tokens: int | None = _option(
         "the most tokens that a suite reads, in a pass, or as targets of sliding windows", type=int
