@@ -72,7 +72,9 @@ def clear_errors(workdir: Path) -> Iterator[None]:
             yield
         except Exception as error:
             check_present(workdir)
-            if isinstance(error, UserError) or not (found := memory_error(error)):
+            # TensorStore's ValueError of a full disk has the word RESOURCE_EXHAUSTED too.
+            found = memory_error(error) if isinstance(error, MemoryError | RuntimeError | OSError) else None
+            if found is None:
                 raise
             remedy = "raise train.accumulation_steps or mesh.fsdp, or lower train.batch_size or the model's size"
             raise UserError(f"out of memory ({found}); {remedy}") from error
