@@ -69,8 +69,6 @@ def test_runs_in_a_bucket_are_shown_and_compared_beside_others(source, monkeypat
     assert type_in(monkeypatch, *compare, f"--left={ADDRESS}", f"--right={source}") is None
     assert type_in(monkeypatch, *compare, f"--left={ADDRESS}", f"--right={ADDRESS}") is None
     assert capsys.readouterr().out.count("Equal within the relative tolerance") == 2
-    figures = ("mini_gpt.commands.figures", f"--out={tmp_path / 'figures'}", "--maps", str(source), ADDRESS)
-    assert type_in(monkeypatch, *figures) is None and (tmp_path / "figures" / "maps.png").exists()
     # A model of Transformers.
     exported = "s3://bucket/exported model"
     clear(Place(exported))
