@@ -126,12 +126,6 @@ def test_a_comparison_alternates_between_its_configs(small, monkeypatch):
     assert measured == [("rope", 4), ("none", 4), ("none", 4), ("rope", 4)] * (bench.ROUNDS // 2)
 
 
-def test_a_variant_has_a_path_and_overrides():
-    path, overrides = bench.parse_variant("configs/presets.py:gpt2_small,model.position=(rope,none),train.steps=7")
-    assert path == "configs/presets.py:gpt2_small"
-    assert overrides == dict(map(loading.parse_override, ["model.position=(rope,none)", "train.steps=7"]))
-
-
 @pytest.fixture
 def decoded(small, monkeypatch):
     """Return a function that measures the decoding of 20 tokens in two rounds; it returns the report and the calls."""

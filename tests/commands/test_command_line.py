@@ -79,22 +79,6 @@ def test_train_eval_and_sample_agree(monkeypatch, flags, tmp_path, capsys):
     assert first == second
 
 
-@pytest.mark.slow
-def test_splits_and_overrides_have_files_of_their_own(monkeypatch, run, capsys):
-    assert type_in(monkeypatch, "eval.py", f"--workdir={run}") is None
-    plain = (run / "eval" / "perplexity.json").read_text()
-    overrides = ["--config.context_length=16", "--config.model.dtype=bfloat16"]
-    assert type_in(monkeypatch, "eval.py", f"--workdir={run}", *overrides, "--split=test") is None
-    assert (run / "eval" / "perplexity.json").read_text() == plain
-    name = "perplexity,split=test,context_length=16,model.dtype=bfloat16.json"
-    result = json.loads((run / "eval" / name).read_text())
-    assert (result["split"], result["context_length"], result["dtype"]) == ("test", 16, "bfloat16")
-    assert result["overrides"] == {"context_length": "16", "model.dtype": "bfloat16"}
-    assert type_in(monkeypatch, "eval.py", f"--workdir={run}", "--checkpoint=4") is None
-    assert json.loads((run / "eval" / "perplexity,checkpoint=4.json").read_text())["checkpoint_step"] == 4
-    assert (run / "eval" / "perplexity.json").read_text() == plain
-
-
 COMMANDS = ["train", "eval", "sample", "mini_gpt.sweep", "mini_gpt.commands.study", "mini_gpt.bench", "mini_gpt.lab"]
 COMMANDS += ["mini_gpt.commands.hugging_face", "mini_gpt.commands.count_parameters"]
 
@@ -204,11 +188,6 @@ def test_directories_without_a_run_are_refused(monkeypatch, small, tmp_path, run
         assert re.match(r"error: .*checkpoints: not found; train first", line)
     (run / "checkpoints").mkdir()
     assert "no checkpoint; train first" in type_in(monkeypatch, "eval.py", f"--workdir={run}")
-
-
-def test_a_damaged_record_of_the_corpus_is_named(monkeypatch, run):
-    (run / "corpus.json").write_text("{")
-    assert "corpus.json: not a record of a corpus" in type_in(monkeypatch, "eval.py", f"--workdir={run}")
 
 
 def test_a_changed_text_is_refused(monkeypatch, run, corpus_files, tmp_path):
