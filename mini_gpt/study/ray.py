@@ -7,6 +7,7 @@ which all nodes share. Ray only says when a task has ended; its log says when an
 import importlib
 import logging
 import os
+import re
 import signal
 import socket
 import time
@@ -21,8 +22,9 @@ from mini_gpt.study.runner import LONGEST_REASON, End, Job, last_error
 
 RETRIES = 3  # of a run whose node or Ray process dies
 LOCK_SECONDS = 100.0  # a file server keeps the locks of a dead node for a while (NFS 4: 90 seconds)
-POLL_SECONDS = 0.25
+CONNECT_SECONDS, POLL_SECONDS = 60.0, 0.25
 STARTED = "started on node "
+log = logging.getLogger("mini_gpt.study")
 
 
 class Ray:
@@ -40,12 +42,10 @@ class Ray:
         self.place = {"cwd": os.getcwd(), "cores": cores, "environment": environment}
 
     def start(self, job: Job, running: Sequence[Job]) -> bool:
-        """Submit a job, if there is room: Ray would let it wait."""
-        if len(running) >= self.count:
-            return False
+        """Submit a job. It waits until Ray starts it."""
         job.log.parent.mkdir(parents=True, exist_ok=True)
         job.log.touch()
-        job.begin()
+        job.began, job.log_start = time.monotonic(), job.log.stat().st_size
         content = self.results.worker_job(job.run)
         job.handle = self.task.remote(processes.WORKER, content, job.log.absolute(), self.place)
         return True
@@ -53,12 +53,23 @@ class Ray:
     def poll(self, running: Sequence[Job]) -> list[End]:
         ended = []
         for job in running:
+            self._look_for_start(job)
             if self.ray.wait([job.handle], timeout=0)[0]:
                 try:
                     ended.append((job, *self.ray.get(job.handle)))
                 except self.ray.exceptions.RayError as error:
                     ended.append((job, 1, _said(error)))
         return ended
+
+    def _look_for_start(self, job: Job) -> None:
+        """Read in the log whether a job was started, or was started again."""
+        with job.log.open("rb") as file:
+            read = file.seek(job.log_start)
+            for found in re.finditer(rf"^{STARTED}(.+)\n".encode(), file.read(), re.MULTILINE):
+                if job.state == "running":
+                    log.warning(f"{job.run.name}: its node or its process died; resumed on node {found[1].decode()}")
+                job.log_start = read + found.end()
+                job.begin()
 
     def stop(self, running: Sequence[Job], *, at_once: bool) -> None:
         for job in running:
@@ -83,15 +94,21 @@ def share(nodes: Sequence[Mapping[str, float]], jobs: int | None) -> tuple[int, 
 def _connect() -> Any:
     """Return the module ray, connected to the cluster of RAY_ADDRESS, or of this machine, or to a new one."""
     address = os.environ.get("RAY_ADDRESS", "")
+    host, _, port = address.rpartition("/")[2].rpartition(":")
     try:
         os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".")  # read at import: no long messages about dead nodes
         ray = importlib.import_module("ray")
+        if port.isdecimal():  # else Ray tries for minutes, with many messages
+            socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
         ray.init(ignore_reinit_error=True, log_to_driver=False, logging_level=logging.ERROR)
     except ImportError:
         raise UserError("--engine=ray: the package ray is missing; pip install -r requirements-ray.txt") from None
     except (OSError, RuntimeError, ValueError) as error:
-        remedy = "set RAY_ADDRESS to a running cluster, or to local"
-        raise UserError(f"--engine=ray: can't connect ({address}: {_said(error)}); {remedy}") from None
+        said, remedy = (
+            getattr(error, "strerror", None) or _said(error),
+            "set RAY_ADDRESS to a running cluster, or to local",
+        )
+        raise UserError(f"--engine=ray: can't connect ({address}: {said}); {remedy}") from None
     return ray
 
 

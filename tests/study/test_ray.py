@@ -10,6 +10,7 @@ import sys
 import tempfile
 import threading
 import time
+import types
 
 import psutil
 import pytest
@@ -17,7 +18,8 @@ import pytest
 from mini_gpt.commands import study
 from mini_gpt.runtime import errors, program
 from mini_gpt.study import ray as engine
-from tests.conftest import REPOSITORY, SMALL
+from tests.conftest import REPOSITORY, SMALL, slow
+from tests.runtime.test_processes import free_port
 from tests.study.conftest import sweep
 from tests.study.fake_worker import DIES, FAILS, WAITS
 
@@ -79,6 +81,7 @@ def test_a_dead_node_changes_no_bit_of_a_study(cluster, corpus_files, tmp_path, 
     said = on_ray.communicate(timeout=600)[1]
     assert on_ray.returncode == 0, said
     assert "(raylet)" not in capfd.readouterr().out + said
+    assert re.findall(r"(\S+): its node or its process died; resumed on node", said) == lost
     text = (tmp_path / "ray" / "logs" / f"{lost[0]}.log").read_text()
     (step,) = map(int, re.findall(r"is at step (\d+): resuming", text))
     assert text.count(engine.STARTED) == 2 and 0 < step < LONG["train.steps"]
@@ -128,6 +131,21 @@ def test_without_ray_one_line_says_what_to_install(monkeypatch, flags, fake, tmp
     monkeypatch.setitem(sys.modules, "ray", None)
     said = "error: --engine=ray: the package ray is missing; pip install -r requirements-ray.txt"
     assert sweep(monkeypatch, flags, "64", "--engine=ray") == said and not (tmp_path / "sweep" / "study.json").exists()
+
+
+@pytest.mark.parametrize("scheme", ["ray://", *slow("")])
+def test_a_cluster_that_is_gone_is_one_line(monkeypatch, flags, fake, scheme):
+    if scheme:  # without Ray
+        init = lambda **_: pytest.fail("Ray tries for minutes")
+        monkeypatch.setitem(sys.modules, "ray", types.SimpleNamespace(init=init))
+    else:
+        pytest.importorskip("ray", reason="ray is not installed: see requirements-ray.txt")
+    monkeypatch.setenv("RAY_ADDRESS", f"{scheme}127.0.0.1:{free_port()}")
+    said = sweep(monkeypatch, flags, "64", "--engine=ray")
+    expected = (
+        r"error: --engine=ray: can't connect \(\S+:\d+: Connection refused\); set RAY_ADDRESS to a running cluster"
+    )
+    assert re.match(expected, said)
 
 
 @pytest.mark.parametrize(
