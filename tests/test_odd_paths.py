@@ -17,9 +17,7 @@ import jax.numpy as jnp
 import pytest
 
 from mini_gpt import suites
-from mini_gpt.commands import command_line
 from mini_gpt.runtime import files
-from mini_gpt.runtime.errors import UserError
 from mini_gpt.suites.base import SuiteOptions
 from mini_gpt.training import loop
 from mini_gpt.training.checkpoint import Checkpoints, Record
@@ -100,14 +98,7 @@ def test_temporary_links_to_odd_paths_are_deleted(tmp_path, monkeypatch):
 def test_a_directory_with_unprintable_text_is_refused(monkeypatch, text):
     monkeypatch.setattr(loop, "train", lambda *_, **__: None)
     said = type_in(monkeypatch, "train.py", "--config=configs/tiny.py", f"--workdir=runs/{text}")
-    assert said and re.match(r"error: '.*': found '\\\S+' in the path of a directory; name one without it$", said)
-
-
-def test_a_directory_with_too_long_a_path_is_refused():
-    longest = os.pathconf("/", "PC_PATH_MAX") - command_line.RESERVED_PATH
-    assert command_line.directory("/" + "a" * (longest - 1))
-    with pytest.raises(UserError, match=f"has {longest + 1} bytes; must have at most {longest}"):
-        command_line.directory("/" + "a" * longest)
+    assert said and "found an unprintable character in the path" in said and "\n" not in said
 
 
 def test_plain_names_are_kept_and_others_stay_distinct():

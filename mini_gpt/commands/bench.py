@@ -8,7 +8,7 @@ python -m mini_gpt.bench --decode configs/tiny.py[,model.position=alibi] [--prom
 --config measures the training step on the config's own batches. With --compile-for, it compiles the step for TPUs that
 this machine does not have: memory, operations and collectives of one device, and no times. --compare measures two
 configs in turns in one process; its ratios are the second's times over the first's. --decode decodes one text with
-random weights; with an encoder, it also measures the time to encode a source. Run nothing else.
+random weights. Run nothing else.
 """
 
 import itertools
@@ -19,7 +19,6 @@ import statistics
 import tempfile
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -31,28 +30,15 @@ from mini_gpt.commands.measuring import flops_per_token, spread
 from mini_gpt.config import loading
 from mini_gpt.config.schema import Config
 from mini_gpt.data import batches, corpora, token_store
-from mini_gpt.insight import training_curves
 from mini_gpt.model import parameters as model_parameters
 from mini_gpt.runtime import devices, sharding
 from mini_gpt.runtime.errors import require
 from mini_gpt.training import assembly
-from mini_gpt.training.writers import EventFile
 
 WARMUP_STEPS = 20
-ATTENTION_METRICS_RUNS = 11  # the first run compiles
 ROUNDS = 10  # of --compare
-LOADED_TOKENS = 1_000_000  # approximate number of tokens in the test of the data loader
 
 log = logging.getLogger("mini_gpt.bench")
-
-
-def loader_speed(prepared: Iterator[batches.Batch], count: int) -> float:
-    """Return the tokens per second of the data loader over `count` batches."""
-    for _ in itertools.islice(prepared, 8):  # skip prefetched batches
-        pass
-    begin = time.perf_counter()
-    tokens = sum(batch["inputs"].size for batch in itertools.islice(prepared, count))
-    return tokens / (time.perf_counter() - begin)
 
 
 class Bench:
@@ -78,7 +64,6 @@ class Bench:
         self.state, metrics = self.compiled(self.state, next(self.batches))
         jax.block_until_ready(metrics)
         self.first_step_done = time.time()
-        self.loader_speed = loader_speed(self._batches(), 1 + LOADED_TOKENS // self.tokens_per_step)
 
     def _batches(self) -> Iterator[batches.Batch]:
         """Yield the run's batches without end, since the run may have fewer steps than are measured."""
@@ -115,21 +100,6 @@ class Bench:
             seconds.append(time.perf_counter() - begin)
         return seconds[1:]
 
-    def attention_metrics(self) -> list[float]:
-        """Return the seconds to compute and write the attention and position metrics, for each run after the first."""
-        seconds = []
-        with tempfile.TemporaryDirectory() as directory, EventFile(Path(directory)) as events:
-            for step in range(ATTENTION_METRICS_RUNS):
-                begin = time.perf_counter()
-                model, row = self.run.loaded(self.state.parameters), self.run.objective.probe_row
-                curves, pictures = training_curves.attention_metrics(model, row)
-                for name, value in curves.items():
-                    events.scalar(name, value, step)
-                for name, pixels in pictures.items():
-                    events.image(name, pixels, step)
-                seconds.append(time.perf_counter() - begin)
-        return seconds[1:]
-
     def report(self, seconds: list[float], waiting_share: float) -> dict:
         """Return the JSON object for the results of `steps`."""
         config, parameters = self.config, self.run.abstract_state.parameters
@@ -137,7 +107,6 @@ class Bench:
         median, tokens = statistics.median(seconds), self.tokens_per_step
         peak, peak_source = measuring.peak_flops(devices.compute_dtype(config.model.dtype))
         flops = flops_per_token(config, parameters)
-        metric_seconds = self.attention_metrics()
         return {
             "tokens_per_second": tokens / median,
             "milliseconds_per_step": spread(seconds, 1000),
@@ -151,9 +120,6 @@ class Bench:
             "temporary_bytes": getattr(self.compiled.memory_analysis(), "temp_size_in_bytes", None),
             "peak_memory_bytes": memory,
             "waiting_for_data_share": waiting_share,
-            "milliseconds_attention_metrics": spread(metric_seconds, 1000),
-            "attention_metrics_share": statistics.median(metric_seconds) / (config.eval.every * median),
-            "loader_tokens_per_second": self.loader_speed,
             "parameters": model_parameters.count(parameters),
             **measuring.machine(self.mesh.size),
         }

@@ -4,21 +4,17 @@ import argparse
 import functools
 import logging
 import os
-import re
 import sys
-import unicodedata
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from mini_gpt.config import loading
-from mini_gpt.runtime import errors, files, processes, program, startup
-from mini_gpt.runtime.errors import UserError, suggestion
+from mini_gpt.runtime import files, processes, program, startup
+from mini_gpt.runtime.errors import UserError, shown, suggestion
 
 if TYPE_CHECKING:
     from mini_gpt.runtime.buckets import Place
-
-RESERVED_PATH = 600  # bytes of a path that are left for the files of a run
 
 
 def command(main: Callable[[], None]) -> Callable[[], None]:
@@ -43,16 +39,11 @@ class _SetCache(argparse.Action):
 
 class _Parser(argparse.ArgumentParser):
     def parse_known_args(self, args=None, namespace=None):  # type: ignore[override]
-        """Parse the arguments. Raise UserError for an unknown flag, before argparse misses a required one.
-
-        Also raise it for --flag=--, since argparse loses this value in some Pythons.
-        """
+        """Parse the arguments. Raise UserError for an unknown flag, before argparse misses a required one."""
         for argument in sys.argv[1:] if args is None else args:
             name = argument.partition("=")[0]
             if argument == "--":
                 break
-            if re.fullmatch(r"--\w+=--", argument):
-                raise UserError(f"{argument}: found '--'; give another value")
             is_flag = name.startswith("--") and not name.startswith("--config.") and self._subparsers is None
             if is_flag and name not in self._option_string_actions:
                 near = [f"--config.{field}" for field in loading.similar_fields(name[2:].replace("-", "_"))]
@@ -61,8 +52,7 @@ class _Parser(argparse.ArgumentParser):
         return super().parse_known_args(args, namespace)
 
     def error(self, message: str) -> NoReturn:
-        cut = f"{message[: errors.LONGEST_SHOWN]}…" if len(message) > 2 * errors.LONGEST_SHOWN else message
-        raise UserError(f"{cut}; see --help")
+        raise UserError(f"{message}; see --help")
 
 
 def parser(description: str, prog: str | None = None) -> argparse.ArgumentParser:
@@ -72,6 +62,13 @@ def parser(description: str, prog: str | None = None) -> argparse.ArgumentParser
 def add_cache_flag(parser: argparse.ArgumentParser) -> None:
     said = "for tokens and compiled programs; default: $MINI_GPT_CACHE, or mini_gpt in $XDG_CACHE_HOME or ~/.cache"
     parser.add_argument("--cache_dir", metavar="DIR", type=directory, action=_SetCache, help=said)
+
+
+def add_run_flags(parser: argparse.ArgumentParser) -> None:
+    in_bucket = "the run directory, or its address in a bucket"
+    parser.add_argument("--workdir", type=place, required=True, help=in_bucket)
+    parser.add_argument("--checkpoint", default="last", help="last, best, or a step")
+    add_cache_flag(parser)
 
 
 def add_process_flags(parser: argparse.ArgumentParser) -> None:
@@ -95,16 +92,13 @@ def place(text: str, local: Callable[[str], Path] | None = None) -> "Path | Plac
 def directory(text: str) -> Path:
     """Return the directory that a flag names. Raise UserError like `path`, or if it is a file."""
     found = path(text)
-    if os.path.isfile(found):  # False for a path that is too long
+    if os.path.isfile(found):
         raise UserError(f"{text!r}: found a file; must be a directory: name another")
     return found
 
 
 def path(text: str) -> Path:
-    """Return the path that a flag names; `~` is expanded.
-
-    Raise UserError if it is empty, too long, a URL, or has a character that a terminal cannot show.
-    """
+    """Return the path that a flag names; `~` is expanded. Raise UserError if it is empty or a URL."""
     if not text:
         raise UserError("found a flag without its directory; give one, such as --workdir=DIR")
     if files.is_address(text):
@@ -112,21 +106,31 @@ def path(text: str) -> Path:
         raise UserError(f"found the URL {shown_url!r}; must be a directory of this machine: copy or mount it")
     if sys.getfilesystemencoding() != "utf-8" and not text.isascii():
         raise UserError(f"{text!r}: found a path that this locale can't represent; set PYTHONUTF8=1")
-    for character in text:
-        if unicodedata.category(character) in ("Cc", "Cs", "Zl", "Zp"):  # control, not UTF-8, line ends
-            raise UserError(f"{text!r}: found {character!r} in the path of a directory; name one without it")
-    expanded, longest = files.expanded(text), os.pathconf("/", "PC_PATH_MAX") - RESERVED_PATH
-    if (found := len(os.fsencode(expanded.absolute()))) > longest:
-        raise UserError(f"found a path that has {found} bytes; must have at most {longest}")
-    return expanded
+    if not text.isprintable():  # else the line of an error could be two
+        raise UserError(f"{text!r}: found an unprintable character in the path of a directory; name one without it")
+    return files.expanded(text)
 
 
-def config_overrides(arguments: Sequence[str], earlier: Sequence[str] = ()) -> dict[str, str]:
-    """Return the values of --config.FIELD=VALUE and --config.FIELD VALUE. Raise UserError for any other argument.
+def new_directory(text: str) -> "Path | Place":
+    """Return the absolute path of a directory, or a place. Raise UserError as `path`, or if it exists."""
+    found = place(text, path)
+    if isinstance(found, Path):
+        files.check_new(found.resolve())
+        return found.resolve()
+    return found
 
-    earlier: those of `run_flags.add_override_flag`.
-    """
-    overrides, rest = dict(map(loading.parse_override, earlier)), list(arguments)
+
+def utf8(text: str) -> str:
+    """Return the text of a flag or a line, read as UTF-8 in any locale. Raise UserError if it is not UTF-8."""
+    try:
+        return os.fsencode(text).decode()
+    except UnicodeError:
+        raise UserError(f"{shown(text)}: found text that is not UTF-8; give UTF-8") from None
+
+
+def config_overrides(arguments: Sequence[str]) -> dict[str, str]:
+    """Return the values of --config.FIELD=VALUE and --config.FIELD VALUE. Raise UserError for any other argument."""
+    overrides, rest = dict[str, str](), list(arguments)
     while rest:
         argument = rest.pop(0)
         if not argument.startswith("--config."):

@@ -4,7 +4,6 @@ import functools
 import time
 from collections.abc import Sequence
 
-import jax
 import numpy as np
 
 from mini_gpt.commands.measuring import machine, spread
@@ -24,7 +23,6 @@ ROUNDS = 10  # texts that are decoded
 
 
 def random_model(config: Config) -> LoadedModel:
-    """Return the model of a config with its initial weights."""
     tokenizer = token_store.fit_tokenizer(corpora.open_corpus(config.data), config.data)
     vocab_size = inputs.vocab_size(config, tokenizer)
     mesh = sharding.make_reading_mesh(config.mesh.fsdp, config.mesh.tensor)
@@ -52,18 +50,6 @@ def decoding_speed(times: Sequence[tuple[float, float]]) -> dict:
     return {"seconds_to_first_token": spread(first), "tokens_per_second": spread(speeds)}
 
 
-def time_encoding(model: LoadedModel, source_BS: np.ndarray) -> float:
-    """Return the seconds of the encoder alone, without the keys and values of cross-attention."""
-    begin = time.perf_counter()
-    jax.block_until_ready(_encode(model, source_BS))
-    return time.perf_counter() - begin
-
-
-@jax.jit
-def _encode(model: LoadedModel, source_BS: jax.Array) -> jax.Array:
-    return model.merge().encode(source_BS)[0]
-
-
 def decode(path: str, overrides: dict[str, str], prompt_tokens: int, tokens: int) -> dict:
     """Measure decoding with random weights and top-k sampling, of a random prompt.
 
@@ -86,7 +72,7 @@ def decode(path: str, overrides: dict[str, str], prompt_tokens: int, tokens: int
         "decoded": path,
         "overrides": overrides,
         "prompt_tokens": len(prompt),
-        **({} if source is None else {"source_tokens": len(source)} | _encoding_speed(model, prompt, source)),
+        **({} if source is None else {"source_tokens": len(source)}),
         "tokens": tokens,
         "dtype": prompts.dtype(config.model).name,
         "compile_seconds": compile_seconds,
@@ -94,10 +80,3 @@ def decode(path: str, overrides: dict[str, str], prompt_tokens: int, tokens: int
         "parameters": model_parameters.count(model.parameters),
         **machine(1),
     }
-
-
-def _encoding_speed(model: LoadedModel, prompt: np.ndarray, source: np.ndarray) -> dict:
-    """Return the median and quartiles of `time_encoding`, for the source that `decoding.stream` encodes."""
-    model, padded, _ = prompts.prepare(model, [prompt], [source], 1)
-    time_encoding(model, padded.source_BS)  # compiles
-    return {"seconds_to_encode": spread([time_encoding(model, padded.source_BS) for _ in range(ROUNDS)])}

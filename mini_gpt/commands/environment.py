@@ -23,7 +23,6 @@ from mini_gpt.training import workdir as workdirs
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "grain", "tensorflow-datasets", "tokenizers")
 PLUGINS = ("jax-cuda12-plugin", "jax-cuda13-plugin", "jax-rocm7-plugin", "libtpu")
 VARIABLES = re.compile(r"(JAX|XLA|LIBTPU|TPU|OMP|OPENBLAS)_\w+|\w+_VISIBLE_DEVICES|PYTHONUTF8")
-CPU_FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16")
 
 
 @command_line.command
@@ -32,7 +31,8 @@ def main() -> None:
     parser.add_argument("--workdir", type=command_line.directory, help="a run, to print the fields of its config")
     flags = parser.parse_args()
     config = loading.read(flags.workdir / workdirs.CONFIG) if flags.workdir else None
-    lines = [*software(), *machine(), *accelerators(), *variables(), *([] if config is None else fields(config))]
+    variables = sorted(item for item in os.environ.items() if VARIABLES.fullmatch(item[0]))
+    lines = [*software(), *machine(), *accelerators(), *variables, *(fields(config) if config else ())]
     width = max(len(name) for name, _ in lines)
     print("\n".join(f"{name:{width}}  {value}" for name, value in lines))
 
@@ -48,14 +48,10 @@ def software() -> Iterator[tuple[str, str]]:
 
 
 def machine() -> Iterator[tuple[str, str]]:
-    """Yield the system, the CPU and the memory."""
     yield "system", platform.platform()
     text = devices.CPU_INFO.read_text() if devices.CPU_INFO.exists() else ""
     model = re.search(r"^model name\s*: (.*)$", text, re.MULTILINE)
     yield "cpu", model[1] if model else platform.processor() or platform.machine()
-    if text:
-        found = [name for name in CPU_FLAGS if name in text.split()]
-        yield "cpu flags", ", ".join(found) or f"none of {', '.join(CPU_FLAGS)}"
     yield "cores", str(len(devices.cores()))
     yield "memory", f"{psutil.virtual_memory().total / 2**30:.1f} GiB"
 
@@ -65,12 +61,6 @@ def accelerators() -> Iterator[tuple[str, str]]:
     for device in devices.visible():
         yield f"device {device.id}", f"{device.device_kind} ({devices.platform(device)})"
     yield "bfloat16", "in hardware" if devices.has_bfloat16(jax.devices()[0]) else "emulated: auto is float32"
-
-
-def variables() -> Iterator[tuple[str, str]]:
-    """Yield the environment variables that change how JAX runs."""
-    for name in sorted(filter(VARIABLES.fullmatch, os.environ)):
-        yield name, os.environ[name]
 
 
 def fields(config: Config) -> Iterator[tuple[str, str]]:

@@ -6,20 +6,19 @@ python eval.py --workdir=runs/tiny [--suite=perplexity,extrapolation] [--config.
 import dataclasses
 
 from mini_gpt import suites
-from mini_gpt.commands import command_line, run_flags, staging, suite_flags
+from mini_gpt.commands import command_line, staging, suite_flags
 from mini_gpt.training.run import Run
 
 
 @command_line.command
 def main() -> None:
     parser = command_line.parser(__doc__)
-    run_flags.add_run_flags(parser)
+    command_line.add_run_flags(parser)
     parser.add_argument("--suite", default="perplexity", help=f"comma-separated, from: {', '.join(suites.SUITES)}")
     suite_flags.add(parser)
-    run_flags.add_override_flag(parser)
     command_line.add_process_flags(parser)
     flags, rest = parser.parse_known_args()
-    overrides = command_line.config_overrides(rest, flags.override)
+    overrides = command_line.config_overrides(rest)
     names = [*dict.fromkeys(flags.suite.split(","))]
     options = suite_flags.options(flags)
     suites.check(names, options)

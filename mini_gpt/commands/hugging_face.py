@@ -19,7 +19,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from mini_gpt.commands import command_line, run_flags, staging
+from mini_gpt.commands import command_line, staging
 from mini_gpt.commands.generate import request
 from mini_gpt.hugging_face import comparing, exporting, gguf_models, hub, importing
 from mini_gpt.hugging_face.architectures import ARCHITECTURES
@@ -59,8 +59,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = command_line.parser(__doc__, prog="python -m mini_gpt.hugging_face")
     commands = parser.add_subparsers(dest="command", required=True, help="each has its own --help")
     out = commands.add_parser("export", help="write a run's model for Transformers", allow_abbrev=False)
-    run_flags.add_run_flags(out)
-    out.add_argument("--output", type=run_flags.new_directory, required=True, help="a new directory for the model")
+    command_line.add_run_flags(out)
+    out.add_argument("--output", type=command_line.new_directory, required=True, help="a new directory for the model")
     known = ", ".join(ARCHITECTURES)
     out.add_argument(
         "--architecture", choices=ARCHITECTURES, metavar="NAME", help=f"one of {known}; else the first that fits"
@@ -75,7 +75,7 @@ def _parser() -> argparse.ArgumentParser:
         "--input", type=lambda text: command_line.place(text, command_line.path), required=True, help=named
     )
     into.add_argument("--revision", help="commit, tag or branch of a model of the Hub; default: its newest commit")
-    into.add_argument("--workdir", type=run_flags.new_directory, required=True, help="a new run directory")
+    into.add_argument("--workdir", type=command_line.new_directory, required=True, help="a new run directory")
     into.add_argument("--config", default="configs/default.py", help="config file for the fields that the input lacks")
     command_line.add_cache_flag(into)
     both = commands.add_parser("compare", help="show where two models first differ", allow_abbrev=False)
@@ -83,7 +83,7 @@ def _parser() -> argparse.ArgumentParser:
     of_others = "a directory that Transformers opens, which needs PyTorch, or another run directory"
     both.add_argument("--right", type=command_line.place, required=True, help=of_others)
     text = both.add_mutually_exclusive_group(required=True)
-    text.add_argument("--prompt", type=run_flags.utf8, help="the text that both models read")
+    text.add_argument("--prompt", type=command_line.utf8, help="the text that both models read")
     text.add_argument("--prompt_file", type=files.expanded, help="a file with this text, in UTF-8")
     relative = "largest relative difference at a place (default %(default)s)"
     both.add_argument("--tolerance", type=float, default=1e-4, help=relative)

@@ -7,7 +7,7 @@ python -m mini_gpt.lab --workdir=RUN --head=1.2 [--text=TEXT]  layer 1, head 2 o
 from pathlib import Path
 from typing import Any
 
-from mini_gpt.commands import command_line, run_flags, staging
+from mini_gpt.commands import command_line, staging
 from mini_gpt.insight import removed
 from mini_gpt.pages.lab import page, trained
 from mini_gpt.runtime import files
@@ -27,7 +27,7 @@ def main() -> None:
     add("--head", help="LAYER.HEAD of the run, counted from 0")
     add("--checkpoint", default="last", help="last, best, or a step")
     text = f"up to {trained.MOST_TOKENS} tokens of it are shown; default: {SHOWN} tokens of the validation split"
-    add("--text", type=run_flags.utf8, help=text)
+    add("--text", type=command_line.utf8, help=text)
     named = "lab.html, or for a head a name with its run, such as lab,tiny,head=1.2.html"
     add("--out", type=command_line.path, help=f"the HTML file; it is overwritten; default: {named}")
     flags = parser.parse_args()

@@ -159,7 +159,6 @@ class Mirror:
             self._delete_step(step)
 
     def send_files(self, under: str = "") -> None:
-        """Copy the small files that have changed."""
         for name, entry in self.small_files().items():
             if self.sent.get(name) != entry and name.startswith(under):
                 with contextlib.suppress(FileNotFoundError):

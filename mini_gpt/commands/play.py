@@ -5,7 +5,7 @@ python -m mini_gpt.play --workdir=RUN [--beside=OTHER_RUN] [--port=8008]
 
 import socket
 
-from mini_gpt.commands import command_line, run_flags, staging
+from mini_gpt.commands import command_line, staging
 from mini_gpt.insight import removed
 from mini_gpt.pages.play import page
 from mini_gpt.pages.play.answers import Answers
@@ -21,14 +21,13 @@ PORT = 8008
 @command_line.command
 def main() -> None:
     parser = command_line.parser(__doc__, prog="python -m mini_gpt.play")
-    run_flags.add_run_flags(parser)
+    command_line.add_run_flags(parser)
     add = parser.add_argument
     add("--beside", type=command_line.place, metavar="RUN", help="a second run with the same tokenizer")
-    add("--text", type=run_flags.utf8, help="the first text; default: text of the split")
-    run_flags.add_override_flag(parser)
+    add("--text", type=command_line.utf8, help="the first text; default: text of the split")
     add("--port", type=int, default=PORT, help="port on this machine; 0: any free one")
     flags, rest = parser.parse_known_args()
-    overrides = command_line.config_overrides(rest, flags.override)
+    overrides = command_line.config_overrides(rest)
     command_line.set_up()
     which = flags.checkpoint
     with staging.reading(flags.workdir, which) as workdir, staging.reading(flags.beside, which) as beside:

@@ -5,8 +5,7 @@ python -m mini_gpt.prune --workdir=RUN --heads=2.1,3.0 --output=DIR
 
 --keep removes the least important heads, by the gradient of the loss, and writes the loss for each number of kept heads
 to DIR/eval/prune.csv, .png and .json. Each layer keeps at least one head. DIR is a run: train.py --workdir=DIR trains
-it, and all tools open it. Heads keep their numbers. If the command is killed after it has written DIR, the same command
-goes on.
+it, also if this command was killed, and all tools open it. Heads keep their numbers.
 """
 
 import argparse
@@ -14,16 +13,14 @@ import collections
 import contextlib
 import dataclasses
 import math
-import timeit
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from mini_gpt.commands import command_line, run_flags, staging
+from mini_gpt.commands import command_line, staging
 from mini_gpt.config import loading
 from mini_gpt.config.model import ModelConfig
 from mini_gpt.evaluation.loaded import LoadedModel
@@ -32,8 +29,9 @@ from mini_gpt.insight import pruning, removed, training_curves
 from mini_gpt.insight.removed import Heads
 from mini_gpt.model import editing
 from mini_gpt.model import parameters as model_parameters
-from mini_gpt.runtime import files, progress, sharding
+from mini_gpt.runtime import files, progress
 from mini_gpt.runtime.errors import UserError, require
+from mini_gpt.study.worker import forward_seconds
 from mini_gpt.suites import base, results
 from mini_gpt.suites.pruning import scorer
 from mini_gpt.training import assembly, loop
@@ -71,7 +69,7 @@ def main() -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = command_line.parser(__doc__, prog="python -m mini_gpt.prune")
-    run_flags.add_run_flags(parser)
+    command_line.add_run_flags(parser)
     add = parser.add_argument
     which = parser.add_mutually_exclusive_group(required=True)
     which.add_argument("--keep", type=int, metavar="N", help="the number of heads to keep, in all layers together")
@@ -87,9 +85,7 @@ def _parser() -> argparse.ArgumentParser:
 def _prune(run: Run, output: Path, flags: argparse.Namespace, overrides: Mapping[str, str]) -> None:
     """Choose the heads, write the smaller run, fine-tune it if asked, and print and write what was measured."""
     config = run.config.model
-    is_begun = (output / workdirs.CONFIG).exists() and not (output / "eval" / "prune.json").exists()
-    if not is_begun:
-        files.check_new(output)
+    files.check_new(output)
     if config.block != "attention":
         raise UserError(f"{run.workdir}: found model.block={config.block}; a recurrent run has no heads to remove")
     steps = {} if flags.steps is None else {"train.steps": flags.steps}
@@ -99,9 +95,8 @@ def _prune(run: Run, output: Path, flags: argparse.Namespace, overrides: Mapping
         assembly.make_mesh(new_config)  # raises its errors before a file is written
     require(config.prediction_head is not None, "model.prediction_head", None, "the model has no logits, and no loss")
     require(flags.tokens > 0, "--tokens", flags.tokens, "must be at least 1")
-    if not is_begun:
-        files.make_directory(output)  # raises its errors
-        output.rmdir()
+    files.make_directory(output)  # raises its errors
+    output.rmdir()
     model, table, loss = removed.whole(run.model), list[dict[str, Any]](), scorer(run, "validation", flags.tokens)
     if flags.heads is not None:
         kept: Heads = removed.without(config.head_numbers, parse(flags.heads, config))
@@ -110,12 +105,7 @@ def _prune(run: Run, output: Path, flags: argparse.Namespace, overrides: Mapping
     smaller = removed.smaller(model, kept)
     new_config = loading.override(new_config, {"model.heads": smaller.config.model.heads})
     models = {"before": run.model, "after": smaller}
-    source = _source(run, smaller)
-    if not is_begun:
-        _write(run, dataclasses.replace(smaller, config=new_config), output, source)
-    elif origin.imported_from(output) != source:
-        raise UserError(f"--output: {output} holds a run of other weights; name a new directory")
-    workdirs.check_same_config(output, new_config)
+    _write(run, dataclasses.replace(smaller, config=new_config), output, _source(run, smaller))
     if flags.steps:
         loop.train(new_config, output, conclude=False, probe=training_curves.attention_metrics)
         models[f"after {flags.steps} steps"] = Run(output).model
@@ -180,19 +170,9 @@ def _most_important(
     return possible[flags.keep], table
 
 
-def _forward_seconds(model: LoadedModel) -> float:
-    """Return the measured seconds per token of a forward pass over whole contexts."""
-    length, source = model.config.context_length, [model.config.source_length] * model.config.model.has_encoder
-    rows = model.rows_at_a_time(length)
-    arrays = sharding.put_whole([np.zeros((rows, size), np.int32) for size in (length, length, *source)], model.mesh)
-    work = lambda: jax.block_until_ready(model.nll(*arrays))
-    work()  # compiles
-    return timeit.timeit(work, number=1) / (rows * length)
-
-
 def _measured(models: Mapping[str, LoadedModel], loss: Loss) -> list[dict[str, Any]]:
     """Return the rows of the comparison. Speeds are those of forward passes over whole contexts, measured in turns."""
-    seconds = [[_forward_seconds(model) for model in models.values()] for _ in range(TIMES)]
+    seconds = [[forward_seconds(model) for model in models.values()] for _ in range(TIMES)]
     return [
         {
             "model": name,

@@ -10,13 +10,13 @@ python sample.py --workdir=runs/masked --fill='def [MASK](self):'
 import argparse
 import contextlib
 import importlib
-import logging
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from mini_gpt.commands import command_line, run_flags, staging
+from mini_gpt.commands import command_line, staging
 from mini_gpt.commands.generate import request, written
+from mini_gpt.config import loading
 from mini_gpt.config.schema import Config
 from mini_gpt.generation import decoding
 from mini_gpt.generation.sampling import Sampling
@@ -28,24 +28,24 @@ MOST_TOKENS, MOST_BEAMS = 10**6, 2**10  # of --length, and of --beams
 SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed")
 NOT_WITH_FILL = (*SAMPLING, "length", "stop", "samples", "beams", "length_penalty", "chat")
 TEXTS = ("prompt", "source", "source_file", "prompt_file", "interactive", "fill")  # flags, of which one must be given
-log = logging.getLogger("mini_gpt.sample")
 
 
 def _parse() -> argparse.Namespace:
     """Read the command line. Raise UserError for a value that is out of range."""
     parser = command_line.parser(__doc__)
-    run_flags.add_run_flags(parser)
+    command_line.add_run_flags(parser)
     prompt = parser.add_mutually_exclusive_group(required=True)
-    prompt.add_argument("--prompt", type=run_flags.utf8, help="the text to continue; an empty one starts a document")
-    prompt.add_argument("--source", type=run_flags.utf8, help="the encoder's text, if the model has an encoder")
+    prompt.add_argument("--prompt", type=command_line.utf8, help="the text to continue; an empty one starts a document")
+    prompt.add_argument("--source", type=command_line.utf8, help="the encoder's text, if the model has an encoder")
     lines = "a file with a source in each line, in UTF-8; a line is printed for each"
     prompt.add_argument("--source_file", type=files.expanded, metavar="FILE", help=lines)
     prompt.add_argument("--prompt_file", type=files.expanded, help="a file with the text to continue, in UTF-8")
-    prompt.add_argument("--interactive", action="store_true", help="read prompts from standard input, one per line")
+    lines = "read prompts from standard input, one per line; Ctrl-C ends a text, Ctrl-D the command"
+    prompt.add_argument("--interactive", action="store_true", help=lines)
     as_message = "the prompt is a user's message, in the chat template of the imported model; print only the answer"
     parser.add_argument("--chat", action="store_true", help=as_message)
     masks = "a text with [MASK]s, each for one token to predict; for a run with train.objective=masked"
-    prompt.add_argument("--fill", type=run_flags.utf8, metavar="TEXT", help=masks)
+    prompt.add_argument("--fill", type=command_line.utf8, metavar="TEXT", help=masks)
     add = parser.add_argument
     add("--top", type=int, default=5, help="number of tokens that --fill prints for each mask")
     add("--json", action="store_true", help="print only JSON: one line for each text")
@@ -57,7 +57,8 @@ def _parse() -> argparse.Namespace:
     add("--min_p", type=float, default=0.0, help="sample from tokens with at least min_p times the highest probability")
     add("--repetition_penalty", type=float, default=1.0, help="above 1: earlier tokens become less likely")
     stop = r"end before this text, such as '\n'; repeatable; a task's run also ends at the end of the answer"
-    add("--stop", type=run_flags.stop_text, action="append", default=[], metavar="TEXT", help=stop)
+    unescaped = lambda text: loading.unescaped(command_line.utf8(text))
+    add("--stop", type=unescaped, action="append", default=[], metavar="TEXT", help=stop)
     add("--samples", type=int, default=1, help="number of texts")
     add("--seed", type=int, default=0, help="seed of the sampling; 1 higher for each later prompt or 64 lines")
     add("--beams", type=int, help="beam search with this number of texts, without sampling")
@@ -106,7 +107,7 @@ def main() -> None:
         return
     for number, texts in enumerate(_rows(flags)):
         try:
-            texts = [run_flags.utf8(text) for text in texts] if flags.interactive else texts
+            texts = [command_line.utf8(text) for text in texts] if flags.interactive else texts
             if (run.config.model.has_encoder or flags.chat) and flags.prompt_file:
                 texts = [text.removesuffix("\n") for text in texts]  # the file's last newline is not in the message
             asked = request.make(run, texts, flags, seed=(flags.seed + number) % 2**31)
@@ -155,14 +156,8 @@ def _rows(flags: argparse.Namespace) -> Iterator[list[str]]:
         return
     with contextlib.suppress(ImportError):
         importlib.import_module("readline")  # gives `input` line editing and a history
-    mark = "> " if sys.stdin.isatty() and sys.stdout.isatty() else ""
-    if mark:
-        log.info(
-            "Each line is a prompt or a source; an empty prompt starts a document. Ctrl-C ends the text, Ctrl-D the "
-            "command."
-        )
     while True:
         try:
-            yield [input(mark)] * flags.samples
+            yield [input("> " if sys.stdin.isatty() and sys.stdout.isatty() else "")] * flags.samples
         except EOFError:
             return

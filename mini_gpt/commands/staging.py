@@ -2,7 +2,6 @@
 
 import argparse
 import contextlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -12,35 +11,31 @@ if TYPE_CHECKING:
 Local = TypeVar("Local", Path, None)
 
 
-@contextlib.contextmanager
-def training(workdir: "Local | Place", flags: argparse.Namespace, *, new: bool = False) -> Iterator[Local | Path]:
-    """Yield a local copy of the run in a bucket to train in. Mirror it to the bucket meanwhile and at the end.
+def training(
+    workdir: "Local | Place", flags: argparse.Namespace, *, new: bool = False
+) -> contextlib.AbstractContextManager[Local | Path]:
+    """Give a local copy of the run in a bucket to train in. Mirror it to the bucket meanwhile and at the end.
 
-    new: start without a copy. A local directory is yielded as it is. Raises UserError if the last changes can't be
+    new: start without a copy. A local directory is given as it is. Raises UserError if the last changes can't be
     copied, if there is a run and `new`, or for several processes, which need a directory that all of them see.
     """
     if workdir is None or isinstance(workdir, Path):
-        yield workdir
-        return
+        return contextlib.nullcontext(workdir)
     from mini_gpt.commands import mirror
 
-    with mirror.training(workdir, flags, new=new) as local:
-        yield local
+    return mirror.training(workdir, flags, new=new)
 
 
-@contextlib.contextmanager
-def reading(workdir: "Local | Place", choice: str = "last") -> Iterator[Local | Path]:
-    """Yield a local copy of the run in a bucket with one checkpoint. Copy what is written to eval/ at the end.
+def reading(workdir: "Local | Place", choice: str = "last") -> contextlib.AbstractContextManager[Local | Path]:
+    """Give a local copy of the run in a bucket with one checkpoint. Copy what is written to eval/ at the end.
 
-    choice: last, best or a step. A local directory is yielded as it is.
+    choice: last, best or a step. A local directory is given as it is.
     """
     if workdir is None or isinstance(workdir, Path):
-        yield workdir
-        return
+        return contextlib.nullcontext(workdir)
     from mini_gpt.commands import mirror
 
-    with mirror.reading(workdir, choice) as local:
-        yield local
+    return mirror.reading(workdir, choice)
 
 
 def fetched(workdir: "Local | Place") -> Local | Path:

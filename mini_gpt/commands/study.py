@@ -19,15 +19,31 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from mini_gpt.commands import command_line, quick_look
+from mini_gpt import suites
+from mini_gpt.commands import command_line, suite_flags
+from mini_gpt.config import loading
 from mini_gpt.runtime import files
 from mini_gpt.runtime.errors import UserError, require
-from mini_gpt.study import definition, estimate, ledger, local, machine, new_runs, paper, ray, runner, slurm, statistics
-from mini_gpt.study.definition import Plan
-from mini_gpt.study.progress import Display, Job
+from mini_gpt.study import (
+    definition,
+    estimate,
+    ledger,
+    local,
+    machine,
+    new_runs,
+    paper,
+    ray,
+    runner,
+    slurm,
+    statistics,
+    syntax,
+)
+from mini_gpt.study.definition import Plan, Study
 from mini_gpt.study.report import Report
 from mini_gpt.study.results import Results
+from mini_gpt.study.runner import Display, Job
 
+OF_STUDY = ("vary", "contrast", "seeds", "suite", "split", "lengths", "strides")  # flags that a study file replaces
 log = logging.getLogger("mini_gpt.study")
 
 
@@ -74,7 +90,44 @@ def _add_flags(parser: argparse.ArgumentParser) -> None:
     add("--paper", action="store_true", help="with the report, write paper/: figures as PDF and SVG, tables for LaTeX")
     add("--changed", action="store_true", help="go on with a plan that was changed after results were seen")
     command_line.add_cache_flag(parser)
-    quick_look.add_flags(parser)
+    _add_study_flags(parser)
+
+
+def _add_study_flags(parser: argparse.ArgumentParser) -> None:
+    """Add --config and OF_STUDY. Those that are not given are None or []."""
+    add = parser.add_argument
+    add("--config", help="instead of FILE: the config file that all runs share")
+    add("--vary", action="append", default=[], metavar="FIELD=VALUE,VALUE,…", help="a field's values; repeatable")
+    add("--seeds", type=int, help="number of seeds, counted up from the seed of the config; default: 1")
+    names = ", ".join(name for name, suite in suites.SUITES.items() if suite.values)
+    add("--suite", help=f"what to measure: {names}; default: perplexity")
+    claim = "claim that a metric is lower in A than in B; also 'A<B@METRIC,LENGTH'; repeatable"
+    add("--contrast", action="append", default=[], metavar="'A<B'", help=claim)
+    suite_flags.add(parser, ("split", "lengths", "strides"))
+    parser.set_defaults(split=None)
+
+
+def _quick_look(flags: argparse.Namespace, overrides: dict[str, str]) -> Plan:
+    """Return the plan that the flags define: all combinations of field values."""
+    if not flags.vary:
+        raise UserError("--vary: give at least one, such as --vary=model.position=rope,alibi")
+    conditions = syntax.conditions(flags.vary)
+    fields, count = next(iter(conditions.values())), 1 if flags.seeds is None else flags.seeds
+    require(count >= 1, "--seeds", count, "must be at least 1")
+    options = {"split": flags.split or "validation", "lengths": flags.lengths, "strides": flags.strides}
+    seed = loading.load(flags.config, overrides | fields).seed
+    return Plan(
+        command_line.run_name(flags.config, overrides, *fields),
+        Study(
+            question="",
+            config=flags.config,
+            conditions=flags.vary,
+            seeds=range(seed, seed + count),
+            suites={flags.suite or "perplexity": options},
+            contrasts=flags.contrast,
+            overrides={field: value for field, value in overrides.items() if field != "seed"},
+        ),
+    )
 
 
 def _loaded(flags: argparse.Namespace, overrides: dict[str, str]) -> Plan:
@@ -82,8 +135,8 @@ def _loaded(flags: argparse.Namespace, overrides: dict[str, str]) -> Plan:
     if (flags.file is None) == (flags.config is None):
         raise UserError("study: name either a FILE, such as configs/studies/positions.py, or --config")
     if flags.file is None:
-        return quick_look.plan(flags, overrides)
-    for name in quick_look.FLAGS:
+        return _quick_look(flags, overrides)
+    for name in OF_STUDY:
         if getattr(flags, name) not in (None, []):
             remedy = f"set it in {flags.file}, or leave out the flag"
             raise UserError(f"--{name}: not allowed with a study file; {remedy}")
@@ -92,9 +145,9 @@ def _loaded(flags: argparse.Namespace, overrides: dict[str, str]) -> Plan:
 
 def _plan(plan: Plan, workdir: Path, flags: argparse.Namespace) -> None:
     slots = machine.slots(flags.jobs)
-    ledger.check_same_study(workdir, plan)
+    ledger.changes(workdir, plan)  # raises its errors
     machine.call_in(slots[0], new_runs.check, plan, workdir)
-    print(estimate.text(Results(plan, workdir), estimate.measure(plan, slots), len(slots)))
+    print(estimate.text(Results(plan, workdir), estimate.measure(plan, slots[0]), len(slots)))
 
 
 def _freeze(plan: Plan, workdir: Path, flags: argparse.Namespace) -> None:
@@ -110,10 +163,9 @@ def _run(plan: Plan, workdir: Path, flags: argparse.Namespace) -> None:
         return
     is_local, shard = flags.engine == "local", _shard(flags.shard, len(plan.runs))
     slots = machine.slots(flags.jobs if is_local else None)
-    ledger.check_same_study(workdir, plan)
+    changed = ledger.changes(workdir, plan)
     found = Results(plan, workdir)
     engine = local.Local(found, slots) if is_local else ray.Ray(found, flags.jobs)  # before JAX: Ray forks
-    changed = ledger.changes(workdir, plan)
     measured = len({path.parents[1] for path in workdir.glob("*/eval/*.json")})  # also with other options
     if changed and measured and plan.comparisons and not flags.changed:
         raise UserError(
@@ -135,7 +187,7 @@ def _run(plan: Plan, workdir: Path, flags: argparse.Namespace) -> None:
         log.log(level, "\n".join(estimate.can_show(plan)))
     log.info(f"{len(mine) - len(jobs)} of {len(mine)} runs are complete; {engine.count} at a time")
     try:
-        runner.Runner(found, jobs, engine).run(Display(len(mine), engine.count))
+        runner.Runner(found, jobs, engine).run(Display(len(mine)))
     finally:
         runner.log_failures(jobs)
         if flags.shard is None:
@@ -144,15 +196,11 @@ def _run(plan: Plan, workdir: Path, flags: argparse.Namespace) -> None:
 
 
 def _report(plan: Plan, workdir: Path, flags: argparse.Namespace, jobs: Sequence[Job] = ()) -> None:
-    ledger.check_same_study(workdir, plan)
+    ledger.changes(workdir, plan)  # raises its errors
     found = Report(Results(plan, workdir), runner.failures(jobs))
-    try:
-        found.write()
-        if flags.paper:
-            paper.write(found)
-    except BaseException:
-        print(found.printed())  # a file can't be written, such as on a full disk
-        raise
+    found.write()
+    if flags.paper:
+        paper.write(found)
     print(found.summary())
 
 

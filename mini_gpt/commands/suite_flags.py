@@ -5,11 +5,11 @@ import dataclasses
 from collections.abc import Collection
 from typing import Any
 
-from mini_gpt.commands import command_line, run_flags
+from mini_gpt.commands import command_line
 from mini_gpt.suites.base import SuiteOptions
 
 NAMES = tuple(field.name for field in dataclasses.fields(SuiteOptions))
-TYPES = {"text": run_flags.utf8, "other": run_flags.utf8, "beside": command_line.place}
+TYPES = {"text": command_line.utf8, "other": command_line.utf8, "beside": command_line.place}
 
 
 def add(parser: argparse.ArgumentParser, names: Collection[str] = NAMES) -> None:

@@ -1,12 +1,9 @@
 """What a study will cost and what it can show, before any training."""
 
-import contextlib
 import dataclasses
 import json
 import shutil
 import subprocess
-import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 
 from mini_gpt.config import loading
@@ -14,41 +11,28 @@ from mini_gpt.runtime.errors import UserError
 from mini_gpt.study import processes, statistics
 from mini_gpt.study.definition import Plan
 from mini_gpt.study.machine import Slot
-from mini_gpt.study.measure import Cost
-from mini_gpt.study.progress import clock
 from mini_gpt.study.results import Results
+from mini_gpt.study.runner import clock
+from mini_gpt.study.worker import Cost
 from mini_gpt.suites import results as result_files
 
-MODULE = "mini_gpt.study.measure"
 MIB = 2**20
 
 
-def measure(plan: Plan, slots: Sequence[Slot]) -> dict[str, Cost]:
-    """Return the cost of a run of each condition, measured in all slots at the same time, as the runs will be.
+def measure(plan: Plan, slot: Slot) -> dict[str, Cost]:
+    """Return the cost of a run of each condition, measured one after another in a process in a slot.
 
     Raises UserError if a config cannot be measured.
     """
     suites = {name: dataclasses.asdict(options) for name, options in plan.suites.items()}
-    conditions, started = list(plan.configs), []
-    costs: dict[str, Cost] = {}
-    with contextlib.ExitStack() as stack:
-        for index, slot in enumerate(slots):
-            names = conditions[index :: len(slots)] or [conditions[index % len(conditions)]]  # no slot stays idle
-            content = {"configs": [loading.to_dict(plan.configs[name]) for name in names], "suites": suites}
-            log = stack.enter_context(tempfile.TemporaryFile("w+"))  # a full pipe would stop a process that is timed
-            process = processes.start(MODULE, content, slot, stdout=subprocess.PIPE, stderr=log)
-            stack.callback(process.close)
-            stack.callback(process.kill)  # after Ctrl-C, or when another one has failed
-            started.append((names, process, log))
-        for names, process, log in started:
-            output, _ = process.communicate()
-            if process.returncode != 0:
-                log.seek(0)
-                said = (log.read().strip().splitlines() or ["no output"])[-1].removeprefix("error: ")
-                raise UserError(f"plan: {', '.join(names)} can't be measured: {said}")
-            found = json.loads(output.splitlines()[-1])
-            costs |= {name: Cost(*values) for name, values in zip(names, found, strict=True)}
-    return {condition: costs[condition] for condition in conditions}
+    content = {"configs": list(map(loading.to_dict, plan.configs.values())), "suites": suites}
+    process = processes.start(processes.WORKER, content, slot, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    with process.connection:  # its end ends the process, after Ctrl-C
+        output, log = process.communicate()
+    if process.returncode != 0:
+        said = (log.strip().splitlines() or ["no output"])[-1].removeprefix("error: ")
+        raise UserError(f"plan: the runs can't be measured: {said}")
+    return {name: Cost(*values) for name, values in zip(plan.configs, json.loads(output.splitlines()[-1]), strict=True)}
 
 
 def text(results: Results, costs: dict[str, Cost], jobs: int) -> str:

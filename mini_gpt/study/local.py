@@ -1,7 +1,6 @@
 """Runs on this machine: several at a time, each in a process with its own cores or GPUs, while there is memory."""
 
 import contextlib
-import logging
 import signal
 from collections.abc import Sequence
 
@@ -9,16 +8,14 @@ import psutil
 
 from mini_gpt.study import machine, processes
 from mini_gpt.study.machine import Slot
-from mini_gpt.study.progress import End, Job
 from mini_gpt.study.results import Results
+from mini_gpt.study.runner import End, Job, last_error
 
 FIRST_GUESS_BYTES = 2**30  # of one run, until a run was measured
-LEAST_FREE_SHARE = 0.04  # of the memory; below it, the newest run is stopped and tried again later
-log = logging.getLogger("mini_gpt.study")
 
 
 class Local:
-    """An engine (see progress.py) that starts a process in each slot and watches the memory."""
+    """An engine (see runner.py) that starts a process in each slot, while there is memory."""
 
     def __init__(self, results: Results, slots: Sequence[Slot]):
         self.results, self.slots, self.count = results, list(slots), len(slots)
@@ -29,11 +26,7 @@ class Local:
         free = [slot for slot in self.slots if not any(slot is other.slot for other in running)]
         if not free or not self._has_memory(running):
             return False
-        try:
-            file = processes.locked_log(job.log)
-        except OSError as error:  # such as a full disk
-            job.state, job.reason = "failed", f"{error.filename}: {error.strerror}"
-            return True
+        file = processes.locked_log(job.log)
         if file is None:
             job.state = "elsewhere"
             return True
@@ -55,27 +48,15 @@ class Local:
         return not running or machine.memory_left() - growth > 1.2 * size
 
     def poll(self, running: Sequence[Job]) -> list[End]:
-        self._watch_memory(running)
-        ended = [job for job in running if job.handle.poll() is not None]
-        self.is_measured |= any(job.handle.returncode == 0 for job in ended)
-        return [(job, job.handle.returncode, job.handle.close()) for job in ended]
-
-    def _watch_memory(self, running: Sequence[Job]) -> None:
-        """Record the memory of the runs. If memory is short, stop the newest run, which is saved and waits.
-
-        Its slot is removed, so fewer runs train at a time.
-        """
         for job in running:
             with contextlib.suppress(psutil.Error):
                 job.resident = psutil.Process(job.handle.pid).memory_info().rss
                 self.largest = max(self.largest, job.resident)
-        is_short = machine.memory_left() < LEAST_FREE_SHARE * machine.memory_total()
-        if is_short and len(running) > 1 and not any(job.is_paused for job in running):
-            newest = max(running, key=lambda job: job.began)
-            log.warning(f"memory is short: {newest.run.name} is stopped, and resumed later; fewer runs at a time")
-            newest.is_paused = True
-            newest.handle.send_to_group(processes.STOP)
-            self.slots = [slot for slot in self.slots if slot is not newest.slot]
+        ended = [job for job in running if job.handle.poll() is not None]
+        self.is_measured |= any(job.handle.returncode == 0 for job in ended)
+        for job in ended:
+            job.handle.connection.close()
+        return [(job, job.handle.returncode, last_error(job.log, job.log_start)) for job in ended]
 
     def stop(self, running: Sequence[Job], *, at_once: bool) -> None:
         for job in running:

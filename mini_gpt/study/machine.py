@@ -143,12 +143,3 @@ def memory_left() -> int:
         return left if limit == ["max"] else min(left, int(limit[0]) - int(used[0]) + cached)
     except (OSError, ValueError):
         return left
-
-
-def memory_total() -> int:
-    """Return the bytes of memory, within the limit of the container."""
-    total = psutil.virtual_memory().total
-    try:
-        return min(total, int((CGROUP / "memory.max").read_text()))
-    except (OSError, ValueError):  # no container, or no limit ("max")
-        return total

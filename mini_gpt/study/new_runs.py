@@ -46,17 +46,14 @@ def check(plan: Plan, workdir: Path) -> None:
 
 
 def of_other_conditions(plan: Plan) -> set[tuple[str, str]]:
-    """Return (condition, line of `settings.unread`) for fields that are not meant for this condition.
-
-    These are from the study's config file, or given for all conditions, and another condition reads them.
-    """
+    """Return (condition, line of `settings.unread`) of fields that another condition reads, and this does not set."""
     unread = {condition: settings.unread(config) for condition, config in plan.configs.items()}
-    of_all = [name for name in plan.study.overrides if all(name in lines for lines in unread.values())]
+    by_none = set.intersection(*map(set, unread.values()))
     return {
         (condition, line)
         for condition, lines in unread.items()
         for name, line in lines.items()
-        if name not in plan.conditions[condition] and name not in of_all
+        if name not in by_none | plan.conditions[condition].keys()
     }
 
 

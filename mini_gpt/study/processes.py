@@ -1,4 +1,8 @@
-"""Start a process of a study in a slot, with a connection to it: see mini_gpt/study/child.py."""
+"""A process of a study: its start in a slot, its job, and its end with its parent.
+
+Its standard input is a connection to its parent. The job comes through it, as one line of JSON. If the connection
+closes, the parent has died.
+"""
 
 import contextlib
 import json
@@ -7,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TextIO
@@ -14,24 +19,17 @@ from typing import Any, TextIO
 import psutil
 
 from mini_gpt.runtime import files
-from mini_gpt.study.child import MOST_BYTES
 from mini_gpt.study.machine import Slot
 
 ROOT = Path(__file__).parents[2]
-WORKER = "mini_gpt.commands.study_worker"
+WORKER = "mini_gpt.study.worker"
 STOP = signal.SIGHUP  # not SIGTERM: a second SIGTERM ends a run unsaved, and a scheduler may have sent the first
 
 
 class Process(subprocess.Popen):
-    """A process with a connection to it, which stays open until `close` or until this process dies."""
+    """A process with a connection to it, which stays open until this process dies."""
 
     connection: socket.socket
-
-    def close(self) -> str:
-        """Close the connection, and return the reason of a failure that the process has sent, or ""."""
-        with self.connection, contextlib.suppress(OSError):  # nothing was sent, or the process ended before it read
-            return self.connection.recv(MOST_BYTES, socket.MSG_DONTWAIT).decode(errors="replace")
-        return ""
 
     def send_to_group(self, number: int) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):  # it has ended; macOS then denies the permission
@@ -54,7 +52,7 @@ def locked_log(path: Path) -> TextIO | None:
 def start(module: str, content: Mapping[str, Any], slot: Slot, **streams: Any) -> Process:
     """Start `python -m module` in a process group of its own, on the cores and with the environment of a slot.
 
-    content: the job, which `child.receive` returns in the new process.
+    content: the job, which `receive` returns in the new process.
     streams: stdout, stderr and cwd, as of Popen.
     """
     paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
@@ -73,3 +71,18 @@ def start(module: str, content: Mapping[str, Any], slot: Slot, **streams: Any) -
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):
         connection.sendall(json.dumps(dict(content)).encode() + b"\n")
     return process
+
+
+def receive() -> dict[str, Any]:
+    """Return the job of this process. If its parent dies, it receives SIGHUP."""
+    line = sys.stdin.readline()
+    if not line.endswith("\n"):
+        sys.exit(128 + signal.SIGHUP)
+    threading.Thread(target=_hang_up_with_parent, daemon=True).start()
+    return json.loads(line)
+
+
+def _hang_up_with_parent() -> None:
+    with contextlib.suppress(ConnectionResetError):
+        os.read(sys.stdin.fileno(), 1)  # not sys.stdin.read: it would hold a lock that Python needs when it exits
+    os.kill(os.getpid(), signal.SIGHUP)

@@ -17,8 +17,8 @@ from typing import Any
 
 from mini_gpt.runtime.errors import UserError, require
 from mini_gpt.study import machine, processes
-from mini_gpt.study.progress import LONGEST_REASON, End, Job, last_error
 from mini_gpt.study.results import Results
+from mini_gpt.study.runner import LONGEST_REASON, End, Job, last_error
 
 RETRIES = 3  # of a run whose node or Ray process dies
 LOCK_SECONDS = 100.0  # a file server keeps the locks of a dead node for a while (NFS 4: 90 seconds)
@@ -28,7 +28,7 @@ log = logging.getLogger("mini_gpt.study")
 
 
 class Ray:
-    """An engine (see progress.py) that gives each run to Ray as a task. Connects to a cluster, or starts one here.
+    """An engine (see runner.py) that gives each run to Ray as a task. Connects to a cluster, or starts one here.
 
     jobs: runs at a time on each node; None: one for each GPU, or for each core if there are no GPUs.
     """
@@ -117,7 +117,9 @@ def _said(error: Exception) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[-1].partition(". ")[0][:LONGEST_REASON]
 
 
-def train(worker: str, content: Mapping[str, Any], log: Path, place: Mapping[str, Any]) -> tuple[int | None, str]:
+def train(
+    worker: str, content: Mapping[str, Any], log: Path, place: Mapping[str, Any]
+) -> tuple[int | None, str | None]:
     """Train and measure a run on this node; return the status of its process, and why it failed.
 
     The status is None if another process has the run. If the task is cancelled, the run is saved.
@@ -129,7 +131,7 @@ def train(worker: str, content: Mapping[str, Any], log: Path, place: Mapping[str
     try:
         while (file := processes.locked_log(log)) is None:
             if time.monotonic() > deadline:
-                return None, ""
+                return None, None
             time.sleep(POLL_SECONDS)
         with file, machine.own_cores(place["cores"]) as slot:
             print(f"{STARTED}{socket.gethostname()}, process {os.getpid()}", file=file, flush=True)
@@ -142,7 +144,7 @@ def train(worker: str, content: Mapping[str, Any], log: Path, place: Mapping[str
             except KeyboardInterrupt:
                 process.send_to_group(processes.STOP)
                 process.wait()
-            reason = process.close()
-            return process.returncode, reason or last_error(log, begin) or ""  # the log is on this node
+            process.connection.close()
+            return process.returncode, last_error(log, begin)  # here: other nodes may not see all of the log yet
     except OSError as error:  # such as a full disk
         return 1, f"{error.filename}: {error.strerror}"

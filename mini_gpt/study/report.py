@@ -16,8 +16,8 @@ from mini_gpt import suites
 from mini_gpt.study import analysis, figures, ledger, statistics, tables
 from mini_gpt.study.analysis import Outcome
 from mini_gpt.study.definition import PlannedRun
-from mini_gpt.study.progress import Job, last_error
 from mini_gpt.study.results import Results
+from mini_gpt.study.runner import Job, last_error
 from mini_gpt.suites import SUITES
 from mini_gpt.suites import results as result_files
 from mini_gpt.suites.base import Row
@@ -67,7 +67,7 @@ class Report:
 
     def summary(self) -> str:
         """Return the end of the command: what is complete and shown, and where to read more."""
-        complete, total, seeds = len(self.results.complete_runs), len(self.plan.runs), len(self.study.seeds)
+        complete, total = len(self.results.complete_runs), len(self.plan.runs)
         failed = len(self.failed)
         missing, counts = total - complete - failed, Counter(one.verdict for one in self.outcomes)
         found = ", ".join(f"{counts[verdict]} {verdict}" for verdict in VERDICTS if counts[verdict])
@@ -75,16 +75,8 @@ class Report:
             f"{complete} of {total} runs are complete, {failed} failed" + (f", {missing} missing" if missing else ""),
             f"Verdicts: {found}" if found else "Verdicts: none, since there are no contrasts",
         ]
-        if statistics.too_few(self.study.seeds, self.plan.comparisons, self.study.level):
-            needed = statistics.seeds_needed(len(self.plan.comparisons), self.study.level)
-            lines.append(f"With {seeds} seeds, no difference can be shown; at least {needed} are needed")
         board = f"{conclusion.program_prefix()}tensorboard --logdir={shlex.quote(str(self.workdir))}"
         return "\n".join([*lines, f"Report: {self.workdir / 'report.html'} (tables: report.md)", f"Curves: {board}"])
-
-    def printed(self) -> str:
-        """Return the tables as text: the metrics of each suite, then the verdicts."""
-        parts = [tables.markdown(table, SUITES[name].values) for name, table in self.tables.items()]
-        return "\n".join([*parts, *([self._verdicts(), ""] if self.outcomes else [])])
 
     def write(self) -> list[Path]:
         """Write all files to the study's directory, and return their paths. Overwrites the last report."""

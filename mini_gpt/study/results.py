@@ -1,11 +1,8 @@
 """The results of a study's runs on disk: which are complete, and their values."""
 
-import contextlib
 import dataclasses
 import functools
-import json
 import logging
-import math
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +11,12 @@ import numpy as np
 from mini_gpt import suites
 from mini_gpt.config import loading
 from mini_gpt.data import corpora
-from mini_gpt.evaluation import items
 from mini_gpt.runtime import files
-from mini_gpt.runtime.errors import shown
 from mini_gpt.study.definition import Comparison, Plan, PlannedRun
 from mini_gpt.suites import SUITES
 from mini_gpt.suites.base import Result, Row
 from mini_gpt.training import workdir as workdirs
+from mini_gpt.training import writers
 
 log = logging.getLogger("mini_gpt.study")
 
@@ -35,7 +31,6 @@ class Results:
     def __init__(self, plan: Plan, workdir: Path):
         self.plan, self.workdir = plan, workdir
         self._corpus = functools.cache(corpora.open_corpus)
-        self._warnings: set[str] = set()  # each is logged once, though results are read again before a run
         self.by_run = {run.name: self.of_run(run) for run in plan.runs}
 
     def of_run(self, run: PlannedRun) -> dict[str, Result]:
@@ -61,7 +56,7 @@ class Results:
         return self.missing(run)
 
     def worker_job(self, run: PlannedRun) -> dict[str, Any]:
-        """Return the job of mini_gpt.commands.study_worker: train the run, and measure what is missing."""
+        """Return the job of worker.py: train the run, and measure what is missing."""
         suites = {name: dataclasses.asdict(self.plan.suites[name]) for name in self.missing(run)}
         workdir = str((self.workdir / run.name).absolute())
         return {"workdir": workdir, "config": loading.to_dict(run.config), "suites": suites}
@@ -73,8 +68,7 @@ class Results:
     def row(self, run: PlannedRun, suite: str, label: str, length: int) -> Row | None:
         """Return the row of a run's result; None if it is missing."""
         rows = SUITES[suite].compared_rows(self.by_run[run.name][suite]) if suite in self.by_run[run.name] else []
-        found = [row for row in rows if row["length"] == length and SUITES[suite].label(row) == label]
-        return found[0] if found else None
+        return next((row for row in rows if row["length"] == length and SUITES[suite].label(row) == label), None)
 
     def rows(self, suite: str) -> dict[str, list[Row]]:
         """Return {condition: rows of all its complete seeds}."""
@@ -130,16 +124,11 @@ class Results:
         options = self.plan.suites[suite]
         path = workdir / "eval" / f"{suites.file_stem(suite, options)}.json"
         try:
-            result = files.read_with_checksum(path)
-            check(suite, result)
+            result = files.read_with_checksum(path, must=True)
         except FileNotFoundError:
             return None
-        except (ValueError, KeyError, TypeError, OverflowError) as error:
-            reason = f"{type(error).__name__}: {error}"
-            warning = f"{path} is damaged ({reason}) and counts as missing: `run` measures it again"
-            if warning not in self._warnings:
-                log.warning(warning)
-            self._warnings.add(warning)
+        except ValueError as error:
+            log.warning(f"{path} counts as missing ({error}): `run` measures it again")
             return None
         measured = result.get("checkpoint_step"), result.get("request", {})
         return result if measured == (run.config.train.steps, suites.requested(suite, options)) else None
@@ -148,27 +137,9 @@ class Results:
 def _training_loss(path: Path, steps: int, parts: int) -> np.ndarray:
     """Return the mean training loss in equal parts of the training (suffix X); NaN for a part without a row."""
     sums_X, counts_X = np.zeros(parts), np.zeros(parts)
-    with contextlib.suppress(OSError, ValueError, TypeError, KeyError):  # missing, or its last line is being written
-        for line in path.read_text(encoding="utf-8").splitlines():
-            row = json.loads(line)
-            if "train/loss" in row:
-                place = min(parts - 1, (int(row["step"]) - 1) * parts // steps)
-                sums_X[place] += row["train/loss"]
-                counts_X[place] += 1
+    for row in writers.read(path):
+        if "train/loss" in row:
+            place = min(parts - 1, (int(row["step"]) - 1) * parts // steps)
+            sums_X[place] += row["train/loss"]
+            counts_X[place] += 1
     return np.where(counts_X > 0, sums_X / np.maximum(counts_X, 1), np.nan)
-
-
-def check(suite: str, result: Result) -> None:
-    """Raise ValueError, KeyError, TypeError or OverflowError if a result on disk has missing or invalid fields."""
-    rows = SUITES[suite].compared_rows(result)
-    for row in rows:
-        SUITES[suite].label(row)
-        numbers = [row["length"], *(row[value] for value in SUITES[suite].values if row[value] is not None)]
-        is_valid = isinstance(row["reason"], str | None)
-        is_valid &= all(type(row.get(count)) in (int, type(None)) for count in ("tokens_scored", "problems"))
-        if not is_valid or not all(type(number) in (int, float) and math.isfinite(number) for number in numbers):
-            raise ValueError(f"found the row {shown(row)}")
-        for texts in dict(row.get("items", {})).values():
-            items.unpacked(texts)
-    if not rows or type(result.get("train_length")) not in (int, type(None)):
-        raise ValueError("it has no rows, or no valid train_length")

@@ -30,18 +30,8 @@ class Spread(NamedTuple):
 
 def _check_finite(name: str, values: np.ndarray | Sequence[float]) -> None:
     """Raise ValueError if a value is NaN or infinite: comparisons with NaN are false, so it would pass as a small p."""
-    flat = np.ravel(values)
-    if not np.isfinite(flat).all():
-        place = int(np.argmin(np.isfinite(flat)))
-        raise ValueError(f"{name}: found {flat[place]} at index {place}; all values must be finite")
-
-
-def _check_p(name: str, values: np.ndarray | Sequence[float]) -> None:
-    """Raise ValueError if a value is not in 0..1."""
-    _check_finite(name, values)
-    outside = [float(value) for value in np.ravel(values) if not 0 <= value <= 1]
-    if outside:
-        raise ValueError(f"{name}: found {outside[0]}; must be from 0 to 1")
+    if not np.isfinite(values).all():
+        raise ValueError(f"{name}: found {values}; all values must be finite")
 
 
 def spread(values: Sequence[float]) -> Spread:
@@ -58,8 +48,6 @@ def probability_lower(first: Sequence[float], second: Sequence[float]) -> float:
     Agarwal et al. 2021 call it the probability of improvement. It is the Mann-Whitney statistic divided by the number
     of pairs.
     """
-    _check_finite("first", first)
-    _check_finite("second", second)
     return float(stats.mannwhitneyu(second, first).statistic) / (len(first) * len(second))
 
 
@@ -106,9 +94,6 @@ def draw_means(differences_S: Sequence[float], items: PairedItems | None = None)
     bootstrap, which resamples the same items for all seeds. Its deviation is added. Needs at least two seeds.
     """
     _check_finite("differences_S", differences_S)
-    if items is not None:
-        _check_finite("differences_SP", items.differences_SP)
-        _check_finite("weights_P", items.weights_P)
     seeds = len(differences_S)
     mean, error = np.mean(differences_S), np.std(differences_S, ddof=1) / math.sqrt(seeds)
     drawn_R = mean + error * _student_R(seeds - 1)
@@ -134,15 +119,12 @@ def _counts_RP(items: int) -> np.ndarray:
 
 def interval(drawn_R: np.ndarray, level: float) -> tuple[float, float]:
     """Return the percentile interval that contains the share 1 - level of the draws."""
-    _check_finite("drawn_R", drawn_R)
     low, high = np.quantile(drawn_R, [level / 2, 1 - level / 2])
     return float(low), float(high)
 
 
 def equivalence_p(drawn_R: np.ndarray, smallest_effect: float) -> float:
     """Return the p of two one-sided tests (Schuirmann 1987) for a difference within ± smallest_effect; 1 for 0."""
-    _check_finite("drawn_R", drawn_R)
-    _check_finite("smallest_effect", [smallest_effect])
     if smallest_effect == 0:
         return 1.0
     outside = max(np.sum(drawn_R >= smallest_effect), np.sum(drawn_R <= -smallest_effect))
@@ -157,7 +139,6 @@ def holm(p_values: Sequence[Sequence[float]]) -> list[list[float]]:
     method.
     """
     tests = sorted((p, row, test) for row, values in enumerate(p_values) for test, p in enumerate(values))
-    _check_p("p_values", [p for p, _, _ in tests])
     adjusted, highest, waiting = [list(values) for values in p_values], 0.0, [len(values) for values in p_values]
     for p, row, test in tests:
         highest = max(highest, min(1.0, np.count_nonzero(waiting) * p))
@@ -173,8 +154,6 @@ def verdict(difference: float, claim: str, p: float, equivalent_p: float, level:
 
     A difference within the smallest effect is equivalent, even if it differs significantly from 0.
     """
-    _check_finite("difference", [difference])
-    _check_p("p", [p, equivalent_p])
     if equivalent_p <= level:
         return "equivalent"
     if p > level:

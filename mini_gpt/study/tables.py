@@ -66,7 +66,6 @@ def by_length(table: list[Row], values: Sequence[str]) -> dict[str, list[Row]]:
 
 
 def markdown(table: list[Row], values: Sequence[str]) -> str:
-    """Return the tables of `by_length` as Markdown."""
     parts = []
     for title, rows in by_length(table, values).items():
         value, *label = title.split(", ", 1)
@@ -84,7 +83,6 @@ def _shown(row: Row, value: str) -> str:
 
 
 def groups(table: Sequence[Row], column: str) -> dict[str, list[Row]]:
-    """Return the rows by the value of a column."""
     found: dict[str, list[Row]] = {}
     for row in table:
         found.setdefault(row[column], []).append(row)

@@ -1,19 +1,15 @@
 """The suites of eval.py: one file per question to a run; JSON, tables and figures out. Imports all packages before."""
 
-import contextlib
 import dataclasses
 import logging
 from collections.abc import Mapping
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from matplotlib.figure import Figure
-
 from mini_gpt.evaluation import items
 from mini_gpt.insight import uncertainty
-from mini_gpt.runtime import files, processes
-from mini_gpt.runtime.errors import UserError, require, shown, suggestion
+from mini_gpt.runtime import processes
+from mini_gpt.runtime.errors import UserError, require, suggestion
 from mini_gpt.suites import base, results
 from mini_gpt.suites.base import Result, Row, Suite, SuiteOptions, file_stem
 from mini_gpt.suites.circuits import Circuits
@@ -94,19 +90,17 @@ def check_run(run: Run, name: str, options: SuiteOptions) -> None:
 def evaluate(run: Run, name: str, options: SuiteOptions) -> Result:
     """Measure a run, print the table, write the files, and return the result.
 
-    All suites write eval/NAME.json. Some also write eval/NAME.csv, .png and other files, and figures and curves to
-    tensorboard/NAME. The JSON is written last: if it exists, all files exist.
+    All suites write eval/NAME.json. Some also write eval/NAME.csv, .png and other files. The JSON is written last: if
+    it exists, all files exist.
     """
     suite = SUITES[name]
     options = SuiteOptions(options.split, **{flag: getattr(options, flag) for flag in suite.flags})
     check_run(run, name, options)
     stem = file_stem(name, options, run.checkpoint, run.overrides)
-    path = run.workdir / "eval" / f"{stem}.json"
     request = requested(name, options)
     run = base.whole_run(run) if suite.needs_attention and suite.puts_heads_back else run
     measured, other_files = suite.measure(run, options), suite.more_files(run, options)
     measured = measured if options.tokens is None else _with_errors(measured)
-    _log_replaced(path, request)
     result = {"checkpoint_step": run.step, "split": options.split, "overrides": run.overrides}
     result["dtype"] = run.model.dtype
     result |= {"request": request} if request else {}
@@ -119,17 +113,8 @@ def evaluate(run: Run, name: str, options: SuiteOptions) -> Result:
     contents: results.Contents = {".csv": results.csv_text(rows)} if rows else {}
     contents |= {} if figure is None else {".png": figure}
     contents |= other_files | {".json": results.json_text(result)}
-    figures = {} if figure is None else {name: figure}
-    others = ((ending.removesuffix(".png"), content) for ending, content in other_files.items())
-    figures |= {f"{name}{ending}": content for ending, content in others if isinstance(content, Figure)}
-    curves = run.workdir / "tensorboard" / stem
-    try:
-        if figures:
-            results.write_tensorboard(curves, suite.scalars(result), figures, run.step)
-        written = results.write(run.workdir / "eval", stem, contents)
-    finally:
-        print(suite.printed(result))  # also if a file can't be written
-    print("\nWritten to", *written, sep="\n")
+    print(suite.printed(result))
+    print("\nWritten to", *results.write(run.workdir / "eval", stem, contents), sep="\n")
     return result
 
 
@@ -141,14 +126,6 @@ def _with_errors(measured: Result) -> Result:
         of_metrics = {metric: items.unpacked(packed) for metric, packed in row.get("items", {}).items()}
         found.append(row | none | {f"{name}_error": uncertainty.of_ratio(*each) for name, each in of_metrics.items()})
     return measured | {"rows": found} if "rows" in measured else found[0]
-
-
-def _log_replaced(path: Path, request: Mapping[str, Any]) -> None:
-    """Log that a result with other lengths or strides is replaced, since the file name does not have them."""
-    with contextlib.suppress(OSError, ValueError):
-        before = files.read_with_checksum(path).get("request", request)
-        if before != request:
-            log.info(f"{path}: replaces the result with the options {shown(before)}")
 
 
 def requested(name: str, options: SuiteOptions) -> dict[str, Any]:

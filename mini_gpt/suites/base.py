@@ -5,8 +5,7 @@ import dataclasses
 import hashlib
 import math
 import os
-import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -123,16 +122,7 @@ class Suite:
         return [_cells(row) for row in result["rows"]] if "rows" in result else None
 
     def figure(self, result: Result) -> Figure | None:
-        """Return the figure for PNG and TensorBoard, or None. `evaluate` puts the run's name before its title."""
-
-    def scalars(self, result: Result) -> Iterator[tuple[str, float, int]]:
-        """Yield (name, value, length) for the curves in TensorBoard."""
-        for label, rows in self.by_label(self.compared_rows(result) if self.values else ()).items():
-            tag = "/".join(filter(None, [self.name, re.sub(r"\W+", "_", label)]))
-            for row in rows:
-                for value in self.values:
-                    if row[value] is not None:
-                        yield f"{tag}/{value}", row[value], row["length"]
+        """Return the figure of the PNG file, or None. `evaluate` puts the run's name before its title."""
 
     def printed(self, result: Result) -> str:
         """Return the text to print."""
@@ -251,7 +241,9 @@ def example(run: Run, options: SuiteOptions) -> Example:
         source, equals, target = options.text.rpartition(tasks.ANSWER)
         require(equals != "", "--text", options.text, "must be SOURCE=TARGET for a model with an encoder")
         require(source != "", "--text", options.text, "must have a source before the last =")
-        return example_of(run, source, target)
+        found = examples.of_texts(source, target, run.config, run.tokenizer)
+        run.config.model.check_length(max(len(found.source), len(found.inputs)))
+        return found
     if not run.config.data.is_task:
         return examples_of(run, options.split, 1)[0]
     return examples.of_problem(_longest_problem(run, options.split), run.config, run.tokenizer)
@@ -262,13 +254,6 @@ def _longest_problem(run: Run, split: str) -> Problem:
     data = run.config.data
     task_batches.check_fits(run.config)
     return tasks.problem(data.corpus, split, 0, 0, shortest=data.task_length, longest=data.task_length)
-
-
-def example_of(run: Run, source: str, target: str) -> Example:
-    """Return the example of two texts. Raise UserError if the model has too few positions for them."""
-    found = examples.of_texts(source, target, run.config, run.tokenizer)
-    run.config.model.check_length(max(len(found.source), len(found.inputs)))
-    return found
 
 
 def examples_of(run: Run, split: str, num_tokens: int | None = None) -> list[Example]:

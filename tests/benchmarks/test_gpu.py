@@ -2,7 +2,6 @@
 
 import json
 import sys
-from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -63,19 +62,6 @@ def test_both_programs_have_the_flops_of_the_same_formula():
     assert "ratio" not in alone and "nanogpt" not in alone
 
 
-def test_nanogpt_has_the_shape_of_the_recipe():
-    config = random_steps.config_of(random_steps.RECIPES["shakespeare_char"], small=False)
-    assert config.model.dropout == 0.2 and config.model.dtype == "bfloat16" and config.train.batch_size == 64
-    gpt2 = random_steps.config_of(random_steps.RECIPES["gpt2_124m"], small=False)
-    assert (gpt2.model.num_layers, gpt2.model.d_model, gpt2.context_length) == (12, 768, 1024)
-    assert gpt2.train.accumulation_steps == 1 and not gpt2.model.use_bias
-    fake = SimpleNamespace(config=config, vocabulary=65)
-    info = {"shape": random_steps.RandomSteps.shape(fake), "steps": 40, "platform": "gpu"}
-    flags = training.nanogpt_flags(info)
-    assert {"--layers=6", "--width=384", "--heads=6", "--context=256", "--batch=64", "--dropout=0.2"} <= set(flags)
-    assert {"--vocabulary=65", "--steps=40", "--device=cuda"} <= set(flags)
-
-
 def run_command(monkeypatch, tmp_path, capsys, machine, fakes, *flags):
     """Run the command with other parts: {name: a program}. Return its exit status or message, and what it printed."""
     made = [Part(name, name.title(), 20, ["-c", program], ["-c", program]) for name, program in fakes.items()]
@@ -96,9 +82,8 @@ CPU = 'print(\'{"platform": "cpu", "device": "cpu", "mini_gpt": "0123"}\')'
 def test_if_a_part_fails_the_others_go_on(monkeypatch, tmp_path, capsys):
     fakes = {"first": "raise SystemExit('error: found no <torch>')", "second": DONE}
     fakes["third"] = 'print(\'{"problems": ["a: b", "c"], "m": 4}\')'
-    code, printed = run_command(monkeypatch, tmp_path, capsys, CPU, fakes)
-    assert code == "error: 2 of 3 parts failed: first (found no <torch>); third (a: b, and 1 more)"
-    assert "No NVIDIA GPU was found, only cpu: small models on the CPU" in printed
+    code, _ = run_command(monkeypatch, tmp_path, capsys, CPU, fakes)
+    assert code.startswith("error: 2 of 3 parts failed: first (found no <torch>)")
     made = json.loads((tmp_path / run.JSON).read_text())
     assert made["small"] and {name: entry["failed"] for name, entry in made["parts"].items()} == {
         "first": "found no <torch>",
@@ -108,19 +93,6 @@ def test_if_a_part_fails_the_others_go_on(monkeypatch, tmp_path, capsys):
     assert made["parts"]["second"]["numbers"] == {"n": 1} and made["parts"]["third"]["numbers"] == {"m": 4}
     text = (tmp_path / run.PAGE).read_text()
     assert "<strong>Failed:</strong> found no &lt;torch&gt;." in text and "<p>{'n': 1}</p>" in text
-
-
-def test_one_part_runs_alone(monkeypatch, tmp_path, capsys):
-    fakes = {"first": "1 / 0", "second": DONE}
-    assert run_command(monkeypatch, tmp_path, capsys, CPU, fakes, "--small", "--only=second")[0] == 0
-    assert list(json.loads((tmp_path / run.JSON).read_text())["parts"]) == ["second"]
-    code, _ = run_command(monkeypatch, tmp_path, capsys, CPU, fakes, "--only=third")
-    assert code == "error: --only: found 'third'; must be one of first, second"
-
-
-def test_without_jax_nothing_runs(monkeypatch, tmp_path, capsys):
-    code, _ = run_command(monkeypatch, tmp_path, capsys, "raise SystemExit('error: no device')", {"first": DONE})
-    assert code.startswith("error: JAX does not start: no device; see") and not (tmp_path / run.JSON).exists()
 
 
 def test_parts_share_empty_caches_and_one_gpu(monkeypatch):

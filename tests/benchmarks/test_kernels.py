@@ -8,7 +8,6 @@ from jax.profiler import ProfileData
 from benchmarks import compiled_text, kernels
 from benchmarks.gpu.random_steps import RECIPES, RandomSteps, config_of
 from benchmarks.kernels import Event, divided, events_of, innermost, kind_of
-from mini_gpt.runtime.errors import UserError
 
 
 def plane(name, lines):
@@ -97,17 +96,6 @@ def test_a_profile_of_a_gpu_becomes_a_table(parents):
     assert "cudnn_generated_fort_native_sdpa_sm90_flash_bpr…  attention" in printed and "idle" in printed
 
 
-def test_of_a_cpu_only_instructions_count():
-    threads = {"python": [("$step.py:3 call", "", 0, 9)], "pool": [("dot.3", "dot.3", 0, 9), ("Record", "", 0, 1)]}
-    profile = ProfileData.from_text_proto(plane("/host:CPU", threads))
-    assert [(event.kernel, event.end - event.begin) for event in events_of(profile)] == [("dot.3", 9000)]
-
-
-def test_a_profile_without_kernels_is_an_error():
-    with pytest.raises(UserError, match="the profile has no kernels, only /host:CPU"):
-        events_of(ProfileData.from_text_proto(plane("/host:CPU", {"python": [("call", "", 0, 9)]})))
-
-
 def test_a_loop_has_only_the_time_outside_its_body():
     loop, body, last = Event("0", "while", "", 0, 10), Event("0", "dot", "", 2, 5), Event("0", "add", "", 5, 10)
     after = Event("0", "copy", "", 12, 13)
@@ -121,7 +109,6 @@ def test_a_loop_has_only_the_time_outside_its_body():
     [
         ("ncclDevKernel_AllReduce_Sum_f32_RING_LL", "communication"),
         ("sm90_xmma_gemm_bf16bf16_bf16f32", "matrix products"),
-        ("void cutlass::Kernel2<cutlass_80_tensorop>", "matrix products"),
         ("fmha_cutlassF_bf16_aligned", "attention"),
         ("MemcpyD2D", "copies and transposes"),
         ("input_reduce_fusion_4", "elementwise and norms"),

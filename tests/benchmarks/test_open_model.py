@@ -1,7 +1,6 @@
 """Measurements of an open model's heads, in models whose mechanism or loss is known."""
 
 import itertools
-import re
 import types
 
 import numpy as np
@@ -11,7 +10,6 @@ from benchmarks import english_pairs, open_model, open_model_context
 from mini_gpt.data.subwords import BpeTokenizer
 from mini_gpt.insight.attention import attention_maps
 from mini_gpt.insight.mechanisms import patching
-from mini_gpt.runtime.errors import UserError
 from mini_gpt.training.run import Run
 from tests.insight.mechanisms import handmade
 from tests.insight.mechanisms.handmade import encode
@@ -79,27 +77,6 @@ def test_pairs_differ_in_one_word_and_have_answers_of_one_token():
             texts = [tokenizer.decode(tokens.tolist()).split() for tokens in pair[:2]]
             assert sum(one != other for one, other in zip(*texts, strict=True)) == 1
             assert pair.clean_answer != pair.corrupted_answer
-
-
-def test_pairs_with_a_word_of_several_tokens_are_left_out():
-    """Each character of some words is a token; all other words are one token each."""
-    ids: dict[str, int] = {}
-    parts = lambda word: [*word] if word.strip() in ("Sarah", "teachers") else [word]
-    words = lambda text: [part for word in re.findall(r" ?\S+", text) for part in parts(word)]
-    encoder = lambda split: types.SimpleNamespace(
-        encode=lambda text: np.array([ids.setdefault(part, len(ids)) for part in split.get(text, words(text))])
-    )
-    for name, pairs in english_pairs.tasks(encoder({})).items():
-        assert pairs, name
-        assert all(len(pair.clean_L) == len(pair.corrupted_L) for pair in pairs)
-    assert english_pairs.tasks(encoder({" is": ["i", "s"]}))["agreement"] == []
-
-
-def test_a_short_text_is_refused(tmp_path):
-    (tmp_path / "short.txt").write_text("too short")
-    run = types.SimpleNamespace(tokenizer=BpeTokenizer.train(["too short"], 260))
-    with pytest.raises(UserError, match=r"--text: found \d+ tokens; must have at least"):
-        open_model.texts_of(run, tmp_path / "short.txt")
 
 
 @pytest.mark.slow

@@ -3,10 +3,9 @@
 import numpy as np
 import pytest
 
-from benchmarks import distances, recurrent
+from benchmarks import distances
 from mini_gpt.data import english, tokenizers
 from mini_gpt.runtime import sharding
-from mini_gpt.runtime.errors import UserError
 
 STORY = english.read("Some boxes that a small bird chases are empty. They are heavy.")
 TOKENIZER = tokenizers.WordTokenizer.of_texts(english.write(seed).text for seed in range(800))
@@ -54,8 +53,3 @@ def test_differences_are_paired_by_seed():
     assert (row["distance"], row["words"], row["a"], row["difference"]) == ("8–15", 30, pytest.approx(7 / 3), -2.0)
     half = 4.303 * np.std([-1, -2, -3], ddof=1) / 3**0.5  # Student's t, two degrees of freedom
     assert (row["low"], row["high"]) == (pytest.approx(-2 - half, abs=0.1), pytest.approx(-2 + half, abs=0.1))
-
-
-def test_a_length_must_divide_the_tokens():
-    with pytest.raises(UserError, match=r"^--lengths: found 48; each must divide --tokens=128$"):
-        recurrent.measure(48, 128, 1, {})

@@ -1,11 +1,8 @@
 """benchmarks/rivals.py compares processes that take turns, and refuses a program that does other work."""
 
-import sys
-
 import pytest
 
 from benchmarks import rivals, tasks
-from mini_gpt.runtime.errors import UserError
 
 TRAINED = {"parameters": 1000, "vocabulary": 65, "losses": [4.2, 3.3]}
 SCORED = {"parameters": 1000, "losses": [10.9]}
@@ -29,7 +26,6 @@ def test_a_ratio_compares_times_of_the_same_round():
     [
         ("training", TRAINED, None),
         ("training", TRAINED | {"parameters": 1020}, "X: found 1020 parameters; mini_gpt has 1000"),
-        ("training", TRAINED | {"losses": [4.2, 4.3]}, "X: found losses 4.200 to 4.300; must fall from about 4.174"),
         ("training", TRAINED | {"losses": [9.0, 4.3]}, "X: found losses 9.000 to 4.300; must fall from about 4.174"),
         ("scoring", SCORED, None),
         ("scoring", SCORED | {"losses": [10.91]}, "X: found a loss of 10.9100; mini_gpt has 10.9000"),
@@ -53,28 +49,3 @@ def test_training_measures_whole_steps():
     measure, about = tasks.training(losses, {"warmup": 2, "steps": 2}, {"parameters": 7})
     assert about == {"parameters": 7, "losses": [4.0, 3.0]}
     assert measure() > 0 and next(losses) == 0.5
-
-
-def test_missing_rivals_are_named_with_the_remedy():
-    rivals.check_installed(["json"])
-    with pytest.raises(UserError, match=r"found no no_such_rival and no other; pip install .* x-transformers"):
-        rivals.check_installed(["no_such_rival", "json", "other"])
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--work=small"], "--text: found nothing; must be a text file for --work=small"),
-        (["--work=large", "--text=none.txt"], "--text: found none.txt; must be a text file for --work=large"),
-        (["--work=scoring", "--rounds=1"], "--rounds: found 1; must be at least 2"),
-        (
-            ["--work=scoring", "--python=no/python"],
-            "--python: found 'no/python'; must be a Python to run mini_gpt with",
-        ),
-    ],
-)
-def test_errors_name_the_flag(arguments, message, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["rivals", *arguments])
-    with pytest.raises(SystemExit) as stop:
-        rivals.main()
-    assert message in f"{stop.value} {capsys.readouterr().err}"

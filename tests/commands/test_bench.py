@@ -4,17 +4,14 @@ import json
 import os
 import subprocess
 import sys
-import time
 from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 from mini_gpt.commands import bench, decoding_speed, measuring
 from mini_gpt.config import loading
-from mini_gpt.data import tasks
 from mini_gpt.model import build
 from mini_gpt.model.attention.context import Coordinates, Mask
 from mini_gpt.runtime.errors import UserError
@@ -37,29 +34,7 @@ def test_two_checkouts_are_compared_in_turns(corpus_files, decode):
 
 
 @pytest.mark.slow
-def test_the_phases_of_a_start_add_up(corpus_files, monkeypatch):
-    monkeypatch.setenv("XLA_FLAGS", "--xla_backend_optimization_level=0")  # one device
-    fields = SMALL | {"data.path": corpus_files}
-    flags = ["--config=configs/default.py", *(f"--config.{name}={value}" for name, value in fields.items())]
-    command = [sys.executable, "-m", "benchmarks.first_step", *flags]
-    begin = time.monotonic()
-    done = subprocess.run([*command, "--rounds=2"], cwd=REPOSITORY, capture_output=True, text=True)
-    seconds = time.monotonic() - begin
-    assert done.returncode == 0, done.stderr
-    report = json.loads(done.stdout)
-    medians = {name: times[1] for name, times in report.items() if isinstance(times, list)}
-    assert min(medians.values()) > 0
-    assert medians["total"] == pytest.approx(medians["parts"] + medians["programs"] + medians["step"], abs=0.01)
-    assert 2 * (medians["help"] + medians["total"]) < seconds, "the median of two is their mean"
-    done = subprocess.run([*command, "--config.no_such=1"], cwd=REPOSITORY, capture_output=True, text=True)
-    assert done.returncode == 1 and "no_such" in done.stderr
-    done = subprocess.run([*command, "--rounds=1"], cwd=REPOSITORY, capture_output=True, text=True)
-    assert done.returncode == 2 and "--rounds: found 1; must be at least 2" in done.stderr
-
-
-@pytest.mark.slow
 def test_the_benchmark_measures_the_steps_of_training(small, tmp_path, monkeypatch):
-    monkeypatch.setattr(bench, "LOADED_TOKENS", 10_000)
     monkeypatch.setattr(measuring, "PEAK_PRODUCT", 256)
     config = small(train__steps=9)
     measured = bench.Bench(config)
@@ -78,8 +53,6 @@ def test_the_benchmark_measures_the_steps_of_training(small, tmp_path, monkeypat
     tokens = config.train.batch_size * config.context_length
     assert report["milliseconds_per_step"] == {"median": 200.0, "quartiles": [200.0, 200.0]}
     assert report["tokens_per_second"] == pytest.approx(tokens / 0.2)
-    watching = report["milliseconds_attention_metrics"]["median"] / 1000
-    assert watching > 0 and report["attention_metrics_share"] == pytest.approx(watching / (config.eval.every * 0.2))
     assert report["temporary_bytes"] > 4 * tokens * config.model.d_model
     used = report["flops_per_token"] * tokens / 0.2
     assert report["model_flops_utilisation"] == pytest.approx(used / report["peak_flops_per_device"])
@@ -153,17 +126,6 @@ def test_a_comparison_alternates_between_its_configs(small, monkeypatch):
     assert measured == [("rope", 4), ("none", 4), ("none", 4), ("rope", 4)] * (bench.ROUNDS // 2)
 
 
-def test_a_variant_has_a_path_and_overrides():
-    path, overrides = bench.parse_variant("configs/presets.py:gpt2_small,model.position=(rope,none),train.steps=7")
-    assert path == "configs/presets.py:gpt2_small"
-    assert overrides == dict(map(loading.parse_override, ["model.position=(rope,none)", "train.steps=7"]))
-
-
-def test_spread_is_median_and_quartiles():
-    assert bench.spread([4, 1, 3, 2, 5]) == {"median": 3, "quartiles": [2, 4]}
-    assert np.isclose(bench.spread([1, 2])["median"], 1.5)
-
-
 @pytest.fixture
 def decoded(small, monkeypatch):
     """Return a function that measures the decoding of 20 tokens in two rounds; it returns the report and the calls."""
@@ -190,37 +152,12 @@ def test_generation_is_measured_after_compilation(decoded):
     assert sum(count for count, _, _ in calls) == 3 * 20 and calls[0][0] == 1
     assert report["compile_seconds"] > 3 * report["seconds_to_first_token"]["median"] > 0
     assert report["tokens_per_second"]["median"] > 0 and report["tokens"] == 20
-    assert report["prompt_tokens"] == 5 and "seconds_to_encode" not in report
-
-
-@pytest.mark.slow
-def test_encoding_is_measured_apart_from_decoding(decoded, monkeypatch):
-    encoded = []
-
-    def encode(model, source_BS, real=decoding_speed._encode):
-        encoded.append(source_BS)
-        return real(model, source_BS)
-
-    monkeypatch.setattr(decoding_speed, "_encode", encode)
-    fields = {"data__corpus": "task:copy", "data__tokenizer": "characters", "data__task_length": 4}
-    report, calls = decoded(100, **fields, model__encoder_layers=2, model__position="rope", source_length=12)
-    assert sum(count for count, _, _ in calls) == 3 * 20
-    separator = len(tasks.ALPHABET)
-    drawn = np.random.default_rng(0).integers(separator + 1, size=100)
-    expected = np.where(drawn == separator, 0, drawn)  # the next token, modulo their number
-    assert separator in drawn, "one separator, before the source"
-    assert all([*prompt] == [separator] and [*source] == [*expected] for _, (prompt,), (source,) in calls)
-    assert len(encoded) == 3 and encoded[0].shape == (1, 112) and (encoded[0][0, 101:] == -1).all()
-    assert encoded[0][0, :101].tolist() == [separator, *expected]
-    assert (report["prompt_tokens"], report["source_tokens"], report["tokens"]) == (1, 100, 20)
-    seconds = report["seconds_to_encode"]
-    assert 0 < seconds["quartiles"][0] <= seconds["median"] < report["compile_seconds"]
-    assert report["tokens_per_second"]["median"] > 0
+    assert report["prompt_tokens"] == 5
 
 
 @pytest.mark.parametrize(
     "prompt_tokens, tokens, encoder_layers, longest",
-    [(40, 2, 1, 41), (16, 17, 0, 33), *slow((3, 32, 1, None), (3, 33, 1, 33), (33, 2, 0, 35))],
+    [(40, 2, 1, 41), (16, 17, 0, 33), *slow((3, 32, 1, None))],
 )
 def test_too_many_positions_are_refused(small, monkeypatch, prompt_tokens, tokens, encoder_layers, longest):
     fields = {"data__corpus": "task:copy", "data__tokenizer": "characters", "data__task_length": 4}
@@ -232,15 +169,6 @@ def test_too_many_positions_are_refused(small, monkeypatch, prompt_tokens, token
         return
     with pytest.raises(UserError, match=f"has 32 positions; found a length of {longest}"):
         decoding_speed.decode("some.py", {}, prompt_tokens, tokens)
-
-
-def test_loader_speed_leaves_out_the_first_batches(monkeypatch):
-    """Fake clock: each batch takes one second. Batches that are prefetched are not counted."""
-    made = []
-    monkeypatch.setattr(bench.time, "perf_counter", lambda: float(len(made)))
-    prepared = (made.append(step) or {"inputs": np.zeros((3, 10))} for step in range(100))
-    assert bench.loader_speed(prepared, 5) == 30
-    assert len(made) == 13
 
 
 def test_flops_count_the_prediction_head(small):

@@ -37,14 +37,3 @@ def test_the_fields_of_a_run_are_those_that_differ_from_the_defaults(trained, mo
     assert said["model.position"] == "'alibi'" and said["train.steps"] == "8"
     assert said["data.path"] == "(a path)" and str(run.parent) not in text
     assert "model.norm" not in said
-
-
-def test_a_directory_without_a_run_is_one_line(tmp_path, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["environment", f"--workdir={tmp_path}"])
-    with pytest.raises(SystemExit, match=r"config\.json: not found"):
-        environment.main()
-
-
-def test_a_machine_without_details_of_its_cpu_is_described(monkeypatch, tmp_path):
-    monkeypatch.setattr(environment.devices, "CPU_INFO", tmp_path / "missing")
-    assert "cpu flags" not in dict(environment.machine()) and dict(environment.machine())["cpu"]

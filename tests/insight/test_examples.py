@@ -22,7 +22,6 @@ from mini_gpt.suites import base
 from mini_gpt.suites.base import SuiteOptions
 from mini_gpt.training import loop
 from mini_gpt.training.run import Run
-from tests.commands.test_command_line import type_in
 from tests.conftest import SMALL, make_text, slow
 from tests.insight.test_maps_by_kind import exact_weights
 from tests.pages.test_explorer import data_of, unpacked
@@ -237,17 +236,11 @@ def test_heads_are_pruned_by_the_loss_of_targets(run_of, monkeypatch, kind):
 
 
 @pytest.mark.slow
-def test_figures_have_readable_sentinels_and_runs_of_one_objective(run_of, tmp_path, monkeypatch):
+def test_the_figures_of_a_text_have_a_file_of_their_own(run_of):
     run = run_of("spans")
     suites.evaluate(run, "figures", SuiteOptions(text=OWN["spans"]))
     written = json.loads(next((run.workdir / "eval").glob("figures,*.json")).read_text())
     assert written["request"] == {"text": OWN["spans"], "words": None}
-    arguments = ["--maps", *[str(run.workdir)] * 2, f"--out={tmp_path}"]
-    assert type_in(monkeypatch, "mini_gpt.commands.figures", *arguments) is None
-    other = run_of("pairs").workdir
-    line = type_in(monkeypatch, "mini_gpt.commands.figures", "--maps", str(run.workdir), str(other))
-    found = "train.objective: found 'next_token'; must be span_corruption, as for the first run"
-    assert line == f"error: --maps: {other}: {found}"
 
 
 @pytest.mark.slow

@@ -17,7 +17,6 @@ from mini_gpt.suites import base
 from mini_gpt.suites.base import SuiteOptions
 from mini_gpt.training import loop
 from mini_gpt.training.run import Run
-from tests.commands.test_command_line import type_in
 from tests.insight.test_maps_by_kind import PAIRS, exact_weights
 from tests.random_models import random_model
 
@@ -96,13 +95,12 @@ FEW = {"train__steps": 1, "eval__tokens": 64}
 
 
 @pytest.mark.slow
-def test_the_commands_draw_a_problem_or_a_pair_of_your_own(small, tmp_path, monkeypatch):
+def test_the_suite_draws_a_problem_or_a_pair_of_your_own(small, tmp_path):
     loop.train(small(**PAIRS | FEW | {"model__position": "learned"}), tmp_path / "run", conclude=False)
     run = Run(tmp_path / "run")
     suites.evaluate(run, "figures", SuiteOptions())
     written = {path.stem for path in (run.workdir / "eval" / "figures").iterdir()}
     assert written == {"maps", "cross", "similarity", "sums"}
-    assert list((run.workdir / "tensorboard" / "figures").glob("events*"))
     question, answer = tasks.problem("task:reverse", "validation", 0, 0, shortest=3, longest=3)
     pair = base.example(run, SuiteOptions())
     assert run.tokenizer.decode(pair.source) == question and run.tokenizer.decode(pair.written) == answer
@@ -112,14 +110,6 @@ def test_the_commands_draw_a_problem_or_a_pair_of_your_own(small, tmp_path, monk
         base.example(run, SuiteOptions(text="ab"))
     with pytest.raises(UserError, match=r"^model\.max_positions: the learned table has 9 positions; found"):
         base.example(run, SuiteOptions(text=f"{'a' * 10}=b"))
-    arguments = ["--maps", *[f"{tmp_path}/run"] * 2, f"--out={tmp_path}/both"]
-    assert type_in(monkeypatch, "mini_gpt.commands.figures", *arguments) is None
-    assert (tmp_path / "both" / "maps.png").read_bytes().startswith(b"\x89PNG")
-    loop.train(small(**FEW), tmp_path / "text", conclude=False)
-    line = type_in(monkeypatch, "mini_gpt.commands.figures", "--maps", f"{tmp_path}/run", f"{tmp_path}/text")
-    assert (
-        line == f"error: --maps: {tmp_path}/text: model.encoder_layers: found 0; must be above 0, as for the first run"
-    )
 
 
 def test_heads_side_by_side_are_those_of_the_lowest_entropy(small):

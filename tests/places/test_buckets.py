@@ -45,22 +45,6 @@ def test_files_survive_faults_of_the_server(server, tmp_path, fault, times):
     assert place.files() == {} and max(counts.values()) > times
 
 
-@pytest.mark.slow
-def test_a_lasting_fault_is_one_line(server, monkeypatch):
-    monkeypatch.setattr(buckets, "ATTEMPTS", 1)
-    place = Place("s3://bucket/lasting")
-    place.write("file", b"abc")
-    with pytest.raises(FileNotFoundError):
-        place.read("missing")
-    for fault, said in ((403, "ACCESS_DENIED|INVALID_ACCESS_KEY_ID"), (503, "SLOW_DOWN")):
-        server.fault = lambda method, path, fault=fault: fault
-        with pytest.raises(UserError, match=rf"^s3://bucket/lasting: can't be [^\n]*({said})[^\n]*; check"):
-            place.write("file", b"abc")
-    server.fault = lambda method, path: None
-    with pytest.raises(UserError, match=r"^s3://missing/run: can't be read or written \([^\n]*NO_SUCH_BUCKET"):
-        Place("s3://missing/run").write("file", b"abc")
-
-
 def test_bad_addresses_are_refused_and_a_password_is_not_shown():
     with pytest.raises(UserError, match=r"nowhere://a/b: Protocol not known"):
         Place("nowhere://a/b").files()

@@ -3,12 +3,11 @@
 import json
 import re
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
 
-from mini_gpt.commands import hugging_face, play
+from mini_gpt.commands import hugging_face
 from mini_gpt.commands.mirror import Mirror
 from mini_gpt.runtime.buckets import Place
 from mini_gpt.runtime.errors import UserError
@@ -69,8 +68,6 @@ def test_runs_in_a_bucket_are_shown_and_compared_beside_others(source, monkeypat
     assert type_in(monkeypatch, *compare, f"--left={ADDRESS}", f"--right={source}") is None
     assert type_in(monkeypatch, *compare, f"--left={ADDRESS}", f"--right={ADDRESS}") is None
     assert capsys.readouterr().out.count("Equal within the relative tolerance") == 2
-    figures = ("mini_gpt.commands.figures", f"--out={tmp_path / 'figures'}", "--maps", str(source), ADDRESS)
-    assert type_in(monkeypatch, *figures) is None and (tmp_path / "figures" / "maps.png").exists()
     # A model of Transformers.
     exported = "s3://bucket/exported model"
     clear(Place(exported))
@@ -85,15 +82,6 @@ def test_runs_in_a_bucket_are_shown_and_compared_beside_others(source, monkeypat
     monkeypatch.setattr(hugging_face.comparing, "compare", lambda left, right, *_: (sorted(right.iterdir()), True))
     assert type_in(monkeypatch, *compare, f"--left={source}", f"--right={exported}") is None
     assert "model.safetensors" in capsys.readouterr().out
-
-
-@pytest.mark.slow
-def test_the_served_playground_shows_a_run_beside_one_of_a_bucket(source, monkeypatch):
-    title = lambda html, *_: sys.exit(re.search(r"\w+ beside \w+: playground", html)[0])
-    monkeypatch.setattr(play, "Server", title)
-    for runs, expected in (((ADDRESS, source), "source beside run"), ((source, ADDRESS), "run beside source")):
-        command = ("mini_gpt.commands.play", f"--workdir={runs[0]}", f"--beside={runs[1]}", "--text=the cat")
-        assert type_in(monkeypatch, *command, "--port=0") == f"{expected}: playground"
 
 
 def test_an_export_that_is_cut_off_has_no_config(tmp_path, monkeypatch):

@@ -1,11 +1,10 @@
-"""Runs in a bucket: killed in an upload and resumed, evaluated elsewhere, one trainer at a time, exported, imported."""
+"""Runs in a bucket: killed in an upload and resumed, and evaluated elsewhere."""
 
 import gzip
 import json
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -31,7 +30,6 @@ FIELDS = {
     "checkpoint.every": 25,
 }
 TEXTS = "s3://bucket/texts/*.jsonl.gz"
-DELAY = 0.3  # seconds before each answer of a slow server
 
 
 def start(server, cache, *arguments, fields=(), **options):
@@ -105,53 +103,7 @@ def test_a_run_that_is_killed_in_an_upload_resumes_to_the_same_bits_on_another_m
     finish(start(server, tmp_path / "d", "eval.py", f"--workdir={place}", "--config.data.path", TEXTS))
     results = [json.loads(place.read(name)) for name in place.files("eval")]
     assert len(results) == 2 and len({result["nll"] for result in results}) == 1  # at the end of training, and here
-    exported = Place("s3://bucket/exported")
-    export = ("-m", "mini_gpt.hugging_face", "export", f"--workdir={place}", f"--output={exported}")
-    said = finish(start(server, tmp_path / "e", *export, "--checkpoint=best"))
-    assert "copy it to a local directory to load it" in said
-    imported = Place("s3://bucket/runs/imported")
-    options = (f"--input={exported}", f"--workdir={imported}", "--config=configs/tiny.py")
-    finish(start(server, tmp_path / "e", "-m", "mini_gpt.hugging_face", "import", *options))
-    sample = ("sample.py", "--prompt=the cat", "--length=8", "--temperature=0")
-    samples = [
-        finish(start(server, tmp_path / "f", *sample, f"--workdir={run}", f"--checkpoint={checkpoint}"))
-        for run, checkpoint in ((place, "best"), (imported, "last"))
-    ]
-    assert samples[0] == samples[1]
     assert all(b"SECRET-KEY" not in Place("s3://bucket").read(name) for name in Place("s3://bucket").files())
-
-
-@pytest.mark.slow
-def test_training_does_not_wait_for_a_slow_server(server, texts, tmp_path):
-    """No file of the run is stored before training has written three checkpoints. All other answers are late."""
-    fields, whole, place = texts | {"checkpoint.keep": 1}, tmp_path / "whole", Place("s3://bucket/runs/slow")
-    finish(start(server, tmp_path / "a", "train.py", "--config=configs/tiny.py", f"--workdir={whole}", fields=fields))
-    train = ("train.py", f"--workdir={place}")
-    first = start(server, tmp_path / "b", *train, "--config=configs/tiny.py", fields=fields)
-    reached = []
-
-    def slow(method, path):
-        time.sleep(DELAY)
-        until = time.monotonic() + 25
-        is_held = method == "PUT" and "/slow/" in path and not path.endswith("/begun")
-        while is_held and not reached and time.monotonic() < until:
-            found = tmp_path.glob("b/buckets/*/train/slow/checkpoints/*")
-            if max((int(path.name) for path in found if path.name.isdecimal()), default=0) >= 75:
-                reached.append(first.send_signal(signal.SIGTERM))
-            time.sleep(0.01)
-
-    server.fault = slow
-    said = finish(first, 128 + signal.SIGTERM)
-    saved = int(said.partition("stopped and saved at step ")[2].partition(";")[0])
-    steps = steps_of(place)
-    assert max(steps) == saved < 600
-    assert {int(name.split("/")[1]) for name in place.files("checkpoints")} == steps
-    server.fault = lambda method, path: None
-    finish(start(server, tmp_path / "c", *train, "--config.data.path", TEXTS))
-    steps = steps_of(place)
-    expected = last_checksums(lambda name: (whole / name).read_bytes(), {600})
-    assert max(steps) == 600 and last_checksums(place.read, steps) == expected
-    assert metrics(place.read("metrics.jsonl")) == metrics((whole / "metrics.jsonl").read_bytes())
 
 
 @pytest.mark.slow

@@ -1,12 +1,11 @@
 """The copies of runs in buckets: which is newer, what is sent and deleted, and what a reader has."""
 
 import argparse
-import os
 import shutil
 
 import pytest
 
-from mini_gpt.commands import mirror, staging
+from mini_gpt.commands import staging
 from mini_gpt.commands.mirror import BEGUN, Mirror
 from mini_gpt.runtime import files
 from mini_gpt.runtime.buckets import Place
@@ -130,13 +129,3 @@ def test_a_copy_that_is_deleted_while_it_trains_deletes_nothing_in_the_bucket(tm
     shutil.rmtree(trainer.local / lost)
     trainer.copy()
     assert trainer.place.files() == before and [*trainer.markers] == [1]
-
-
-def test_several_processes_need_a_directory(tmp_path, monkeypatch):
-    monkeypatch.setattr(mirror.processes, "are_several", lambda: True)
-    monkeypatch.setattr(mirror.command_line, "set_up", lambda *_: None)
-    place = Place(f"file://{tmp_path}/run")
-    refused = pytest.raises(UserError, match="several processes; give a directory that all of them see")
-    with refused, staging.training(place, argparse.Namespace()):
-        pass
-    assert os.listdir(tmp_path) == []

@@ -6,6 +6,11 @@ import pytest
 from mini_gpt.config import loading
 from mini_gpt.data import corpora
 from mini_gpt.study import machine, processes, runner
+from mini_gpt.study.definition import Plan, Study
+from mini_gpt.study.local import Local
+from mini_gpt.study.machine import Slot
+from mini_gpt.study.results import Results
+from mini_gpt.study.runner import Display, Job
 from tests.commands.test_command_line import type_in
 from tests.conftest import SMALL
 
@@ -46,6 +51,25 @@ def fake(monkeypatch, small, started, caplog):
     monkeypatch.setattr(runner, "POLL_SECONDS", 0.02)
     monkeypatch.setattr(machine, "memory_left", lambda: 2**40)
     return started
+
+
+@pytest.fixture
+def run(fake, overrides, tmp_path):
+    """Return a function that lets a Runner do the missing runs of some widths, without a command and a report.
+
+    It returns {name: job} of these runs.
+    """
+
+    def run(*widths, seeds=1, slots=2):
+        conditions = {f"d_ff={width}": {"model.d_ff": width} for width in widths}
+        study = Study("", "configs/default.py", conditions, range(3, 3 + seeds), {"perplexity": {}}, (), overrides)
+        found = Results(Plan("sweep", study), tmp_path / "sweep")
+        jobs = [Job(each, found.workdir / each.name) for each in found.plan.runs if found.missing(each)]
+        engine = Local(found, [Slot(None, {}) for _ in range(slots)])
+        runner.Runner(found, jobs, engine).run(Display(len(found.plan.runs)))
+        return {job.run.name: job for job in jobs}
+
+    return run
 
 
 @pytest.fixture

@@ -7,15 +7,15 @@ import sys
 import time
 from pathlib import Path
 
-from mini_gpt.runtime import files
+from mini_gpt.runtime import files, program
 from mini_gpt.runtime.errors import UserError
-from mini_gpt.study import child
+from mini_gpt.study import processes
 
-FAILS, DIES, WAITS, LOCKS = 48, 50, 52, 54
+FAILS, DIES, WAITS = 48, 50, 52
 
 
 def main() -> None:
-    job = child.receive()
+    job = processes.receive()
     workdir, config = Path(job["workdir"]), job["config"]
     seed, width, steps = config["seed"], config["model"]["d_ff"], config["train"]["steps"]
     (workdir / "eval").mkdir(parents=True, exist_ok=True)
@@ -26,11 +26,6 @@ def main() -> None:
     if width == FAILS:
         print("some log", file=sys.stderr)
         raise UserError("model.d_ff: found 48; use another")
-    if width == LOCKS:
-        from mini_gpt.training import workdir as workdirs  # here, since it takes a second and much memory
-
-        with workdirs.locked(workdir, new=False):
-            pass
     if width == DIES:
         os.kill(os.getpid(), signal.SIGKILL)
     if width == WAITS and not (workdir / "stopped").exists():
@@ -48,4 +43,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    child.run(main)
+    program.run(main)

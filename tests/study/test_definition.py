@@ -38,11 +38,7 @@ def study(overrides):
     [
         ({}, ("model.t5.max_distance", 99, 128), ["model.t5.max_distance: found 99", "(conditions: first)"]),
         ({"model.t5.max_distance": 99}, ("model.position", "t5", "rope"), []),  # one condition reads it
-        (
-            {"model.t5.max_distance": 99},
-            ("model.d_ff", 64, 96),
-            ["model.t5.max_distance:", "(conditions: first, second)"],
-        ),
+        ({"model.t5.max_distance": 99}, ("model.d_ff", 64, 96), ["max_distance:", "(conditions: first, second)"]),
         ({}, ("optimizer.schedule", "wsd", "cosine"), []),  # it reads what the config file gives to the other
     ],
 )
@@ -89,8 +85,8 @@ def test_a_warning_of_many_conditions_is_one_line(study, overrides, tmp_path, ca
     caplog.set_level("WARNING", "mini_gpt")
     new_runs.check(plan, tmp_path)
     (one,) = caplog.messages
-    assert one.startswith("optimizer.warmup_steps: found 9; ")
-    assert one.endswith("; lower it, or raise train.steps (conditions: width 64, width 68, width 72 and 2 more)")
+    assert one.startswith("optimizer.warmup_steps: found 9")
+    assert one.endswith("(conditions: width 64, width 68, width 72 and 2 more)")
     caplog.clear()
     for run in plan.runs:
         (tmp_path / run.name).mkdir()
@@ -126,86 +122,55 @@ def test_a_contrast_is_a_text_as_the_command_takes_it(study, text, expected):
     assert [one[:7] for one in plan.comparisons] == [expected]
 
 
-@pytest.mark.parametrize(
-    "fields, message",
-    [
-        ({"conditions": {}}, r"conditions: found \{\}; must have at least one"),
-        (
-            {"conditions": {"wide": {}, "narrow": {"data.split": "contiguous"}}, "contrasts": [CONTRAST]},
-            r"contrasts: data\.split of wide: found '\w+'; narrow has 'contiguous'; a contrast needs conditions that",
-        ),
-        ({"conditions": {" a": {}}}, r"conditions: found ' a'; must not be empty, contain \$, start"),
-        ({"conditions": {"_a": {}}}, r"conditions: found '_a'; must not be empty, contain \$, start"),
-        ({"conditions": {"$a$": {}}}, r"conditions: found '\$a\$'; must not be empty, contain \$, start"),
-        ({"conditions": {"a": {"model.d_fff": 1}}}, r"model\.d_fff: no such config field; did you mean model\.d_ff"),
-        ({"conditions": {"a": {"seed": 1}}}, r"conditions: a: found 'seed'; is given for all conditions as well"),
-        ({"conditions": {"a": {"train.steps": 1}}}, r"conditions: a: found 'train\.steps'; is given for all"),
-        ({"conditions": {"a": {}, "b": {"model.dropout": 0.0}}}, r"conditions: a and b have the same config; give"),
-        ({"conditions": {"a": {}, "b": {"model.d_ff": "x"}}}, r"model\.d_ff: found 'x'; must be .* \(condition b\)"),
-        ({"seeds": 3}, r"seeds: found 3; must be distinct whole numbers, each at least 0, such as range\(5\)"),
-        ({"seeds": []}, r"seeds: found \[\]"),
-        ({"seeds": [1, 1]}, r"seeds: found \[1, 1\]"),
-        ({"seeds": [-1]}, r"seeds: found \[-1\]"),
-        ({"seed_field": "train.seed"}, r"seed_field: found 'train\.seed'; must be seed or data\.seed"),
-        ({"smallest_effect": float("inf")}, r"smallest_effect: found inf; must be finite and not negative"),
-        ({"level": 1.0}, r"level: found 1\.0; must be above 0 and below 1"),
-        ({"smallest_effect": -1.0}, r"smallest_effect: found -1\.0; must be finite and not negative"),
-        ({"expected_deviation": 0.0}, r"expected_deviation: found 0\.0; must be finite and above 0"),
-        ({"expected_deviation": float("inf")}, r"expected_deviation: found inf; must be finite and above 0"),
-        ({"suites": {}}, r"suites: found \{\}; must have at least one"),
-        ({"suites": {"perplexity": "1x"}}, r"suites: perplexity: found '1x'; must be a dictionary, such as"),
-        ({"suites": {"perplexity": {"length": "1x"}}}, r"suites: perplexity: found 'length', .* did you mean lengths"),
-        ({"suites": {"extrapolation": {"lengths": 5}}}, r"suites: extrapolation: lengths: found 5; must be str"),
-        ({"suites": ["perplexity"]}, r"study: suites: found \['perplexity'\]; must be a mapping, such as \{"),
-        ({"conditions": {"a": 3}}, r"conditions: a: found 3; must be a mapping of config fields"),
-        ({"contrasts": "wide < narrow"}, r"study: contrasts: found 'wide < narrow'; must be a list"),
-        ({"contrasts": [3]}, r"--contrast: found 3; must be 'A<B' or 'A>B', such as"),
-        ({"fit": "nll"}, r"fit: found 'nll'; must be METRIC<=NUMBER or METRIC>=NUMBER, such as nll<=2\.6"),
-        ({"fit": 2.6}, r"study: fit: found 2\.6; must be str or None"),
-        ({"conditions": "model.d_ff=1,2"}, r"study: conditions: found 'model\.d_ff=1,2'; must be a mapping, .* a list"),
-        ({"level": "0.05"}, r"study: level: found '0\.05'; must be float or int"),
-        ({"suites": {"perplexty": {}}}, r"--suite: found 'perplexty'; .* did you mean perplexity"),
-        (
-            {"suites": {"figures": {}}},
-            r"suites: found 'figures'; has nothing to compare; must be one of perple",
-        ),
-        ({"suites": {"tasks": {}}}, r"--suite=tasks needs a run of data\.corpus=task:NAME"),
-        ({"suites": {"extrapolation": {"lengths": "far"}}}, r"--lengths: found 'far'"),
-        ({"config": "configs/nothing.py"}, r"--config: configs/nothing\.py not found"),
-        ({"contrasts": [CONTRAST, CONTRAST]}, r"contrasts: found wide lower than narrow at length 64 twice"),
-    ],
-)
+BAD = [
+    ({"conditions": {}}, r"conditions: found \{\}"),
+    (
+        {"conditions": {"wide": {}, "narrow": {"data.split": "contiguous"}}, "contrasts": [CONTRAST]},
+        r"contrasts: data\.split of wide: found '\w+'; narrow has 'contiguous'",
+    ),
+    ({"conditions": {" a": {}}}, r"conditions: found ' a'"),
+    ({"conditions": {"_a": {}}}, r"conditions: found '_a'"),
+    ({"conditions": {"$a$": {}}}, r"conditions: found '\$a\$'"),
+    ({"conditions": {"a": {"model.d_fff": 1}}}, r"model\.d_fff: no such config field"),
+    ({"conditions": {"a": {"seed": 1}}}, r"conditions: a: found 'seed'"),
+    ({"conditions": {"a": {"train.steps": 1}}}, r"conditions: a: found 'train\.steps'"),
+    ({"conditions": {"a": {}, "b": {"model.dropout": 0.0}}}, r"conditions: a and b have the same config"),
+    ({"conditions": {"a": {}, "b": {"model.d_ff": "x"}}}, r"model\.d_ff: found 'x'; .* \(condition b\)"),
+    ({"seeds": [1, 1]}, r"seeds: found \[1, 1\]"),
+    ({"seeds": [-1]}, r"seeds: found \[-1\]"),
+    ({"seed_field": "train.seed"}, r"seed_field: found 'train\.seed'"),
+    ({"smallest_effect": float("inf")}, r"smallest_effect: found inf"),
+    ({"smallest_effect": -1.0}, r"smallest_effect: found -1\.0"),
+    ({"level": 1.0}, r"level: found 1\.0"),
+    ({"expected_deviation": 0.0}, r"expected_deviation: found 0\.0"),
+    ({"suites": {}}, r"suites: found \{\}"),
+    ({"suites": {"perplexity": {"length": "1x"}}}, r"suites: perplexity: found 'length'"),
+    ({"suites": {"perplexty": {}}}, r"--suite: found 'perplexty'"),
+    ({"suites": {"figures": {}}}, r"suites: found 'figures'; has nothing to compare"),
+    ({"suites": {"tasks": {}}}, r"--suite=tasks needs a run of data\.corpus=task:NAME"),
+    ({"suites": {"extrapolation": {"lengths": "far"}}}, r"--lengths: found 'far'"),
+    ({"contrasts": [3]}, r"--contrast: found 3"),
+    ({"contrasts": [CONTRAST, CONTRAST]}, r"contrasts: found wide lower than narrow at length 64 twice"),
+    ({"contrasts": [CONTRAST + ",1x"], "level": 1e-5}, r"contrasts: found 2 comparisons; .* no number of seeds"),
+    ({"contrasts": ["wid < narrow"]}, r"--contrast: found 'wid'"),
+    ({"contrasts": ["wide < wide"]}, r"contrasts: found 'wide'"),
+    ({"contrasts": ["wide narrow"]}, r"--contrast: found 'wide narrow'"),
+    ({"contrasts": ["wide < narrow @ tasks/nll"]}, r"contrasts: found 'tasks'"),
+    ({"contrasts": ["wide < narrow @ nll"]}, r"contrasts: found nll, which extrapolation and perplexity have"),
+    ({"contrasts": ["wide < narrow @ loss"]}, r"contrasts: found 'loss'"),
+    ({"contrasts": ["wide < narrow @ extrapolation/nll,block"]}, r"contrasts: found 'block' after nll"),
+    ({"contrasts": ["wide < narrow @ extrapolation/nll,3x"]}, r"contrasts: lengths: found 96"),
+    ({"fit": "nll"}, r"fit: found 'nll'"),
+    ({"fit": "extrapolation/nll <= nan"}, r"fit: found 'extrapolation/nll <= nan'"),
+    ({"fit": "extrapolation/nll,4x <= 2"}, r"fit: lengths: found 128"),
+    ({"fit": "extrapolation/nll,1x,2x <= 2"}, r"fit: length: found '1x,2x'"),
+]
+
+
+@pytest.mark.parametrize("fields, message", BAD, ids=str)
 def test_a_mistake_in_a_study_is_one_line(study, fields, message):
     with pytest.raises(UserError, match=f"^{message}"):
         Plan("s", dataclasses.replace(study, **{"contrasts": [], **fields}))
-
-
-@pytest.mark.parametrize(
-    "text, message",
-    [
-        ("wid < narrow", r"--contrast: found 'wid'; must be one of wide, narrow"),
-        ("wide < 65", r"--contrast: found '65'; must be one of wide, narrow"),
-        ("wide < wide", r"contrasts: found 'wide'; must compare different conditions"),
-        ("wide narrow", r"--contrast: found 'wide narrow'; must be 'A<B' or 'A>B'"),
-        (
-            "wide < narrow @ tasks/nll",
-            r"contrasts: found 'tasks', which is no suite of this study with nll;",
-        ),
-        (
-            "wide < narrow @ nll",
-            r"contrasts: found nll, which extrapolation and perplexity have; name one",
-        ),
-        ("wide < narrow @ loss", r"contrasts: found 'loss', which is no metric of the suites; must be one of nll"),
-        (
-            "wide < narrow @ extrapolation/nll,block",
-            r"contrasts: found 'block' after nll; must be a length",
-        ),
-        ("wide < narrow @ extrapolation/nll,3x", r"contrasts: lengths: found 96; wide is measured at 32, 64"),
-    ],
-)
-def test_a_mistake_in_a_contrast_is_one_line(study, text, message):
-    with pytest.raises(UserError, match=f"^{message}"):
-        Plan("s", dataclasses.replace(study, contrasts=[text]))
 
 
 def test_the_values_of_a_condition_name_it_only_if_it_is_the_only_one(study):
@@ -222,20 +187,6 @@ def test_a_fit_threshold_must_be_measured(study):
         "s", dataclasses.replace(study, fit="extrapolation/nll,2x>=0.9", suites={"extrapolation": {"lengths": "2x"}})
     )
     assert plan.fit_length("wide") == 64 and [plan.fit.holds(value) for value in (0.9, 0.8)] == [True, False]
-    for fit, message in {
-        "extrapolation/nll,4x <= 2": "fit: lengths: found 128; wide is measured at 32, 64",
-        "extrapolation/nll,1x,2x <= 2": "fit: length: found '1x,2x'; must be one length",
-        "extrapolation/nll <= nan": "fit: found 'extrapolation/nll <= nan'; must be METRIC<=NUMBER",
-    }.items():
-        with pytest.raises(UserError, match=f"^{message}"):
-            Plan("s", dataclasses.replace(study, fit=fit))
-
-
-def test_comparisons_that_no_number_of_seeds_can_show_are_refused(study):
-    with pytest.raises(
-        UserError, match=r"^contrasts: found 2 comparisons; give fewer, or a larger level: at 1e-05, no"
-    ):
-        Plan("s", dataclasses.replace(study, contrasts=[CONTRAST + ",1x"], level=1e-5))
 
 
 def test_a_changed_field_is_found_in_a_saved_plan(study):
@@ -258,12 +209,8 @@ def test_the_places_of_data_are_not_part_of_a_plan(study, overrides):
     assert plans[0].configs["wide"].data.path == "a"
 
 
-DESCRIPTIVE = (
-    "encodings_10m",
-    "encoder_decoder_length",
-    "encoder_decoder_recipe",
-    "encoder_decoder_words",
-)  # with too few seeds
+# With too few seeds.
+DESCRIPTIVE = ("encodings_10m", "encoder_decoder_length", "encoder_decoder_recipe", "encoder_decoder_words")
 
 
 def test_the_study_files_of_the_project_are_valid():
@@ -288,14 +235,6 @@ def test_the_example_of_the_guide_is_valid(tmp_path):
     assert len(plan.study.seeds) >= seeds_needed(len(plan.comparisons), plan.study.level)
 
 
-@pytest.mark.slow
-def test_the_example_of_the_guide_runs(monkeypatch, real, tmp_path):
-    (tmp_path / EXAMPLE[1]).write_text(EXAMPLE[2].replace("200", "4").replace("range(6)", "range(1)"))
-    command = ["mini_gpt.commands.study", "run", str(tmp_path / EXAMPLE[1]), f"--workdir={tmp_path}/study"]
-    assert type_in(monkeypatch, *command) is None
-    assert "2 of 2 runs are complete." in (tmp_path / "study" / "report.md").read_text()
-
-
 def test_compared_rows_are_those_that_a_suite_returns(small):
     """`compared` knows the rows before any run: for extrapolation, each length in blocks and in sliding windows."""
     rows = SUITES["extrapolation"].compared(small(), SuiteOptions(lengths="1x,2x", strides="8,32"))
@@ -306,11 +245,10 @@ def test_compared_rows_are_those_that_a_suite_returns(small):
 @pytest.mark.parametrize(
     "text, message",
     [
-        ("def get_study(): return 3", r"error: get_study\(\): found 3; must return a dictionary"),
+        ("def get_study(): return 3", r"error: get_study\(\): found 3"),
         ("def get_study(): return {'seed': 3}", r"error: get_study\(\): found 'seed', .* did you mean seeds"),
         ("def get_study(): return {'seeds': [3]}", r"error: \S+: TypeError: .*'question', 'config', 'conditions'"),
         ("x = 3", r"error: \S+: AttributeError: .*get_study"),
-        ("def get_study(): return Study()", r"error: \S+: NameError: name 'Study' is not defined"),
         ("import", r"error: \S+: SyntaxError: "),
     ],
 )
@@ -320,25 +258,25 @@ def test_a_broken_study_file_is_one_line(monkeypatch, tmp_path, text, message):
 
 
 @pytest.mark.parametrize(
+    "field, value",
+    [("level", "0.05"), ("suites", ["perplexity"]), ("fit", 2.6), ("conditions", {"a": 3}), ("contrasts", "wide < a")],
+)
+def test_a_field_of_a_wrong_type_is_one_line(monkeypatch, overrides, tmp_path, field, value):
+    study = {"question": "", "config": "configs/default.py", "conditions": {"wide": {}}, "seeds": [0]}
+    study |= {"suites": {"perplexity": {}}, "overrides": overrides, field: value}
+    (tmp_path / "file.py").write_text(f"def get_study(): return {study}")
+    said = type_in(monkeypatch, "mini_gpt.commands.study", "plan", str(tmp_path / "file.py"))
+    assert said.startswith("error: ")
+
+
+@pytest.mark.parametrize(
     "arguments, message",
     [
         ([], r"error: study: name either a FILE"),
         (["configs/studies/positions.py", "--config=configs/tiny.py"], r"error: study: name either a FILE"),
-        (["configs/studies/nothing.py"], r"error: study: configs/studies/nothing\.py not found; name a file such as c"),
-        (["configs/studies/positions.py", "--vary=seed=1"], r"error: --vary: not allowed with a study file; set it in"),
-        (["configs/studies/positions.py", "--split=test"], r"error: --split: not allowed with a study file; set it in"),
-        (
-            ["configs/studies/positions.py", "--config.train.steps=3"],
-            r"error: --config\.train\.steps: found '3'; a study",
-        ),
-        (
-            ["--config=configs/tiny.py", "--vary=model.position=rope", "--contrast=a"],
-            r"error: --contrast: found 'a'; must",
-        ),
-        (
-            ["--config=configs/tiny.py", "--vary=model.position=rope,none", "--contrast=rope<alibi"],
-            r"error: --contrast: fo",
-        ),
+        (["configs/studies/nothing.py"], r"error: study: configs/studies/nothing\.py not found"),
+        (["configs/studies/positions.py", "--vary=seed=1"], r"error: --vary: not allowed with a study file"),
+        (["configs/studies/positions.py", "--config.train.steps=3"], r"error: --config\.train\.steps: found '3'"),
     ],
 )
 def test_a_mistake_in_the_command_is_one_line(monkeypatch, arguments, message):

@@ -1,14 +1,19 @@
-"""The costs of a study are measured by processes that do not wait for each other."""
+"""What `study plan` says before any training."""
+
+import pytest
 
 from mini_gpt.study import estimate
 from mini_gpt.study.definition import Plan, Study
 from mini_gpt.study.machine import Slot
+from mini_gpt.study.results import Results
 
 
-def test_a_process_with_a_long_log_is_not_stopped(monkeypatch, overrides, tmp_path):
-    monkeypatch.setattr(estimate, "MODULE", "tests.study.noisy_measure")
-    monkeypatch.setenv("DONE", str(tmp_path / "done"))
-    conditions = {"waits": {"model.d_ff": 64}, "noisy": {"model.d_ff": 96}}
-    plan = Plan("s", Study("", "configs/default.py", conditions, [0], {"perplexity": {}}, (), overrides))
-    costs = estimate.measure(plan, [Slot(None, {}), Slot(None, {})])
-    assert {name: cost.step_seconds for name, cost in costs.items()} == {"waits": 1.0, "noisy": 1.0}
+@pytest.mark.slow
+def test_the_cost_of_each_condition_is_measured(monkeypatch, overrides, tmp_path):
+    monkeypatch.setenv("XLA_FLAGS", "")
+    conditions = {"wide": {"model.d_ff": 96}, "narrow": {"model.d_ff": 64}}
+    plan = Plan("s", Study("", "configs/default.py", conditions, [0, 1], {"perplexity": {}}, (), overrides))
+    costs = estimate.measure(plan, Slot(None, {}))
+    assert list(costs) == ["wide", "narrow"] and costs["wide"].bytes > costs["narrow"].bytes > 0
+    assert all(min(cost) > 0 for cost in costs.values())
+    assert "4 of 4 runs are missing; 2 at a time" in estimate.text(Results(plan, tmp_path), costs, 2)

@@ -10,8 +10,6 @@ import time
 import pytest
 
 from mini_gpt.config import loading
-from mini_gpt.study import processes
-from mini_gpt.study.machine import Slot
 from tests.conftest import REPOSITORY
 from tests.study.fake_worker import WAITS
 
@@ -67,18 +65,10 @@ def test_a_run_ends_when_the_study_is_killed(monkeypatch, overrides, tmp_path):
 def test_a_measurement_ends_when_its_command_is_killed(overrides):
     config = loading.to_dict(loading.load("configs/default.py", overrides))
     content = {"configs": [config], "suites": {"perplexity": {}}}
-    assert killed_after_start("-c", STARTS, "mini_gpt.study.measure", json.dumps(content)) == ""
+    assert killed_after_start("-c", STARTS, "mini_gpt.study.worker", json.dumps(content)) == ""
 
 
 @pytest.mark.slow
 def test_a_process_of_call_in_ends_when_its_command_is_killed(tmp_path):
     (tmp_path / "calls.py").write_text(CALLS)
     killed_after_start(str(tmp_path / "calls.py"))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("content, said", [({}, "KeyError: 'suites'"), ({"suites": {"none": {"a": 1}}}, "TypeError: ")])
-def test_a_reason_comes_back_without_a_log(content, said):
-    null = subprocess.DEVNULL
-    process = processes.start("mini_gpt.study.measure", content, Slot(None, {}), stdout=null, stderr=null)
-    assert process.wait(120) == 1 and process.close().startswith(said)

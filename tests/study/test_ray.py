@@ -68,7 +68,7 @@ def test_a_dead_node_changes_no_bit_of_a_study(cluster, corpus_files, tmp_path, 
     while not lost:
         assert time.monotonic() < deadline and on_ray.poll() is None
         for process in psutil.Process(raylet).children(recursive=True):
-            if "mini_gpt.commands.study_worker" in process.cmdline():
+            if "mini_gpt.study.worker" in process.cmdline():
                 (name,) = {os.path.basename(file.path)[:-4] for file in process.open_files() if "/logs/" in file.path}
                 metrics = tmp_path / "ray" / name / "metrics.jsonl"
                 lost = [name] if metrics.exists() and '"step": 60' in metrics.read_text() else []

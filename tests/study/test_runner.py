@@ -1,49 +1,40 @@
-"""Runs of a study in processes of their own: several at a time, each once; failures, signals, locks and memory."""
+"""Runs of a study in processes of their own: several at a time, each once; failures, signals and locks."""
 
 import csv
-import errno
 import fcntl
 import json
 import os
-import re
 import signal
 import statistics as standard
 import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
 
 import pytest
 
 from mini_gpt.commands import study
-from mini_gpt.runtime import errors, program
-from mini_gpt.study import processes, progress
-from mini_gpt.study.report import Report
+from mini_gpt.runtime.errors import UserError
+from mini_gpt.study import processes, runner
+from mini_gpt.study.definition import PlannedRun
 from mini_gpt.study.results import Results
-from mini_gpt.training import workdir as workdirs
-from tests.commands.test_command_line import type_in
-from tests.conftest import REPOSITORY, slow
+from mini_gpt.study.runner import Job
+from tests.conftest import REPOSITORY
 from tests.study.conftest import sweep
-from tests.study.fake_worker import DIES, FAILS, LOCKS, WAITS
+from tests.study.fake_worker import DIES, FAILS, WAITS
 
 
-def test_each_run_is_done_once_and_the_report_has_their_statistics(monkeypatch, flags, fake, tmp_path, capsys):
-    monkeypatch.delenv("VIRTUAL_ENV", raising=False)
-    programs = f"{os.path.relpath(Path(sys.executable).parent)}/"
+def test_each_run_is_done_once_and_the_report_has_their_statistics(monkeypatch, flags, fake, tmp_path, capsys, caplog):
     more = ["--seeds=3", "--contrast=64<96", "--contrast=96>64@bits_per_byte"]
     assert sweep(monkeypatch, flags, "64,96", *more) is None
     names = [f"d_ff={width},seed={seed}" for seed in (3, 4, 5) for width in (64, 96)]
     assert fake == names
     folder, printed = tmp_path / "sweep", capsys.readouterr().out
     text, tables = (folder / "report.md").read_text(), (folder / "perplexity.md").read_text()
-    assert printed.splitlines() == [
-        "6 of 6 runs are complete, 0 failed",
-        "Verdicts: 2 undecided",
-        "With 3 seeds, no difference can be shown; at least 7 are needed",
-        f"Report: {folder}/report.html (tables: report.md)",
-        f"Curves: {programs}tensorboard --logdir={folder}",
-    ]
+    assert "6 of 6 runs are complete, 0 failed\nVerdicts: 2 undecided\n" in printed
+    assert f"Report: {folder}/report.html" in printed
+    (said,) = [message for message in caplog.messages if "smallest possible p" in message]
+    assert "at least 7 seeds are needed" in said and "with 3 seeds, no difference can be shown" in said
     results = {name: json.loads((folder / name / "eval" / "perplexity.json").read_text()) for name in names}
     with (folder / "perplexity.csv").open() as file:
         rows = {row["condition"]: row for row in csv.DictReader(file)}
@@ -66,167 +57,121 @@ def test_each_run_is_done_once_and_the_report_has_their_statistics(monkeypatch, 
     for name in ("perplexity.png", "differences-nll.png", "training.png"):
         assert (folder / name).read_bytes().startswith(b"\x89PNG"), name
 
-    # The same command starts nothing. One more seed starts only that seed.
+    # One more seed starts only that seed.
     fake.clear()
-    assert sweep(monkeypatch, flags, "64,96", *more) is None
-    assert fake == [] and (folder / "report.md").read_text().startswith(text.partition("## How it was made")[0])
     assert sweep(monkeypatch, flags, "64,96", "--seeds=4") is None
     assert fake == ["d_ff=64,seed=6", "d_ff=96,seed=6"]
 
 
-@pytest.mark.parametrize("seeds, smallest, level", [(2, 0.5, "WARNING"), *slow((6, 0.03125, "INFO"))])
-def test_run_says_first_what_its_seeds_can_show(monkeypatch, flags, fake, caplog, seeds, smallest, level):
-    assert sweep(monkeypatch, flags, "64,96", f"--seeds={seeds}", "--contrast=64<96") is None
-    messages = [record.getMessage() for record in caplog.records]
-    (place,) = [index for index, message in enumerate(messages) if "smallest possible p" in message]
-    assert f"p of one comparison is {smallest:.3g}; at least 6 seeds are needed" in messages[place]
-    assert caplog.records[place].levelname == level
-    assert (f"with {seeds} seeds, no difference can be shown" in messages[place]) == (level == "WARNING")
-    assert all("complete, 0:" not in message for message in messages[:place])
-    # It is not said again if there is nothing to train, nor without contrasts.
-    caplog.clear()
-    assert sweep(monkeypatch, flags, "64,96", f"--seeds={seeds}", "--contrast=64<96") is None
-    assert sweep(monkeypatch, flags, "64,96", f"--seeds={seeds + 1}") is None
-    assert "smallest possible p" not in caplog.text and "No contrasts" not in caplog.text
-
-
 def test_failed_runs_cost_no_other_and_are_named(monkeypatch, flags, fake, tmp_path, caplog, capsys):
-    assert sweep(monkeypatch, flags, f"{FAILS},64,{DIES}") == (
-        "error: 2 of 3 runs failed; the same command tries them again"
-    )
-    assert re.search(r"\bd_ff=48,seed=3: model\.d_ff: found 48; use another \(see \S+seed=3\.log\)", caplog.text)
-    assert "d_ff=50,seed=3: killed by signal 9 (Killed); was the memory full?" in caplog.text
-    folder = tmp_path / "sweep"
-    assert capsys.readouterr().out.startswith("1 of 3 runs are complete, 2 failed\nVerdicts: none, since there are no")
-    assert "| d_ff=64 | 1 | 1.6" in (folder / "perplexity.md").read_text()
-    assert (
-        "| d\\_ff=48,seed=3 | at step 2 of 4 | model.d\\_ff: found 48; use another |"
-        in (folder / "report.md").read_text()
-    )
-    fake.clear()
     assert sweep(monkeypatch, flags, f"{FAILS},64,{DIES}").startswith("error: 2 of 3 runs failed")
-    assert fake == ["d_ff=48,seed=3", "d_ff=50,seed=3"]
+    reason = "model.d_ff: found 48; use another"
+    assert f"d_ff=48,seed=3: {reason} (see {tmp_path}" in caplog.text
+    assert "d_ff=50,seed=3: killed by signal 9" in caplog.text
+    folder = tmp_path / "sweep"
+    assert capsys.readouterr().out.startswith("1 of 3 runs are complete, 2 failed")
+    assert "| d_ff=64 | 1 | 1.6" in (folder / "perplexity.md").read_text()
+    assert f"| d_ff=48,seed=3 | at step 2 of 4 | {reason} |" in (folder / "report.md").read_text().replace("\\", "")
 
 
-def test_reasons_are_kept_if_the_disk_is_full(monkeypatch, flags, fake, tmp_path, caplog):
-    """The log of a run is on the same disk: it can't be made, or not be written, or the report can't be."""
-    if not Path("/dev/full").exists():
-        pytest.skip("this system has no /dev/full")
+def test_failed_runs_are_tried_again(run, fake):
+    jobs = run(FAILS, 64)
+    assert [job.state for job in jobs.values()] == ["failed", "complete"]
+    fake.clear()
+    assert list(run(FAILS, 64)) == fake == ["d_ff=48,seed=3"]
 
-    def locked(path):
-        if path.name == "d_ff=64,seed=3.log":
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
-        return open("/dev/full", "a")
 
-    monkeypatch.setattr(processes, "locked_log", locked)
-    failed = {f"d_ff={FAILS},seed=3": "model.d_ff: found 48; use another", "d_ff=64,seed=3": "No space left on device"}
-    assert sweep(monkeypatch, flags, f"{FAILS},64,96").startswith("error: 2 of 3 runs failed")
-    text = (tmp_path / "sweep" / "report.md").read_text().replace("\\", "")
-    for name, reason in failed.items():
-        assert re.search(rf"\b{name}: .*{reason} \(see ", caplog.text)
-        assert re.search(rf"\| {name} \| .* \| .*{reason} \|", text)
-    caplog.clear()
-    monkeypatch.setattr(Report, "write", lambda _: (_ for _ in ()).throw(errors.UserError("report.md: disk full")))
-    assert sweep(monkeypatch, flags, f"{FAILS},64,96") == "error: report.md: disk full"
-    for name, reason in failed.items():
-        assert re.search(rf"\b{name}: .*{reason} \(see ", caplog.text)
+def when_waiting(tmp_path, then):
+    """Start a thread that calls a function when the first run of WAITS waits; return the directory of this run."""
+    waiting = tmp_path / "sweep" / f"d_ff={WAITS},seed=3"
+
+    def watch():
+        while not (waiting / "metrics.jsonl").exists():
+            time.sleep(0.02)
+        time.sleep(0.3)
+        then()
+
+    threading.Thread(target=watch, daemon=True).start()
+    return waiting
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_stops_all_runs_and_the_same_command_goes_on(monkeypatch, flags, fake, tmp_path, number, caplog):
-    arguments = ["mini_gpt.sweep", *flags, f"--vary=model.d_ff={WAITS},64"]
-    waiting = tmp_path / "sweep" / f"d_ff={WAITS},seed=3" / "metrics.jsonl"
-
-    def stop():
-        while not waiting.exists():
-            time.sleep(0.02)
-        time.sleep(0.3)
-        os.kill(os.getpid(), number)
-
-    thread = threading.Thread(target=stop)
-    thread.start()
-    monkeypatch.setattr(sys, "argv", arguments)
-    monkeypatch.setattr("mini_gpt.commands.command_line.set_up", lambda *_: None)
+def test_a_signal_stops_all_runs_and_they_go_on_later(run, fake, tmp_path, number):
+    waiting = when_waiting(tmp_path, lambda: os.kill(os.getpid(), number))
     with pytest.raises(SystemExit) as left:
-        program.run(study.sweep)
-    thread.join()
-    assert left.value.code == 128 + number and "stopped; the same command resumes the study" in caplog.text
-    assert (waiting.parent / "stopped").read_text() == "saved" and not (
-        waiting.parent / "eval" / "perplexity.json"
-    ).exists()
-    fake.clear()
-    assert type_in(monkeypatch, *arguments) is None
-    assert f"d_ff={WAITS},seed=3" in fake
+        run(WAITS, 64)
+    assert left.value.code == 128 + number
+    assert (waiting / "stopped").read_text() == "saved" and not (waiting / "eval" / "perplexity.json").exists()
+    assert run(WAITS, 64)[waiting.name].state == "complete"
 
 
-def test_an_error_of_the_study_itself_stops_and_saves_all_runs(monkeypatch, flags, fake, tmp_path):
-    waiting = tmp_path / "sweep" / f"d_ff={WAITS},seed=3"
-
+def test_an_error_of_the_study_itself_stops_and_saves_all_runs(monkeypatch, run, tmp_path):
     def show(*_):
-        if (waiting / "metrics.jsonl").exists():
-            time.sleep(0.3)
+        if gone:
             raise OSError("the terminal is gone")
 
-    monkeypatch.setattr(progress.Display, "show", show)
-    assert "the terminal is gone" in sweep(monkeypatch, flags, WAITS)
+    gone = []
+    waiting = when_waiting(tmp_path, lambda: gone.append(True))
+    monkeypatch.setattr(runner.Display, "show", show)
+    with pytest.raises(OSError, match="the terminal is gone"):
+        run(WAITS)
     assert (waiting / "stopped").read_text() == "saved"
 
 
-def test_runs_can_be_hung_up_under_nohup(monkeypatch, flags, fake, tmp_path):
+def test_runs_can_be_hung_up_under_nohup(run, tmp_path):
     previous = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        assert sweep(monkeypatch, flags, "64") is None
+        run(64)
         assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
     finally:
         signal.signal(signal.SIGHUP, previous)
-    result = json.loads((tmp_path / "sweep" / "d_ff=64,seed=3" / "eval" / "perplexity.json").read_text())
-    assert result["hang_up"]
+    assert json.loads((tmp_path / "sweep" / "d_ff=64,seed=3" / "eval" / "perplexity.json").read_text())["hang_up"]
 
 
-def test_a_run_of_another_process_is_left_alone(monkeypatch, flags, fake, tmp_path):
+def test_a_run_of_another_process_is_left_alone(run, fake, tmp_path):
     log = tmp_path / "sweep" / "logs" / "d_ff=64,seed=3.log"
     log.parent.mkdir(parents=True)
     with log.open("a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        said = sweep(monkeypatch, flags, "64,96")
-    assert said.startswith("error: 1 of 2 runs are trained by another process (d_ff=64,seed=3); run the same")
-    assert fake == ["d_ff=96,seed=3"]
-    assert sweep(monkeypatch, flags, "64,96") is None
+        jobs = run(64, 96)
+    assert [job.state for job in jobs.values()] == ["elsewhere", "complete"] and fake == ["d_ff=96,seed=3"]
+    with pytest.raises(UserError, match=r"1 of 2 runs are trained by another process \(d_ff=64,seed=3\)"):
+        runner.check_all_complete([*jobs.values()], 2)
 
 
-@pytest.mark.slow
-def test_a_run_that_trains_on_another_machine_has_not_failed(monkeypatch, flags, fake, tmp_path):
-    """The worker finds the lock or the lease of a run, as in a bucket."""
-    with workdirs.locked(tmp_path / "sweep" / f"d_ff={LOCKS},seed=3", new=False):
-        said = sweep(monkeypatch, flags, f"{LOCKS},96")
-    assert said.startswith(f"error: 1 of 2 runs are trained by another process (d_ff={LOCKS},seed=3); run the same")
-    assert sweep(monkeypatch, flags, f"{LOCKS},96") is None
+def test_a_run_that_another_process_has_completed_is_not_done_again(monkeypatch, run, fake):
+    """The results are read again under the lock."""
+    monkeypatch.setattr(Results, "missing_now", lambda self, run: [])
+    assert run(64)["d_ff=64,seed=3"].state == "complete" and fake == []
 
 
-def test_shards_are_disjoint_and_complete(monkeypatch, flags, fake, tmp_path):
-    for shard, count in (("0/2", 2), ("1/2", 4)):
-        assert sweep(monkeypatch, flags, "64,96", "--seeds=2", f"--shard={shard}") is None
-        assert len(set(fake)) == len(fake) == count
-    assert not (tmp_path / "sweep" / "report.md").exists()
+def test_a_result_that_cannot_be_read_is_a_failure(monkeypatch, run, tmp_path):
+    """Otherwise each command would measure the run again and call it complete."""
+    start = processes.start
+
+    def damage(*arguments, **streams):
+        process = start(*arguments, **streams)
+        process.wait()
+        (tmp_path / "sweep" / "d_ff=64,seed=3" / "eval" / "perplexity.json").write_text("{")
+        return process
+
+    monkeypatch.setattr(processes, "start", damage)
+    assert run(64)["d_ff=64,seed=3"].state == "failed"
+
+
+def test_shards_are_disjoint_and_complete():
+    runs = list(range(7))
+    assert sorted(runs[study._shard("0/2", 7)] + runs[study._shard("1/2", 7)]) == runs
     for shard in ("2/2", "1", "a/b", "-1/2", "0/0"):
-        assert re.match(r"error: --shard: found '", sweep(monkeypatch, flags, "64,96", f"--shard={shard}")), shard
+        with pytest.raises(UserError, match="--shard: found"):
+            study._shard(shard, 7)
 
 
 @pytest.mark.slow
 def test_a_killed_study_goes_on_with_the_same_bits(tmp_path, corpus_files):
     """Kill the study with SIGKILL: its runs stop with it, and the same command ends with equal results."""
-    fields = {
-        "data.corpus": "text",
-        "data.path": corpus_files,
-        "train.steps": 300,
-    }
-    fields |= {
-        "model.d_model": 32,
-        "model.num_layers": 2,
-        "context_length": 32,
-        "eval.every": 100,
-        "checkpoint.every": 20,
-    }
+    fields = {"data.corpus": "text", "data.path": corpus_files, "train.steps": 300, "checkpoint.every": 20}
+    fields |= {"model.d_model": 32, "model.num_layers": 2, "context_length": 32, "eval.every": 100}
     typed = [f"--config.{name}={value}" for name, value in fields.items()]
     alone = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
 
@@ -262,25 +207,21 @@ def test_a_killed_study_goes_on_with_the_same_bits(tmp_path, corpus_files):
         assert one == other
 
 
-def test_a_result_that_cannot_be_read_is_a_failure(monkeypatch, flags, fake, tmp_path):
-    """Otherwise each command would measure the run again and call it complete."""
-    written = processes.start
-
-    def start(module, content, slot, **streams):
-        process = written(module, content, slot, **streams)
-        process.wait()
-        (tmp_path / "sweep" / "d_ff=64,seed=3" / "eval" / "perplexity.json").write_text("{")
-        return process
-
-    monkeypatch.setattr(processes, "start", start)
-    assert sweep(monkeypatch, flags, "64") == "error: 1 of 1 runs failed; the same command tries them again"
+def test_the_progress_of_a_run_is_read_from_its_metrics(tmp_path, small):
+    job = Job(PlannedRun("a", 0, small(train__steps=100)), tmp_path, began=time.monotonic() - 20)
+    assert runner.details(job, True) == ["waiting"] and job.last_row() == {}
+    job.state, job.first_step = "running", 10
+    (tmp_path / "metrics.jsonl").write_text('{"step": 30, "train/loss": 2.5}\n{"step": 50, "train/lo')
+    assert runner.details(job, False)[:3] == ["running", "30 of 100", "loss 2.5000"]
+    assert runner.seconds_left(job, 30) == pytest.approx(70, rel=0.01)
+    (tmp_path / "metrics.jsonl").write_text('{"step": 100, "train/loss": 2.0}\n')
+    assert runner.details(job, False) == ["measuring", "loss 2.0000"]
+    assert runner.clock(125.4) == "0:02:05" and runner.clock(None) == "–"
 
 
-def test_a_run_that_another_process_has_completed_is_not_done_again(monkeypatch, flags, fake, tmp_path):
-    """The results are read again under the lock."""
-    assert sweep(monkeypatch, flags, "64,96") is None
-    fake.clear()
-    monkeypatch.setattr(Results, "missing", lambda self, run: ["perplexity"])
-    monkeypatch.setattr(Results, "missing_now", lambda self, run: [])
-    sweep(monkeypatch, flags, "64,96")
-    assert fake == []
+def test_each_change_is_a_line(tmp_path, small, caplog):
+    caplog.set_level("INFO", "mini_gpt")
+    job, display = Job(PlannedRun("a", 0, small()), tmp_path, state="failed", reason="no space"), runner.Display(1)
+    for _ in range(2):
+        display.show([job])
+    assert caplog.messages == ["[0 of 1 complete] a,seed=0: failed, no space"]

@@ -92,27 +92,14 @@ def test_the_script_passes_its_arguments_on(script, study_flags, tmp_path):
     assert result.returncode == 5 and result.stderr == ""
 
 
-def test_by_default_each_run_has_a_task_and_a_core(script):
-    text = script("exit 0").read_text()
-    assert "--array=0-3 --cpus-per-task=1\n" in text and '--jobs=1 --shard="$SLURM_ARRAY_TASK_ID/4" &\n' in text
-
-
-@pytest.mark.parametrize("first", ["--workdir", "--shards", "--jobs"])
-def test_the_action_may_follow_flags(monkeypatch, write_study, study_flags, tmp_path, capsys, first):
-    flags = [first, str(tmp_path / "runs") if first == "--workdir" else "1"]
-    study = str(write_study("tiny.py", **SMALL))
-    assert type_in(monkeypatch, "mini_gpt.commands.study", *flags, "run", study, *study_flags, "--engine=slurm") is None
-    (line,) = [line for line in capsys.readouterr().out.splitlines() if "-m mini_gpt.study" in line]
-    kept = flags if first == "--workdir" else []
-    assert shlex.split(line)[4:-3] == [*kept, study, *study_flags]
-
-
-@pytest.mark.parametrize("flag", ["--shards=0", "--shards=5", "--shards=-1", "--jobs=0"])
-def test_numbers_out_of_range_are_refused(monkeypatch, write_study, study_flags, flag):
-    study = str(write_study("tiny.py", **SMALL))
-    said = type_in(monkeypatch, "mini_gpt.commands.study", "run", study, *study_flags, "--engine", "slurm", flag)
-    name, number = flag.split("=")
-    assert said.startswith(f"error: {name}: found {number}; must be ")
+def test_the_action_may_follow_flags_and_each_run_has_a_task(monkeypatch, write_study, study_flags, tmp_path, capsys):
+    flags = ["--workdir", str(tmp_path / "runs")]
+    typed = [*flags, "run", str(write_study("tiny.py", **SMALL)), *study_flags, "--engine=slurm"]
+    assert type_in(monkeypatch, "mini_gpt.commands.study", *typed) is None
+    text = capsys.readouterr().out
+    (line,) = [line for line in text.splitlines() if "-m mini_gpt.study" in line]
+    assert shlex.split(line)[4:-3] == [*flags, *typed[3:-1]] and "--array=0-3 --cpus-per-task=1\n" in text
+    assert type_in(monkeypatch, "mini_gpt.commands.study", *typed, "--shards=5").startswith("error: --shards: found 5")
 
 
 STOPS = "trap 'sleep 0.5; exit 143' TERM; echo begun; while :; do sleep 0.05; done"

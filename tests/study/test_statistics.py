@@ -71,39 +71,11 @@ def test_both_tests_of_a_comparison_share_one_family():
     np.testing.assert_allclose(known, [[0.003, 0.003], [0.02, 1], [0.08, 1]])
 
 
-ITEMS = PairedItems(np.ones((2, 3)), np.ones(3))
-
-
-@pytest.mark.parametrize(
-    "call",
-    [
-        lambda bad: statistics.spread([1.0, bad]),
-        lambda bad: statistics.probability_lower([1.0, bad], [1.0]),
-        lambda bad: statistics.probability_lower([1.0], [1.0, bad]),
-        lambda bad: statistics.sign_flip_p([1.0, bad, 2.0]),
-        lambda bad: statistics.draw_means([1.0, bad]),
-        lambda bad: statistics.draw_means([1.0, 2.0], ITEMS._replace(differences_SP=np.full((2, 3), bad))),
-        lambda bad: statistics.draw_means([1.0, 2.0], ITEMS._replace(weights_P=np.array([1.0, bad, 1.0]))),
-        lambda bad: statistics.interval(np.array([1.0, bad]), 0.05),
-        lambda bad: statistics.equivalence_p(np.array([1.0, bad]), 0.1),
-        lambda bad: statistics.equivalence_p(np.array([1.0, 2.0]), bad),
-        lambda bad: statistics.holm([[0.1, 0.2], [bad, 0.3]]),
-        lambda bad: statistics.verdict(bad, "lower", 0.01, 1, 0.05),
-        lambda bad: statistics.verdict(-1, "lower", bad, 1, 0.05),
-        lambda bad: statistics.verdict(-1, "lower", 1, bad, 0.05),
-    ],
-)
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.parametrize("call", [statistics.spread, statistics.sign_flip_p, statistics.draw_means])
 def test_a_value_that_is_not_finite_is_refused(call, bad):
-    with pytest.raises(ValueError, match=rf"found {bad} at index \d+; all values must be finite$"):
-        call(bad)
-
-
-def test_a_p_value_outside_0_to_1_is_refused():
-    with pytest.raises(ValueError, match=r"^p_values: found -0\.1; must be from 0 to 1$"):
-        statistics.holm([[0.5, -0.1]])
-    with pytest.raises(ValueError, match=r"^p: found 1\.5; must be from 0 to 1$"):
-        statistics.verdict(-1, "lower", 1.5, 1, 0.05)
+    with pytest.raises(ValueError, match="must be finite"):
+        call([1.0, bad, 2.0])
 
 
 @pytest.mark.parametrize(
@@ -142,22 +114,6 @@ def test_intervals_cover_a_known_effect_at_their_level(seeds, seed_deviation, it
         low, high = statistics.interval(statistics.draw_means(differences_S, items), level)
         covered += low <= effect <= high
     assert abs(covered / draws - (1 - level)) <= 0.02, covered / draws
-
-
-@pytest.mark.parametrize("seeds, comparisons", [(6, 1), *slow((8, 6), (10, 12))])
-def test_few_families_without_an_effect_have_a_false_verdict(seeds, comparisons):
-    rng, level, draws = np.random.default_rng(seeds), 0.05, 400 if seeds > 8 else 2000
-    false = 0
-    for _ in range(draws):
-        shared_S = rng.normal(size=seeds)  # comparisons with one reference condition are correlated
-        differences = rng.normal(size=(comparisons, seeds)) + shared_S
-        adjusted = statistics.holm([[statistics.sign_flip_p(row)] for row in differences])
-        verdicts = [
-            statistics.verdict(np.mean(row), "lower", p, 1, level)
-            for row, [p] in zip(differences, adjusted, strict=True)
-        ]
-        false += any(found in ("shown", "opposite shown") for found in verdicts)
-    assert false / draws <= level + 2 * np.sqrt(level * (1 - level) / draws), false / draws
 
 
 def test_equivalence_needs_draws_inside_the_smallest_effect():

@@ -61,17 +61,6 @@ def test_no_question_fits_a_length_that_is_too_short():
             needles.prompt(kind, 0, 60, TEXT, TOKENIZER)
 
 
-def test_long_lists_of_words_fill_their_length():
-    prompt, answer = needles.prompt("common", 0, 12_000, TEXT, TOKENIZER)
-    assert 12_000 - 15 < len(prompt) + len(answer) <= 12_000
-    assert TOKENIZER.decode(answer) == read("common", TOKENIZER.decode(prompt))
-
-
-def test_a_text_that_is_too_short_for_the_length_is_not_used():
-    with pytest.raises(needles.NoQuestion, match=r"^the split has 300 tokens, and \d+ are needed$"):
-        needles.prompt("single", 0, 600, TEXT[:300], TOKENIZER)
-
-
 def test_only_the_answers_have_weight():
     prompts = [needles.prompt("keys", index, 600, TEXT, TOKENIZER) for index in range(3)]
     batch = needles._batch(prompts, 640, 256, [2, 0])

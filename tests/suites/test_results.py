@@ -6,7 +6,6 @@ import re
 import pytest
 
 from mini_gpt.runtime import files
-from mini_gpt.runtime.errors import UserError
 from mini_gpt.suites import results
 
 RESULT = {"nll": 1.25, "by_position": {64: [0.5, 2.0], 256: [1e-9]}, "rows": [{"length": 8, "label": "é", "x": None}]}
@@ -44,9 +43,3 @@ def test_reasons_below_a_table_are_those_of_their_rows():
         "undefined (2): no words",
     ]
     assert results.table(rows[:2]).splitlines()[2:] == ["     2  undefined", "undefined: too short"]
-
-
-def test_a_directory_that_can_not_be_made_is_one_line(tmp_path):
-    (tmp_path / "eval").write_text("")
-    with pytest.raises(UserError, match=r"eval: can't be made a directory"):
-        results.write(tmp_path / "eval", "perplexity", {".json": "{}"})

@@ -13,11 +13,10 @@ import numpy as np
 
 from mini_gpt.data import spans, tokenizers
 from mini_gpt.hugging_face import origin
-from mini_gpt.runtime.errors import UserError
+from mini_gpt.runtime.errors import UserError, require
 from mini_gpt.training.run import Run
 
 MOST_TOKENS = 2**17  # of a text on the command line
-MOST_BYTES = 2**24  # of a file that a flag names
 log = logging.getLogger("mini_gpt.sample")
 
 
@@ -43,13 +42,9 @@ class Request(NamedTuple):
 
 
 def read_text(flag: str, path: Path) -> str:
-    """Return the text of the UTF-8 file that a flag names. Raise UserError if it is too large or can't be read."""
+    """Return the text of the UTF-8 file that a flag names. Raise UserError if it can't be read."""
     try:
-        with path.open("rb") as file:  # a pipe is allowed, such as <(command)
-            content = file.read(MOST_BYTES + 1)  # a device such as /dev/zero has no end
-        if len(content) > MOST_BYTES:
-            raise UserError(f"{flag}: found {path} with more than {MOST_BYTES:,} bytes; give a shorter file")
-        return content.decode()  # Path.read_text would change line ends
+        return path.read_bytes().decode()  # Path.read_text would change line ends
     except UnicodeDecodeError as error:
         raise UserError(f"{flag}: {path} is not UTF-8: {error.reason} at byte {error.start}") from error
     except OSError as error:
@@ -65,12 +60,10 @@ def make(run: Run, texts: Sequence[str], flags: argparse.Namespace, seed: int) -
     has_encoder = config.model.has_encoder
     encoded = {text: _encode(text, run, is_chat=flags.chat) for text in dict.fromkeys(texts)}
     longest = max(encoded.values(), key=len)
+    flag = "--source" if has_encoder else "--prompt"
+    require(len(longest) <= MOST_TOKENS, flag, len(longest), f"must be at most {MOST_TOKENS} tokens")
     separator = tokenizers.separator(run.tokenizer)
     start = np.array([separator if run.tokenizer.first is None else run.tokenizer.first])
-    flag = "--prompt"
-    if has_encoder:
-        flag = "--source" if flags.source_file is None else "--source_file"
-    check_tokens(flag, longest)
     if flags.chat and config.data.isolate_documents and separator in longest:
         hidden = "the chat template ends messages with the separator, and so the answer could not see them"
         raise UserError(f"--chat: the run has data.isolate_documents=True, but {hidden}; give a prompt without --chat")
@@ -96,12 +89,6 @@ def _encode(text: str, run: Run, *, is_chat: bool) -> np.ndarray:
 
         return chat.encode(text, run.tokenizer)
     return run.tokenizer.encode_prompt(text)
-
-
-def check_tokens(flag: str, tokens: np.ndarray) -> None:
-    """Raise UserError if a flag's text has more than MOST_TOKENS tokens."""
-    if len(tokens) > MOST_TOKENS:
-        raise UserError(f"{flag}: found {len(tokens)} tokens; must be at most {MOST_TOKENS}")
 
 
 def warn_if_longer_than_trained(run: Run, tokens: int) -> None:

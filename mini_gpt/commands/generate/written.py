@@ -6,7 +6,6 @@ from typing import Any
 from mini_gpt.commands.generate.request import (
     Request,
     as_line,
-    check_tokens,
     escaped,
     json_line,
     warn_if_longer_than_trained,
@@ -72,7 +71,6 @@ def fill(run: Run, text: str, top: int, as_json: bool) -> None:
     from mini_gpt.generation import filling
 
     tokens_L = filling.encode(run.tokenizer, text)
-    check_tokens("--fill", tokens_L)
     warn_if_longer_than_trained(run, len(tokens_L))
     found = filling.fill(run.model, tokens_L, top)
     filled = run.tokenizer.decode(found.tokens_L)

@@ -5,10 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from mini_gpt.commands import figures
 from mini_gpt.insight.heads import across
-from mini_gpt.runtime import files
-from mini_gpt.runtime.errors import UserError
 
 
 def head(layer, number, label, **strengths):
@@ -59,22 +56,3 @@ def test_equal_values_have_their_mean_rank():
     first, second = np.array([[1, 2, 2, 5]]), np.array([[3, 1, 2, 9]])
     ranks = np.array([1, 2.5, 2.5, 4]), np.array([3, 1, 2, 4])
     assert across.rank_correlation(first, second) == pytest.approx(np.corrcoef(*ranks)[0, 1])
-
-
-def test_the_command_reads_results_of_runs_and_names_overrides(tmp_path, monkeypatch):
-    folder = tmp_path / "tiny" / "eval"
-    folder.mkdir(parents=True)
-    paths = {}
-    for name, other in {"pruning": 0, "pruning,data.corpus=english": 1}.items():
-        paths[name] = folder / f"{name}.json"
-        files.write_json(paths[name], {"ablation": [[0.5, 0.1 + other]]})
-    places = ["--importance", str(tmp_path / "tiny"), str(paths["pruning,data.corpus=english"])]
-    monkeypatch.setattr("sys.argv", ["figures", *places, f"--out={tmp_path / 'out'}"])
-    figures.main()
-    assert {path.name for path in (tmp_path / "out").iterdir()} == {"importance.png", "importance.csv"}
-    lines = (tmp_path / "out" / "importance.csv").read_text(encoding="utf-8").splitlines()
-    assert lines == ['layer,head,tiny,"tiny, data.corpus=english"', "0,0,0.5,0.5", "0,1,0.1,1.1"]
-    with pytest.raises(UserError, match=r"--depth: .*heads.json: no result of the suite"):
-        figures._results("depth", "heads", [tmp_path / "tiny"])
-    with pytest.raises(UserError, match=r"--depth: .*/none: no such file or directory$"):
-        figures._results("depth", "heads", [tmp_path / "none"])

@@ -145,7 +145,6 @@ def test_the_suite_writes_a_figure_a_table_and_all_results(small, tmp_path, caps
     rows = list(csv.DictReader((workdir / "eval" / "heads.csv").open()))
     assert [(int(row["layer"]), int(row["head"])) for row in rows] == [(n, h) for n in range(2) for h in range(4)]
     assert (workdir / "eval" / "heads.png").read_bytes().startswith(b"\x89PNG")
-    assert list((workdir / "tensorboard" / "heads").glob("events*"))
     # The strongest pair has the largest attention weight.
     run = Run(workdir)
     tokens = run.store.tokens("validation")
@@ -276,7 +275,7 @@ def test_an_own_text_is_measured_in_equal_windows(small, tmp_path):
 def test_a_context_too_short_for_a_problem_is_refused(small, tmp_path, monkeypatch):
     loop.train(small(train__steps=1, context_length=12, **TASK), tmp_path, conclude=False)
     for suite in ("heads", "pruning", "figures", "explorer"):
-        arguments = [f"--workdir={tmp_path}", f"--suite={suite}", "--override", "context_length=5"]
+        arguments = [f"--workdir={tmp_path}", f"--suite={suite}", "--config.context_length=5"]
         line = type_in(monkeypatch, "eval.py", *arguments)
         assert line == "error: context_length: found 5; task:copy with data.task_length=4 needs at least 9"
 
