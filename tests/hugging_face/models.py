@@ -1,14 +1,19 @@
 """Models with random parameters, and the model_type of the config.json to which each is exported."""
 
+import pathlib
+
 import jax
 import numpy as np
+from flax import traverse_util
+from safetensors.numpy import load_file, save_file
 
 from mini_gpt.config import loading
 from mini_gpt.data.layout import PLAIN
 from mini_gpt.evaluation.loaded import LoadedModel
-from mini_gpt.hugging_face import exporting
+from mini_gpt.hugging_face import architectures, exporting, importing, settings
 from mini_gpt.model import build, parameters
 from mini_gpt.runtime import sharding
+from tests import oracle
 
 T5 = {"position": "t5", "norm": "rmsnorm", "use_bias": False, "scale_attention": False, "encoder_layers": 2}
 BERT = {"position": "learned", "causal": False, "norm_placement": "post", "embedding_norm": True}
@@ -187,3 +192,53 @@ def written(name, directory, vocab_size=VOCAB, end=VOCAB - 1, *, changes=(), **o
     named = kind if kind in ("roberta", "opt") else None  # others are chosen by their fields
     exporting.write_model(model, directory, ids=ids, options=exporting.Options(named, **options))
     return config, drawn
+
+
+# What Transformers computes for each case, and the config.json that it read: with_pytorch/test_stored_logits.py.
+STORED = pathlib.Path(__file__).parent / "logits.npz"
+TOKENS_BL = np.random.default_rng(5).integers(4, VOCAB, (2, 13))
+SOURCE_BS = np.random.default_rng(6).integers(0, VOCAB, (2, 17))
+SOURCE_BS[1, 5:] = -1  # padding
+
+
+def rewrite(directory, change):
+    """Replace {name: tensor} in the file of weights by what `change` returns."""
+    tensors = change(load_file(directory / "model.safetensors"))
+    save_file(tensors, directory / "model.safetensors", {"format": "pt"})
+
+
+def fill(directory):
+    """Draw all weights anew, by the names that Transformers gives them: a stored logit is of these weights."""
+
+    def drawn(name, old):
+        seed = list(name.replace(".decoder.bias", ".bias").encode())  # two names of one bias
+        is_norm = name.endswith("weight") and old.ndim == 1 and "gemma" not in kind
+        return np.random.default_rng(seed).normal(float(is_norm), 0.3, old.shape).astype(np.float32)
+
+    kind = settings.read(directory / "config.json").values["model_type"]
+    rewrite(directory, lambda tensors: {name: drawn(name, old) for name, old in tensors.items()})
+
+
+def read(directory):
+    """Return the config of the model in a directory, and its parameters by path."""
+    described = settings.read(directory / "config.json")
+    architecture = architectures.find(described)
+    fields = importing.read_fields(directory, architecture, described)
+    config = loading.load("configs/default.py", FURTHER.get(architecture.model_type, {}) | fields)
+    arrays = importing.read_weights(directory, architecture, config.model, described.whole("vocab_size"))
+    return config, {path: np.asarray(array) for path, array in arrays.items()}
+
+
+def forward(model, arrays, tokens_BL, source_BS=None):
+    """Return logits_BLV of parameters by path, from the float64 oracle."""
+    keys = lambda path: tuple(int(key) if key.isdigit() else key for key in path.split("/"))
+    exact = traverse_util.unflatten_dict({keys(path): np.float64(array) for path, array in arrays.items()})
+    sources = [None] * len(tokens_BL) if source_BS is None else source_BS
+    rows = zip(tokens_BL, sources, strict=True)
+    return np.stack([oracle.forward(model, exact, tokens_L, source=source) for tokens_L, source in rows])
+
+
+def logits(directory, tokens_BL, source_BS=None):
+    """Return logits_BLV of the model in a directory, by the import and the oracle."""
+    config, arrays = read(directory)
+    return forward(config.model, arrays, np.asarray(tokens_BL), source_BS)
