@@ -1,13 +1,14 @@
 """The base class of the supported Transformers architectures."""
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, ClassVar, Self
 
 import numpy as np
 
 from mini_gpt.config.model import ModelConfig
 from mini_gpt.config.schema import Config
+from mini_gpt.hugging_face.fields import Field
 from mini_gpt.hugging_face.settings import Settings
 from mini_gpt.hugging_face.tensors import Shape, Tensor
 
@@ -45,27 +46,32 @@ NEEDED = {
 }
 GELUS = {"gelu_new": "gelu", "gelu": "gelu_exact", "relu": "relu", "gelu_pytorch_tanh": "gelu", "gelu_fast": "gelu"}
 SIZES = ("d_model", "num_layers", "num_heads", "d_ff")
+DROPOUTS = ("embedding_dropout", "sublayer_dropout", "attention_dropout")
+FOUR_WIDTHS = lambda fields: 4 * fields["model.d_model"]
 QKV = "attention/query attention/key attention/value"
-FULL, SLIDING = "full_attention", "sliding_attention"  # entries of layer_types
-LAYER = ("attention_norm", QKV, "attention/out", "mlp_norm", "mlp/up", "mlp/down")
+QK_NORM = "attention/on_heads/0/query_norm attention/on_heads/0/key_norm"
+JOINED = f"attention_norm {QKV.replace(' ', '+')} attention/out mlp_norm mlp/up mlp/down"
+SEPARATE = JOINED.replace("+", " ")
 
 
 class Architecture:
     """The fields of config.json and the tensors of one architecture. Most dicts map Transformers' names to mini_gpt's.
 
-    needs: values of fields of `ModelConfig` that differ from NEEDED.
+    family: values of fields of `ModelConfig` that an architecture needs, if its `needs` has no others.
+    needs: values that differ from `family`.
     pipeline, auto_class: for the model card.
     context: the field of the context length, and its default.
     sizes: the fields for SIZES; the last may be missing.
     aliases: {other name of a field in Transformers: its name here}.
     epsilon: the field of the norms' epsilon, and its default; None without one.
     fixed: {field: its only supported value}.
-    if_missing: Transformers' defaults that differ from `fixed`.
-    exported: other fields that an export writes.
+    neutral: the same, for fields that an export does not write.
+    table: the fields that are read and written.
+    dropouts: fields for DROPOUTS, which an export writes; None without one.
     activations: an export writes the first name that matches.
     prefix: start of all tensor names except the output layer's; missing in files without that layer.
     buffers: pattern of tensors to skip.
-    layer: the module for each entry of `parameters`; it may join several modules of mini_gpt.
+    layer: the module for each entry of `parameters`, which may join several modules by plus signs.
     final_norm: None without one.
     table_copies: tensors that may repeat the first of `tables`.
     """
@@ -78,6 +84,7 @@ class Architecture:
     objective = "next_token"  # of training
     has_targets = False  # an encoder-decoder
     position: str
+    family: ClassVar[dict[str, Any]] = NEEDED
     needs: ClassVar[dict[str, Any]] = {}
     norm = "layernorm"
     activation_field: str | None = None  # None: config.json has no field for the activation
@@ -93,15 +100,16 @@ class Architecture:
     aliases: ClassVar[dict[str, str]] = {}
     epsilon: tuple[str, float] | None
     fixed: ClassVar[dict[str, Any]] = {}
-    if_missing: ClassVar[dict[str, Any]] = {}
-    exported: ClassVar[dict[str, str]] = {}
+    neutral: ClassVar[dict[str, Any]] = {}
+    table: ClassVar[tuple[Field, ...]] = ()
+    dropouts: tuple[str | None, ...] = ()
 
     prefix: str
     buffers = "(?!)"  # none
     tables: ClassVar[dict[str, str]]
     layers: str
-    layer: tuple[str, ...]
-    parameters: tuple[str, ...] = LAYER  # of a layer
+    layer: str
+    parameters = SEPARATE  # of a layer
     final_norm: str | None
     head = "lm_head"
     transposed = True  # matrices are stored [out, in], as in torch.nn.Linear
@@ -123,7 +131,7 @@ class Architecture:
     @property
     def needed(self) -> dict[str, Any]:
         """The only supported values of fields of `ModelConfig`."""
-        return NEEDED | self.needs
+        return self.family | self.needs
 
     def supported(self, model: ModelConfig) -> dict[str, tuple]:
         """Return the supported values of fields of `ModelConfig`."""
@@ -135,9 +143,16 @@ class Architecture:
         if not self.always_biased:
             own |= {"qkv_bias": (model.use_bias,), "attention_out_bias": (model.use_bias,)}
         needed = {name: (value,) for name, value in self.needed.items()}
+        own |= {name: needed[name] for name in self.family.keys() - NEEDED.keys()}
+        for field in self.table:
+            own |= field.supported(model)
         own["heads"] = (None if model.heads is None else "equally many heads in each layer, without alibi",)
         own["scale_width"] = (float(model.head_width),)
-        return needed | own | {name: needed[name] for name in self.needs}
+        own |= {name: needed[name] for name in self.needs}
+        norms = own.get("variants.qk_norm", ("none",))
+        if norms != ("none",) and (model.variants.qk_norm != "none" or "none" not in norms):
+            own["variants.qk_norm_epsilon"] = (model.norm_epsilon,)
+        return needed | own
 
     def needs_table(self, model: ModelConfig) -> bool:
         """Whether an export writes the positions of a model without learned ones as a table of learned ones."""
@@ -148,18 +163,21 @@ class Architecture:
         """Return the fields of config.json that depend on the architecture. ids: the token ids in config.json."""
         del ids
         model = config.model
-        names = dict(zip(self.sizes, SIZES, strict=False)) | self.exported
-        values = {theirs: operator.attrgetter(ours)(model) for theirs, ours in names.items()}
+        pairs = [*zip(self.sizes, SIZES, strict=False), *zip(self.dropouts, DROPOUTS, strict=False)]
+        values = {theirs: operator.attrgetter(ours)(model) for theirs, ours in pairs if theirs}
         if self.activation_field:
             matching = (theirs for theirs, ours in self.activations.items() if ours == model.activation)
             values[self.activation_field] = next(matching)
         if self.epsilon:
             values[self.epsilon[0]] = model.norm_epsilon
-        return {self.context[0]: config.context_length} | values | self.fixed
+        for field in self.table:
+            values |= field.write(model)
+        length = model.max_positions if self.position == "learned" else config.context_length
+        return {self.context[0]: length} | values | self.fixed
 
     def fields(self, settings: Settings) -> dict[str, Any]:
         """Return the equivalent fields of mini_gpt's config. Raises UserError for an unsupported setting."""
-        settings.require(self.fixed, self.if_missing)
+        settings.require(self.fixed | self.neutral)
         if self.needed["causal"]:
             settings.require({"is_causal": True})
         sizes = map(settings.whole, self.sizes, self.sizes_by_default)
@@ -177,16 +195,24 @@ class Architecture:
             "model.tie_embeddings": settings.boolean("tie_word_embeddings", self.tied_by_default),
             "model.scale_embeddings": False,
         }
+        if self.position == "learned":
+            fields["model.max_positions"] = fields["context_length"]
         if self.epsilon:
             fields["model.norm_epsilon"] = settings.number(*self.epsilon)
-        return given | fields | {f"model.{name}": value for name, value in self.needed.items()}
+        fields |= given | {f"model.{name}": value for name, value in self.needed.items()}
+        for field in self.table:
+            fields |= field.read(settings, fields)
+        fields |= {f"model.{name}": value for name, value in self.needs.items()}
+        if fields["model.variants.qk_norm"] != "none":
+            fields["model.variants.qk_norm_epsilon"] = fields["model.norm_epsilon"]
+        return fields
 
     def tensors(self, model: ModelConfig) -> list[Tensor]:
         """Return all tensors of a model, and the parameters that they hold."""
         listed = [Tensor(f"{self.prefix}{theirs}.weight", (ours,)) for theirs, ours in self.tables.items()]
         for layer in range(model.num_layers):
-            for theirs, ours in zip(self.layer, self.parameters, strict=True):
-                paths = [f"blocks/{layer}/{path}" for path in ours.split()]
+            for theirs, ours in zip(self.layer.split(), self.parameters.split(), strict=True):
+                paths = [f"blocks/{layer}/{path}" for path in ours.split("+")]
                 listed += self._module(f"{self.prefix}{self.layers}.{layer}.{theirs}", paths, model)
         if self.final_norm is not None:
             listed += self._module(f"{self.prefix}{self.final_norm}", ["final_norm"], model)
@@ -228,23 +254,3 @@ class Architecture:
         if not biased or (is_norm and self.norm == "rmsnorm"):
             return [weight]
         return [weight, Tensor(f"{name}.bias", tuple(f"{path}/bias" for path in paths), heads=heads)]
-
-
-def one_window(model: ModelConfig) -> dict[str, tuple]:
-    """Return the supported values of the window of an architecture with one for all layers, or none."""
-    window = model.attention_window
-    return {"attention_window": ("one number for all layers",) if isinstance(window, tuple) else (window,)}
-
-
-def window_in_some_layers(model: ModelConfig) -> dict[str, tuple]:
-    """Return the supported values of the window of an architecture in which a layer has one window or none."""
-    sizes = {kind.window for kind in model.layer_kinds} - {None}
-    return {"attention_window": ("None and one number",) if len(sizes) > 1 else (model.attention_window,)}
-
-
-def shortest(values: Sequence[Any]) -> Any:
-    """Return the shortest tuple that repeats to `values`, or its value if there is only one."""
-    for size in range(1, len(values) + 1):
-        if all(value == values[index % size] for index, value in enumerate(values)):
-            break
-    return values[0] if size == 1 else tuple(values[:size])

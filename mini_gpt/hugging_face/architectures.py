@@ -82,5 +82,6 @@ def find(settings: Settings) -> Architecture:
         raise UserError(f"{settings.path}: found the config of a run of mini_gpt; it needs no import")
     found = ARCHITECTURES[settings.one_of("model_type", {name: name for name in ARCHITECTURES}, default="")]
     settings.require({"quantization_config": None})
-    settings.rename(found.aliases)
+    usual = zip(("hidden_size", "num_hidden_layers", "num_attention_heads"), found.sizes, strict=False)
+    settings.rename({alias: name for alias, name in usual if alias != name} | found.aliases)
     return found.of(settings)

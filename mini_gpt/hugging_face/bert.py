@@ -6,7 +6,7 @@ import numpy as np
 
 from mini_gpt.config.model import ModelConfig
 from mini_gpt.config.schema import Config
-from mini_gpt.hugging_face.architecture import QKV, Architecture, Arrays, Ids
+from mini_gpt.hugging_face.architecture import Architecture, Arrays, Ids
 from mini_gpt.hugging_face.settings import Settings
 from mini_gpt.hugging_face.tensors import Shape, Tensor
 from mini_gpt.runtime.errors import UserError
@@ -38,10 +38,7 @@ class Bert(Architecture):
     sizes_by_default = (768, 12, 12, 3072)
     epsilon = ("layer_norm_eps", 1e-12)
     fixed: ClassVar = {"position_embedding_type": "absolute", "is_decoder": False, "add_cross_attention": False}
-    exported: ClassVar = {
-        "hidden_dropout_prob": "sublayer_dropout",
-        "attention_probs_dropout_prob": "attention_dropout",
-    }
+    dropouts = (None, "hidden_dropout_prob", "attention_probs_dropout_prob")
     prefix = "bert."
     buffers = (
         r"embeddings\.(position_ids|token_type_ids)|pooler\.dense\.(weight|bias)|cls\.seq_relationship\.(weight|bias)"
@@ -53,10 +50,9 @@ class Bert(Architecture):
     }
     layers, final_norm = "encoder.layer", None
     layer = (
-        *("attention.self.query", "attention.self.key", "attention.self.value", "attention.output.dense"),
-        *("attention.output.LayerNorm", "intermediate.dense", "output.dense", "output.LayerNorm"),
+        "attention.output.LayerNorm attention.self.query attention.self.key attention.self.value "
+        "attention.output.dense output.LayerNorm intermediate.dense output.dense"
     )
-    parameters = (*QKV.split(), "attention/out", "attention_norm", "mlp/up", "mlp/down", "mlp_norm")
     head, head_bias = "cls.predictions.decoder", "cls.predictions.bias"
     head_modules = ("cls.predictions.transform.dense", "cls.predictions.transform.LayerNorm")
 

@@ -6,7 +6,8 @@ import numpy as np
 
 from mini_gpt.config.model import ModelConfig
 from mini_gpt.config.schema import Config
-from mini_gpt.hugging_face.architecture import QKV, Architecture, Arrays, Ids, shortest, window_in_some_layers
+from mini_gpt.hugging_face.architecture import FOUR_WIDTHS, JOINED, Architecture, Arrays, Ids
+from mini_gpt.hugging_face.fields import Field, first_window, shortest, window_in_some_layers
 from mini_gpt.hugging_face.settings import Settings
 from mini_gpt.hugging_face.tensors import Shape, Tensor
 
@@ -22,37 +23,25 @@ class GPT2(Architecture):
     activation_field, activation_by_default = "activation_function", "gelu_new"
     context = ("n_positions", 1024)
     sizes, sizes_by_default = ("n_embd", "n_layer", "n_head"), (768, 12, 12)
-    aliases: ClassVar = {
-        "hidden_size": "n_embd",
-        "max_position_embeddings": "n_positions",
-        "num_attention_heads": "n_head",
-        "num_hidden_layers": "n_layer",
-    }
+    aliases: ClassVar = {"max_position_embeddings": "n_positions"}
     epsilon = ("layer_norm_epsilon", 1e-5)
-    exported: ClassVar = {
-        "n_positions": "max_positions",
-        "n_inner": "d_ff",
-        "embd_pdrop": "embedding_dropout",
-        "resid_pdrop": "sublayer_dropout",
-        "attn_pdrop": "attention_dropout",
+    neutral: ClassVar = {
+        "scale_attn_by_inverse_layer_idx": False,
+        "scale_attn_weights": True,
+        "add_cross_attention": False,
     }
+    table: ClassVar = (Field("n_inner", "d_ff", FOUR_WIDTHS),)
+    dropouts = ("embd_pdrop", "resid_pdrop", "attn_pdrop")
     prefix, buffers = "transformer.", r"h\.\d+\.attn\.(masked_)?bias"
     tables: ClassVar = {"wte": "embedding", "wpe": "positions/learned/embedding"}
     layers, final_norm, transposed = "h", "ln_f", False
-    layer = ("ln_1", "attn.c_attn", "attn.c_proj", "ln_2", "mlp.c_fc", "mlp.c_proj")
+    layer, parameters = "ln_1 attn.c_attn attn.c_proj ln_2 mlp.c_fc mlp.c_proj", JOINED
 
     def supported(self, model: ModelConfig) -> dict[str, tuple]:
         return super().supported(model) | ({"position": (model.position,)} if self.needs_table(model) else {})
 
     def needs_table(self, model: ModelConfig) -> bool:
         return set(model.position_pattern) in ({"none"}, {"sinusoidal"})
-
-    def fields(self, settings: Settings) -> dict[str, Any]:
-        neutral = {"scale_attn_by_inverse_layer_idx": False, "scale_attn_weights": True, "add_cross_attention": False}
-        settings.require(neutral)
-        fields = super().fields(settings)
-        d_ff = settings.whole("n_inner", 4 * fields["model.d_model"])
-        return fields | {"model.max_positions": fields["context_length"], "model.d_ff": d_ff}
 
 
 class GPTNeo(Architecture):
@@ -64,32 +53,24 @@ class GPTNeo(Architecture):
     activation_field, activation_by_default = "activation_function", "gelu_new"
     context = ("max_position_embeddings", 2048)
     sizes, sizes_by_default = ("hidden_size", "num_layers", "num_heads"), (2048, 24, 16)
-    aliases: ClassVar = {"num_attention_heads": "num_heads", "num_hidden_layers": "num_layers"}
     epsilon = ("layer_norm_epsilon", 1e-5)
-    exported: ClassVar = {
-        "max_position_embeddings": "max_positions",
-        "intermediate_size": "d_ff",
-        "embed_dropout": "embedding_dropout",
-        "resid_dropout": "sublayer_dropout",
-        "attention_dropout": "attention_dropout",
-    }
+    table: ClassVar = (Field("intermediate_size", "d_ff", FOUR_WIDTHS),)
+    dropouts = ("embed_dropout", "resid_dropout", "attention_dropout")
     prefix, buffers = "transformer.", r"h\.\d+\.attn\.attention\.(masked_)?bias"
     tables: ClassVar = {"wte": "embedding", "wpe": "positions/learned/embedding"}
     layers, final_norm = "h", "ln_f"
     layer = (
-        *("ln_1", "attn.attention.q_proj", "attn.attention.k_proj", "attn.attention.v_proj"),
-        *("attn.attention.out_proj", "ln_2", "mlp.c_fc", "mlp.c_proj"),
+        "ln_1 attn.attention.q_proj attn.attention.k_proj attn.attention.v_proj attn.attention.out_proj "
+        "ln_2 mlp.c_fc mlp.c_proj"
     )
-    parameters = ("attention_norm", *QKV.split(), "attention/out", "mlp_norm", "mlp/up", "mlp/down")
 
     def supported(self, model: ModelConfig) -> dict[str, tuple]:
         return super().supported(model) | window_in_some_layers(model)
 
     def describe(self, config: Config, ids: Ids) -> dict[str, Any]:
-        windows = [kind.window for kind in config.model.layer_kinds]
-        kinds = ["global" if window is None else "local" for window in windows]
-        size = next((window for window in windows if window is not None), 256)
-        return super().describe(config, ids) | {"attention_types": [[kinds, 1]], "window_size": size}
+        kinds = ["global" if kind.window is None else "local" for kind in config.model.layer_kinds]
+        own = {"attention_types": [[kinds, 1]], "window_size": first_window(config.model, 256)}
+        return super().describe(config, ids) | own
 
     def fields(self, settings: Settings) -> dict[str, Any]:
         fields, window = super().fields(settings), settings.whole("window_size", 256)
@@ -102,11 +83,7 @@ class GPTNeo(Architecture):
             raise settings.error("attention_types", f"must give global or local for each of the {layers} layers")
         if settings.get("attention_layers", kinds) != kinds:
             raise settings.error("attention_layers", "must be the same as in attention_types")
-        return fields | {
-            "model.max_positions": fields["context_length"],
-            "model.d_ff": settings.whole("intermediate_size", 4 * fields["model.d_model"]),
-            "model.attention_window": shortest([window if kind == "local" else None for kind in kinds]),
-        }
+        return fields | {"model.attention_window": shortest([window if kind == "local" else None for kind in kinds])}
 
 
 class OPT(Architecture):
@@ -121,26 +98,24 @@ class OPT(Architecture):
     sizes_by_default = (768, 12, 12, 3072)
     epsilon = None
     fixed: ClassVar = {"do_layer_norm_before": True, "enable_bias": True, "layer_norm_elementwise_affine": True}
-    exported: ClassVar = {
-        "max_position_embeddings": "max_positions",
-        "word_embed_proj_dim": "d_model",
-        "dropout": "sublayer_dropout",
-        "attention_dropout": "attention_dropout",
-    }
+    neutral: ClassVar = {"_remove_final_layer_norm": False}
+    dropouts = (None, "dropout", "attention_dropout")
     prefix = "model.decoder."
     tables: ClassVar = {"embed_tokens": "embedding", "embed_positions": "file/positions"}
     layers, final_norm = "layers", "final_layer_norm"
     layer = (
-        *("self_attn_layer_norm", "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.out_proj"),
-        *("final_layer_norm", "fc1", "fc2"),
+        "self_attn_layer_norm self_attn.q_proj self_attn.k_proj self_attn.v_proj self_attn.out_proj "
+        "final_layer_norm fc1 fc2"
     )
-    parameters = ("attention_norm", *QKV.split(), "attention/out", "mlp_norm", "mlp/up", "mlp/down")
     skipped = 2  # rows before that of the first token
+
+    def describe(self, config: Config, ids: Ids) -> dict[str, Any]:
+        return super().describe(config, ids) | {"word_embed_proj_dim": config.model.d_model}
 
     def fields(self, settings: Settings) -> dict[str, Any]:
         fields = super().fields(settings)
-        settings.require({"word_embed_proj_dim": fields["model.d_model"], "_remove_final_layer_norm": False})
-        return fields | {"model.max_positions": fields["context_length"]}
+        settings.require({"word_embed_proj_dim": fields["model.d_model"]})
+        return fields
 
     def shapes(self, model: ModelConfig) -> dict[str, Shape]:
         return {"file/positions": (model.max_positions + self.skipped, model.d_model)}
@@ -164,33 +139,33 @@ class MPT(Architecture):
     context = ("max_seq_len", 2048)
     limits_length = True
     sizes, sizes_by_default = ("d_model", "n_layers", "n_heads"), (2048, 24, 16)
-    aliases: ClassVar = {"hidden_size": "d_model", "num_attention_heads": "n_heads", "num_hidden_layers": "n_layers"}
     epsilon = ("layer_norm_epsilon", 1e-5)
+    needs: ClassVar = {"use_bias": False}
     fixed: ClassVar = {"expansion_ratio": 4, "no_bias": True}
+    neutral: ClassVar = {"logit_scale": None}
     attention: ClassVar = {"alibi": True}
     prefix = "transformer."
     tables: ClassVar = {"wte": "embedding"}
     layers, final_norm = "blocks", "norm_f"
-    layer = ("norm_1", "attn.Wqkv", "attn.out_proj", "norm_2", "ffn.up_proj", "ffn.down_proj")
+    layer, parameters = "norm_1 attn.Wqkv attn.out_proj norm_2 ffn.up_proj ffn.down_proj", JOINED
 
     def supported(self, model: ModelConfig) -> dict[str, tuple]:
-        clip = {"variants.clip_qkv": (model.variants.clip_qkv,), "alibi_exponent": (8.0,)}
-        return super().supported(model) | {"d_ff": (4 * model.d_model,), "use_bias": (False,)} | clip
+        own = {"d_ff": 4 * model.d_model, "variants.clip_qkv": model.variants.clip_qkv, "alibi_exponent": 8.0}
+        return super().supported(model) | {name: (value,) for name, value in own.items()}
 
     def describe(self, config: Config, ids: Ids) -> dict[str, Any]:
         attention = self.attention | {"alibi_bias_max": 8, "clip_qkv": config.model.variants.clip_qkv}
         return super().describe(config, ids) | {"attn_config": attention}
 
     def fields(self, settings: Settings) -> dict[str, Any]:
-        neutral = {"qk_ln": False, "prefix_lm": False, "softmax_scale": None}
         attention = settings.section("attn_config")
-        attention.require(self.attention | neutral)
-        settings.require({"logit_scale": None})
+        attention.require(self.attention | {"qk_ln": False, "prefix_lm": False, "softmax_scale": None})
         fields = super().fields(settings)
-        clip = attention.number("clip_qkv", 0.0) or None
-        exponent = attention.number("alibi_bias_max", 8.0)
-        own = {"model.variants.clip_qkv": clip, "model.alibi_exponent": exponent}
-        return fields | own | {"model.d_ff": 4 * fields["model.d_model"]}
+        return fields | {
+            "model.variants.clip_qkv": attention.number("clip_qkv", 0.0) or None,
+            "model.alibi_exponent": attention.number("alibi_bias_max", 8.0),
+            "model.d_ff": FOUR_WIDTHS(fields),
+        }
 
 
 class Bloom(Architecture):
@@ -201,25 +176,26 @@ class Bloom(Architecture):
     always_biased = tied_by_default = True
     context = ("seq_length", 2048)
     sizes, sizes_by_default = ("hidden_size", "n_layer", "n_head"), (64, 2, 8)
-    aliases: ClassVar = {"n_embed": "hidden_size", "num_attention_heads": "n_head", "num_hidden_layers": "n_layer"}
+    aliases: ClassVar = {"n_embed": "hidden_size"}
     activations: ClassVar = {"gelu": "gelu"}  # always the tanh form
     epsilon = ("layer_norm_epsilon", 1e-5)
     fixed: ClassVar = {"apply_residual_connection_post_layernorm": False}
-    exported: ClassVar = {"hidden_dropout": "sublayer_dropout", "attention_dropout": "attention_dropout"}
+    dropouts = (None, "hidden_dropout", "attention_dropout")
     prefix = "transformer."
     tables: ClassVar = {"word_embeddings": "embedding"}
     layers, final_norm, interleaved = "h", "ln_f", True
     layer = (
-        *("input_layernorm", "self_attention.query_key_value", "self_attention.dense"),
-        *("post_attention_layernorm", "mlp.dense_h_to_4h", "mlp.dense_4h_to_h"),
+        "input_layernorm self_attention.query_key_value self_attention.dense "
+        "post_attention_layernorm mlp.dense_h_to_4h mlp.dense_4h_to_h"
     )
+    parameters = JOINED
 
     def supported(self, model: ModelConfig) -> dict[str, tuple]:
         return super().supported(model) | {"d_ff": (4 * model.d_model,)}
 
     def fields(self, settings: Settings) -> dict[str, Any]:
         fields = super().fields(settings)
-        return fields | {"model.d_ff": 4 * fields["model.d_model"]}
+        return fields | {"model.d_ff": FOUR_WIDTHS(fields)}
 
     def tensors(self, model: ModelConfig) -> list[Tensor]:
         embedding_norm = self._module(f"{self.prefix}word_embeddings_layernorm", ["embedding_norm"], model)

@@ -6,8 +6,9 @@ import numpy as np
 
 from mini_gpt.config.model import ModelConfig
 from mini_gpt.config.schema import Config
-from mini_gpt.hugging_face.architecture import FULL, QKV, SLIDING, Arrays, Ids, shortest, window_in_some_layers
-from mini_gpt.hugging_face.rotary import GROUPED, Llama
+from mini_gpt.hugging_face.architecture import QK_NORM, QKV, Arrays, Ids
+from mini_gpt.hugging_face.fields import FULL, SLIDING, Field, Windows, shortest
+from mini_gpt.hugging_face.rotary import BIAS, Llama, head_width, kv_heads
 from mini_gpt.hugging_face.settings import Settings
 
 
@@ -21,10 +22,8 @@ class Gemma(Llama):
     activations: ClassVar = {"gelu_pytorch_tanh": "geglu", "gelu": "geglu"}  # both are the tanh form there
     context = ("max_position_embeddings", 8192)
     sizes_by_default = (3072, 28, 16, 24_576)
-    kv_heads_by_default = 16
-    head_width_by_default = 256
     fixed: ClassVar = {"use_bidirectional_attention": False}
-    exported: ClassVar = GROUPED | {"head_dim": "head_width", "attention_bias": "qkv_bias"}
+    table: ClassVar[tuple[Field, ...]] = (kv_heads(16), head_width(256), BIAS)
 
     def fold(self, arrays: Arrays, model: ModelConfig) -> Arrays:
         return _moved(arrays, 1)
@@ -41,63 +40,30 @@ class Gemma2(Gemma):
     activation_field = "hidden_activation"
     activations: ClassVar = {"gelu_pytorch_tanh": "geglu"}
     sizes_by_default = (2304, 26, 8, 9216)
-    kv_heads_by_default = 4
-    fixed: ClassVar = {"use_bidirectional_attention": False}
-    exported: ClassVar = {
-        **Gemma.exported,
-        "final_logit_softcapping": "output_soft_cap",
-        "attn_logit_softcapping": "variants.soft_cap",
-    }
-    layer: tuple[str, ...] = (
-        *("input_layernorm", "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj"),
-        *("post_attention_layernorm", "pre_feedforward_layernorm", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"),
-        "post_feedforward_layernorm",
+    windows: ClassVar = Windows(by_default=lambda settings, layers: _periodic(2, layers))
+    table: ClassVar[tuple[Field, ...]] = (
+        *(kv_heads(4), head_width(256), BIAS, windows),
+        Field("final_logit_softcapping", "output_soft_cap", 30.0, "number", nullable=True),
+        Field("attn_logit_softcapping", "variants.soft_cap", 50.0, "number", nullable=True),
     )
-    parameters: tuple[str, ...] = (
-        *("attention_norm", *QKV.split(), "attention/out", "attention/output_norm"),
-        *("mlp_norm", "mlp/gate", "mlp/up", "mlp/down", "mlp/output_norm"),
+    layer = (
+        "input_layernorm self_attn.q_proj self_attn.k_proj self_attn.v_proj self_attn.o_proj post_attention_layernorm "
+        "pre_feedforward_layernorm mlp.gate_proj mlp.up_proj mlp.down_proj post_feedforward_layernorm"
     )
-    soft_caps: ClassVar[dict[str, tuple[str, float | None]]] = {
-        "output_soft_cap": ("final_logit_softcapping", 30.0),
-        "variants.soft_cap": ("attn_logit_softcapping", 50.0),
-    }
-    period_field: str | None = None
-    period_by_default = 2  # the last layer of each period has no window
+    parameters = (
+        f"attention_norm {QKV} attention/out attention/output_norm mlp_norm mlp/gate mlp/up mlp/down mlp/output_norm"
+    )
 
     def supported(self, model: ModelConfig) -> dict[str, tuple]:
-        caps = {"output_soft_cap": (model.output_soft_cap,), "variants.soft_cap": (model.variants.soft_cap,)}
         whole = (model.scale_width if model.scale_width.is_integer() else "a whole number",)
-        return super().supported(model) | caps | window_in_some_layers(model) | {"scale_width": whole}
+        return super().supported(model) | {"scale_width": whole}
 
     def describe(self, config: Config, ids: Ids) -> dict[str, Any]:
-        windows = [kind.window for kind in config.model.layer_kinds]
-        return super().describe(config, ids) | {
-            "query_pre_attn_scalar": int(config.model.scale_width),
-            "sliding_window": next((window for window in windows if window is not None), 4096),  # None is an error
-            "layer_types": [FULL if window is None else SLIDING for window in windows],
-        }
+        return super().describe(config, ids) | {"query_pre_attn_scalar": int(config.model.scale_width)}
 
     def fields(self, settings: Settings) -> dict[str, Any]:
-        fields = super().fields(settings)
-        window = settings.whole("sliding_window", 4096)
-        windows = [window if kind == SLIDING else None for kind in self.kinds(settings)]
-        fields |= {
-            "model.attention_window": shortest(windows),
-            "model.scale_width": float(settings.whole("query_pre_attn_scalar", 256)),
-        }
-        for ours, (theirs, by_default) in self.soft_caps.items():
-            has_cap = settings.values.get(theirs, by_default) is not None
-            fields[f"model.{ours}"] = settings.number(theirs, by_default or 0.0) if has_cap else None
-        return fields
-
-    def kinds(self, settings: Settings) -> list[str]:
-        """Return the kind of each layer, FULL or SLIDING."""
-        layers = settings.whole(self.sizes[1], self.sizes_by_default[1])
-        period = self.period_by_default
-        if self.period_field:
-            period = settings.whole(self.period_field, period)
-        by_default = [FULL if (layer + 1) % period == 0 else SLIDING for layer in range(layers)]
-        return list(settings.of_layers("layer_types", by_default, layers, (FULL, SLIDING)))
+        width = float(settings.whole("query_pre_attn_scalar", 256))
+        return super().fields(settings) | {"model.scale_width": width}
 
 
 class Gemma3(Gemma2):
@@ -107,11 +73,14 @@ class Gemma3(Gemma2):
     needs: ClassVar = {"scale_embeddings": True, "output_norm": True, "variants.qk_norm": "weighted"}
     context = ("max_position_embeddings", 131_072)
     fixed: ClassVar = {"use_bidirectional_attention": False, "attn_logit_softcapping": None}
-    exported: ClassVar = {**Gemma.exported, "final_logit_softcapping": "output_soft_cap"}
-    layer = (*Gemma2.layer, "self_attn.q_norm", "self_attn.k_norm")
-    parameters = (*Gemma2.parameters, "attention/on_heads/0/query_norm", "attention/on_heads/0/key_norm")
-    soft_caps: ClassVar = {"output_soft_cap": ("final_logit_softcapping", None)}
-    period_field, period_by_default = "sliding_window_pattern", 6
+    windows: ClassVar = Windows(
+        by_default=lambda settings, layers: _periodic(settings.whole("sliding_window_pattern", 6), layers)
+    )
+    table: ClassVar = (
+        *(kv_heads(4), head_width(256), BIAS, windows),
+        Field("final_logit_softcapping", "output_soft_cap", None, "number", nullable=True),
+    )
+    layer, parameters = f"{Gemma2.layer} self_attn.q_norm self_attn.k_norm", f"{Gemma2.parameters} {QK_NORM}"
     # The fields of the bases and their defaults, before Transformers 5 and since.
     bases: ClassVar = {FULL: ("rope_theta", 1e6), SLIDING: ("rope_local_base_freq", 1e4)}
 
@@ -121,7 +90,7 @@ class Gemma3(Gemma2):
         base = rope.base if fits else "one number for layers with a window, and one for others"
         unscaled = all(factor == 1 for _, factor in found.get(SLIDING, ()))
         factor = rope.factor if fits and unscaled else "1 for layers with a window, and one number for others"
-        allowed = {"rope.base": base, "rope.factor": factor, "variants.soft_cap": None}
+        allowed = {"rope.base": base, "rope.factor": factor}
         one_value = {name: (value,) for name, value in allowed.items()}
         return super().supported(model) | one_value | {"rope.scaling": ("none", "linear")}
 
@@ -148,7 +117,7 @@ class Gemma3(Gemma2):
             if section.one_of(type_field, known, "default") == "linear":
                 factors[kind] = section.number("factor", 0.0)
             bases[kind] = section.number("rope_theta", settings.number(field, by_default))
-        kinds = self.kinds(settings)
+        kinds = self.windows.kinds(settings, fields["model.num_layers"])
         factor = shortest([factors[kind] for kind in kinds])
         return fields | {
             "model.rope.base": shortest([bases[kind] for kind in kinds]),
@@ -169,3 +138,8 @@ def _rope_of(model: ModelConfig) -> dict[str, set[tuple[float, float]]]:
 def _moved(arrays: Arrays, by: int) -> Arrays:
     """Return the arrays, with `by` added to the weights of norms."""
     return {name: array + np.float32(by) if name.endswith("norm/scale") else array for name, array in arrays.items()}
+
+
+def _periodic(period: int, layers: int) -> list[str]:
+    """Return the kinds of layers, of which the last of each period has no window."""
+    return [SLIDING if (layer + 1) % period else FULL for layer in range(layers)]

@@ -4,8 +4,9 @@ from typing import Any, ClassVar
 
 from mini_gpt.config.model import ModelConfig
 from mini_gpt.config.schema import Config
-from mini_gpt.hugging_face.architecture import FULL, QKV, SLIDING, Ids, one_window, shortest, window_in_some_layers
-from mini_gpt.hugging_face.rotary import GROUPED, Llama
+from mini_gpt.hugging_face.architecture import QK_NORM, QKV, Ids
+from mini_gpt.hugging_face.fields import FULL, SLIDING, Field, Windows, shortest
+from mini_gpt.hugging_face.rotary import BIAS, MLP_BIAS, Llama, head_width, kv_heads
 from mini_gpt.hugging_face.settings import Settings
 
 
@@ -15,18 +16,20 @@ class Mistral(Llama):
     model_type, title, class_name = "mistral", "Mistral", "MistralForCausalLM"
     context = ("max_position_embeddings", 131_072)
     sizes_by_default = (4096, 32, 32, 14_336)
-    kv_heads_by_default = 8
-    exported: ClassVar = GROUPED | {"head_dim": "head_width", "sliding_window": "attention_window"}
-
-    def supported(self, model: ModelConfig) -> dict[str, tuple]:
-        return super().supported(model) | one_window(model)
+    table: ClassVar = (kv_heads(8), head_width(), Field("sliding_window", "attention_window", 4096, nullable=True))
 
     def fields(self, settings: Settings) -> dict[str, Any]:
-        fields, has_window = super().fields(settings), settings.values.get("sliding_window", 4096) is not None
-        window, layers = settings.whole("sliding_window", 4096) if has_window else None, fields["model.num_layers"]
-        kind = FULL if window is None else SLIDING  # with both kinds, Transformers reads the file as Ministral's
+        fields = super().fields(settings)
+        kind, layers = FULL if fields["model.attention_window"] is None else SLIDING, fields["model.num_layers"]
+        # With both kinds, Transformers reads the file as Ministral's.
         settings.of_layers("layer_types", [kind] * layers, layers, (kind,))
-        return fields | {"model.attention_window": window}
+        return fields
+
+
+def _last(settings: Settings, layers: int) -> list[str]:
+    """Return the kinds of layers, of which those from max_window_layers on have a window."""
+    first = settings.whole("max_window_layers", 28)
+    return [SLIDING if layer >= first else FULL for layer in range(layers)]
 
 
 class Qwen2(Llama):
@@ -36,32 +39,8 @@ class Qwen2(Llama):
     needs: ClassVar = {"qkv_bias": True}
     context = ("max_position_embeddings", 32_768)
     sizes_by_default = (4096, 32, 32, 22_016)
-    kv_heads_by_default: int | None = 32
-    exported: ClassVar = GROUPED
-
-    def supported(self, model: ModelConfig) -> dict[str, tuple]:
-        return super().supported(model) | window_in_some_layers(model)
-
-    def describe(self, config: Config, ids: Ids) -> dict[str, Any]:
-        windows = [kind.window for kind in config.model.layer_kinds]
-        window = next((window for window in windows if window is not None), None)
-        return super().describe(config, ids) | {
-            "use_sliding_window": window is not None,
-            "sliding_window": window,
-            "layer_types": [FULL if window is None else SLIDING for window in windows],
-        }
-
-    def fields(self, settings: Settings) -> dict[str, Any]:
-        fields = super().fields(settings)
-        layers, window = fields["model.num_layers"], None
-        if settings.boolean("use_sliding_window", False) and settings.values.get("sliding_window", 4096) is not None:
-            window = settings.whole("sliding_window", 4096)
-        first = settings.whole("max_window_layers", 28)
-        by_default = [SLIDING if layer >= first else FULL for layer in range(layers)]
-        kinds = settings.of_layers("layer_types", by_default, layers, (FULL, SLIDING))
-        if window is None and SLIDING in kinds and "layer_types" in settings.values:
-            raise settings.error("layer_types", f"must be {FULL} without use_sliding_window")
-        return fields | {"model.attention_window": shortest([window if kind == SLIDING else None for kind in kinds])}
+    windows: ClassVar = Windows(by_default=_last, flag="use_sliding_window")
+    table: ClassVar[tuple[Field, ...]] = (kv_heads(32), head_width(written=False), windows)
 
 
 class Qwen3(Qwen2):
@@ -69,10 +48,8 @@ class Qwen3(Qwen2):
 
     model_type, title, class_name = "qwen3", "Qwen3", "Qwen3ForCausalLM"
     needs: ClassVar = {"variants.qk_norm": "weighted"}
-    exported: ClassVar = GROUPED | {"head_dim": "head_width", "attention_bias": "qkv_bias"}
-    head_width_by_default = 128
-    layer = (*Llama.layer, "self_attn.q_norm", "self_attn.k_norm")
-    parameters = (*Llama.parameters, "attention/on_heads/0/query_norm", "attention/on_heads/0/key_norm")
+    table: ClassVar = (kv_heads(32), head_width(128), BIAS, Qwen2.windows)
+    layer, parameters = f"{Llama.layer} self_attn.q_norm self_attn.k_norm", f"{Llama.parameters} {QK_NORM}"
 
 
 class SmolLM3(Llama):
@@ -83,9 +60,8 @@ class SmolLM3(Llama):
     base_by_default = 2_000_000.0
     context = ("max_position_embeddings", 32_768)
     sizes_by_default = (2048, 36, 16, 11_008)
-    kv_heads_by_default = 4
     fixed: ClassVar = {"use_sliding_window": False}
-    exported: ClassVar = GROUPED | {"attention_bias": "qkv_bias", "mlp_bias": "use_bias"}
+    table: ClassVar = (kv_heads(4), head_width(written=False), BIAS, MLP_BIAS)
 
     def supported(self, model: ModelConfig) -> dict[str, tuple]:
         fits = set(model.position_pattern) == {"rope", "none"}
@@ -111,14 +87,8 @@ class Olmo(Llama):
     model_type, title, class_name, norm = "olmo", "OLMo", "OlmoForCausalLM", "layernorm"
     needs: ClassVar = {"norm_weights": False, "norm_epsilon": 1e-5}
     epsilon = None
-    exported: ClassVar = GROUPED | {"attention_bias": "qkv_bias", "clip_qkv": "variants.clip_qkv"}
-
-    def supported(self, model: ModelConfig) -> dict[str, tuple]:
-        return super().supported(model) | {"variants.clip_qkv": (model.variants.clip_qkv,)}
-
-    def fields(self, settings: Settings) -> dict[str, Any]:
-        clip = settings.number("clip_qkv", 0.0) if settings.get("clip_qkv") is not None else None
-        return super().fields(settings) | {"model.variants.clip_qkv": clip}
+    clip = Field("clip_qkv", "variants.clip_qkv", None, "number", nullable=True)
+    table: ClassVar = (kv_heads(), head_width(written=False), BIAS, clip)
 
 
 class Olmo2(Llama):
@@ -127,13 +97,9 @@ class Olmo2(Llama):
     model_type, title, class_name = "olmo2", "OLMo 2", "Olmo2ForCausalLM"
     needs: ClassVar = {"norm_placement": "none", "output_norm": True, "variants.qk_norm": "all_heads"}
     epsilon = ("rms_norm_eps", 1e-5)
-    exported: ClassVar = GROUPED | {"attention_bias": "qkv_bias"}
+    table: ClassVar = (kv_heads(), head_width(written=False), BIAS)
     layer = (
-        *("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.q_norm", "self_attn.k_norm"),
-        *("self_attn.o_proj", "post_attention_layernorm", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"),
-        "post_feedforward_layernorm",
+        "self_attn.q_proj self_attn.k_proj self_attn.v_proj self_attn.q_norm self_attn.k_norm self_attn.o_proj "
+        "post_attention_layernorm mlp.gate_proj mlp.up_proj mlp.down_proj post_feedforward_layernorm"
     )
-    parameters = (
-        *(*QKV.split(), "attention/on_heads/0/query_norm", "attention/on_heads/0/key_norm"),
-        *("attention/out", "attention/output_norm", "mlp/gate", "mlp/up", "mlp/down", "mlp/output_norm"),
-    )
+    parameters = f"{QKV} {QK_NORM} attention/out attention/output_norm mlp/gate mlp/up mlp/down mlp/output_norm"

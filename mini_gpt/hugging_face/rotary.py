@@ -5,7 +5,8 @@ from typing import Any, ClassVar
 from mini_gpt.config.attention import RopeConfig
 from mini_gpt.config.model import ModelConfig
 from mini_gpt.config.schema import Config
-from mini_gpt.hugging_face.architecture import QKV, Architecture, Ids
+from mini_gpt.hugging_face.architecture import NEEDED, SEPARATE, Architecture, Ids
+from mini_gpt.hugging_face.fields import Field, Read
 from mini_gpt.hugging_face.settings import Settings
 from mini_gpt.model.positions.waves import yarn_scale
 
@@ -20,8 +21,6 @@ TYPES = {
     "llama3": "llama3",
 }
 EXPORTED = (*TYPES, "ntk")
-# Fields that an export of every architecture like Llama writes.
-GROUPED = {"num_key_value_heads": "num_kv_heads", "attention_dropout": "attention_dropout"}
 LIMIT, ORIGINAL = "max_position_embeddings", "original_max_position_embeddings"
 
 
@@ -38,79 +37,69 @@ class Rotary(Architecture):
     base_field, base_by_default = "rope_theta", 10_000.0
     fraction_field = "partial_rotary_factor"
     fraction_by_default = 1.0
+    rotates_all = False  # dimensions of a head; some versions of Transformers ignore a fraction
 
     def supported(self, model: ModelConfig) -> dict[str, tuple]:
         # With YaRN, Transformers scales only the rotated dimensions, and mini_gpt the logits.
         scalings = tuple(name for name in EXPORTED if not name.startswith("yarn") or model.rope.fraction == 1)
-        return super().supported(model) | {"rope.scaling": scalings, "rope.turning": (1.0,)}
+        fraction = {"rope.fraction": (1.0,)} if self.rotates_all else {}
+        return super().supported(model) | {"rope.scaling": scalings, "rope.turning": (1.0,)} | fraction
 
     def describe(self, config: Config, ids: Ids) -> dict[str, Any]:
         rope = _described_rope(config.model.rope, config.model.rotated_width, self.base_field)
-        return super().describe(config, ids) | rope
+        fraction = {} if self.rotates_all else {self.fraction_field: config.model.rope.fraction}
+        return super().describe(config, ids) | rope | fraction
 
     def fields(self, settings: Settings) -> dict[str, Any]:
         """Return also the fields of RoPE."""
+        for where in (settings, settings.section("rope_parameters")) if self.rotates_all else ():
+            where.require({"partial_rotary_factor": 1.0})
         fraction = settings.number(self.fraction_field, self.fraction_by_default)
         base = settings.number(self.base_field, self.base_by_default)
         rope = _rope_fields(settings, base, self.context, fraction)
         return super().fields(settings) | rope
 
 
+def kv_heads(default: int | None = None) -> Field:
+    """Return the number of groups. null: as many as heads, also the default if it is None."""
+    return KvHeads("num_key_value_heads", "num_kv_heads", default)
+
+
+class KvHeads(Field):
+    def read(self, settings: Settings, fields: Read) -> dict[str, Any]:
+        is_null = self.theirs in settings.values  # if it has no value
+        default = fields["model.num_heads"] if is_null or self.default is None else self.default
+        return {f"model.{self.ours}": settings.whole(self.theirs, default)}
+
+
+def head_width(default: int | None = None, *, written: bool = True) -> Field:
+    """Return the width of a head; by default it is that of the model divided by the heads."""
+    usual = lambda fields: default or max(1, fields["model.d_model"] // fields["model.num_heads"])
+    return Field("head_dim", "head_width", usual, written=written)
+
+
+BIAS = Field("attention_bias", "qkv_bias attention_out_bias", False, "boolean")
+MLP_BIAS = Field("mlp_bias", "use_bias", False, "boolean")
+
+
 class Llama(Rotary):
     """Llama (Touvron et al. 2023): RoPE, RMSNorm, SwiGLU."""
 
     model_type, title, class_name, norm = "llama", "Llama", "LlamaForCausalLM", "rmsnorm"
+    family: ClassVar = NEEDED | {"use_bias": False, "qkv_bias": False, "attention_out_bias": False}
     activation_by_default = "silu"
     activations: ClassVar = {"silu": "swiglu", "swish": "swiglu"}
     sizes_by_default = (4096, 32, 32, 11_008)
     epsilon: tuple[str, float] | None = ("rms_norm_eps", 1e-6)
-    exported: ClassVar = GROUPED | {"head_dim": "head_width", "attention_bias": "qkv_bias", "mlp_bias": "use_bias"}
+    rotates_all = True
+    table: ClassVar[tuple[Field, ...]] = (kv_heads(), head_width(), BIAS, MLP_BIAS)
+    dropouts = (None, None, "attention_dropout")
     final_norm = "norm"
-    layer: tuple[str, ...] = (
-        *("input_layernorm", "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj"),
-        *("post_attention_layernorm", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"),
+    layer = (
+        "input_layernorm self_attn.q_proj self_attn.k_proj self_attn.v_proj self_attn.o_proj "
+        "post_attention_layernorm mlp.gate_proj mlp.up_proj mlp.down_proj"
     )
-    parameters: tuple[str, ...] = (
-        "attention_norm",
-        *QKV.split(),
-        "attention/out",
-        "mlp_norm",
-        "mlp/gate",
-        "mlp/up",
-        "mlp/down",
-    )
-    kv_heads_by_default: int | None = None  # None: those of the queries
-    head_width_by_default: int | None = None  # None: d_model / num_heads
-
-    def supported(self, model: ModelConfig) -> dict[str, tuple]:
-        of_attention = model.qkv_bias if "attention_bias" in self.exported else False
-        of_mlp = model.use_bias if "mlp_bias" in self.exported else False
-        values = {"num_kv_heads": model.num_kv_heads, "rope.fraction": 1.0, "use_bias": of_mlp}
-        values |= {"qkv_bias": self.needs.get("qkv_bias", of_attention), "attention_out_bias": of_attention}
-        if "head_dim" in self.exported:
-            values["head_width"] = model.head_width
-        if self.needed["variants.qk_norm"] != "none":
-            values["variants.qk_norm_epsilon"] = model.norm_epsilon
-        return super().supported(model) | {name: (value,) for name, value in values.items()}
-
-    def fields(self, settings: Settings) -> dict[str, Any]:
-        for where in (settings, settings.section("rope_parameters")):  # ignored by some versions of Transformers
-            where.require({"partial_rotary_factor": 1.0})
-        fields = super().fields(settings)
-        heads, width = fields["model.num_heads"], fields["model.d_model"]
-        is_null = "num_key_value_heads" in settings.values  # if it has no value
-        kv_heads = heads if is_null or self.kv_heads_by_default is None else self.kv_heads_by_default
-        biased = settings.boolean("attention_bias", False) if "attention_bias" in self.exported else False
-        of_mlp = settings.boolean("mlp_bias", False) if "mlp_bias" in self.exported else False
-        if self.needed["variants.qk_norm"] != "none":
-            fields["model.variants.qk_norm_epsilon"] = fields["model.norm_epsilon"]
-        return fields | {
-            "model.num_kv_heads": settings.whole("num_key_value_heads", kv_heads),
-            "model.head_width": settings.whole("head_dim", self.head_width_by_default or max(1, width // heads)),
-            "model.use_bias": of_mlp,
-            "model.qkv_bias": self.needs.get("qkv_bias", biased),
-            "model.attention_out_bias": biased,
-        }
+    parameters = SEPARATE.replace("mlp/up", "mlp/gate mlp/up")
 
 
 def _described_rope(rope: RopeConfig, width: int, base_field: str) -> dict[str, Any]:

@@ -5,7 +5,6 @@ import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, TypeVar
 
 from mini_gpt.config.fields import LARGEST
@@ -87,10 +86,10 @@ class Settings:
             if value is not None:
                 self.values[name] = value
 
-    def require(self, wanted: Mapping[str, Any], if_missing: Mapping[str, Any] = MappingProxyType({})) -> None:
-        """Raise UserError if a field differs from `wanted`. if_missing: other values of missing fields."""
+    def require(self, wanted: Mapping[str, Any]) -> None:
+        """Raise UserError if a field differs from `wanted`. A missing field has the wanted value."""
         for name, value in wanted.items():
-            if self.get(name, if_missing.get(name, value)) != value:
+            if self.get(name, value) != value:
                 raise self.error(name, f"must be {json.dumps(value)} to be imported", value)
 
     def error(self, name: str, right: str, supported: Any = None) -> FieldError:

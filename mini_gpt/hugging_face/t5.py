@@ -9,6 +9,7 @@ import numpy as np
 from mini_gpt.config.model import ModelConfig
 from mini_gpt.config.schema import Config
 from mini_gpt.hugging_face.architecture import Architecture, Arrays, Ids
+from mini_gpt.hugging_face.fields import Field
 from mini_gpt.hugging_face.settings import Settings
 from mini_gpt.hugging_face.tensors import Tensor
 
@@ -38,22 +39,18 @@ class T5(Architecture):
         "gelu": "gelu_exact",
     }
     context = ("n_positions", 512)
-    aliases: ClassVar = {
-        "hidden_size": "d_model",
-        "num_attention_heads": "num_heads",
-        "num_hidden_layers": "num_layers",
-        "head_dim": "d_kv",
-    }
+    aliases: ClassVar = {"num_hidden_layers": "num_layers", "head_dim": "d_kv"}
     sizes, sizes_by_default = ("d_model", "num_decoder_layers", "num_heads", "d_ff"), (512, 6, 8, 2048)
     epsilon = ("layer_norm_epsilon", 1e-6)
     fixed: ClassVar = {"is_encoder_decoder": True}
-    exported: ClassVar = {
-        "num_layers": "encoder_layers",
-        "d_kv": "head_width",
-        "relative_attention_num_buckets": "t5.num_buckets",
-        "relative_attention_max_distance": "t5.max_distance",
-        "dropout_rate": "sublayer_dropout",
-    }
+    table: ClassVar = (
+        Field("num_layers", "encoder_layers", 6),
+        Field("num_decoder_layers", "num_layers", lambda fields: fields["model.encoder_layers"]),
+        Field("d_kv", "head_width", 64),
+        Field("relative_attention_num_buckets", "t5.num_buckets", 32),
+        Field("relative_attention_max_distance", "t5.max_distance", 128),
+    )
+    dropouts = (None, "dropout_rate")
     prefix = ""
     buffers = r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight"  # not used by T5
     tables: ClassVar = {"shared": "embedding"}
@@ -73,10 +70,6 @@ class T5(Architecture):
             settings.require({"dense_act_fn": function, "is_gated_act": kind.startswith("gated-")})
         return cls(settings.boolean("scale_decoder_outputs", tied))
 
-    def supported(self, model: ModelConfig) -> dict[str, tuple]:
-        free = {name: (getattr(model, name),) for name in ("encoder_layers", "head_width")}
-        return super().supported(model) | free
-
     def describe(self, config: Config, ids: Ids) -> dict[str, Any]:
         ends = ids.get("eos_token_id")
         start = ids.get("decoder_start_token_id", ends[0] if isinstance(ends, list) else ends)
@@ -86,17 +79,10 @@ class T5(Architecture):
         }
 
     def fields(self, settings: Settings) -> dict[str, Any]:
-        """Return also the fields of the encoder. Only the weights tell whether a model of Transformers 5 is tied."""
-        fields, layers = super().fields(settings), settings.whole("num_layers", self.sizes_by_default[1])
-        return fields | {
-            "train.objective": self.objective,
-            "model.num_layers": settings.whole("num_decoder_layers", layers),
-            "model.encoder_layers": layers,
-            "model.head_width": settings.whole("d_kv", 64),
-            "model.t5.num_buckets": settings.whole("relative_attention_num_buckets", 32),
-            "model.t5.max_distance": settings.whole("relative_attention_max_distance", 128),
-            "model.tie_embeddings": None if "scale_decoder_outputs" in settings.values else self.scaled,
-        }
+        """Return also whether the model is tied. Only the weights tell it of a model of Transformers 5."""
+        tied = None if "scale_decoder_outputs" in settings.values else self.scaled
+        own = {"train.objective": self.objective, "model.tie_embeddings": tied}
+        return super().fields(settings) | own
 
     def tensors(self, model: ModelConfig) -> list[Tensor]:
         listed = [Tensor("shared.weight", ("embedding",))]

@@ -18,9 +18,8 @@ from mini_gpt.training.run import Run
 from tests.commands.test_command_line import overtake, type_in
 from tests.conftest import SMALL
 from tests.faults.test_commands import DAMAGED
-from tests.hugging_face import numpy_forwards
 from tests.hugging_face.bpe_tokenizers import foreign, like_robertas
-from tests.hugging_face.models import T5, written
+from tests.hugging_face.models import T5, logits, written
 
 COMMAND = "mini_gpt.commands.hugging_face"
 
@@ -132,7 +131,7 @@ def test_an_imported_roberta_keeps_its_ids(imports, monkeypatch, tmp_path):
     assert 4 in theirs, "the mask token"
     assert run.tokenizer.encode("the größer")[:-1].tolist() == theirs[0, :-2].tolist()
     assert run.model.vocab_size == rows == len(run.tokenizer.token_bytes) and run.model.mask_id == 4
-    expected_BLV = numpy_forwards.logits(described, tensors, theirs)
+    expected_BLV = logits(source, theirs)
     found_BLV = run.model.merge()(jnp.asarray(theirs))
     np.testing.assert_allclose(found_BLV, expected_BLV, rtol=1e-4, atol=1e-4)
     for name, title in (("roberta", "RoBERTa"), ("bert", "BERT")):
@@ -147,9 +146,7 @@ def test_an_imported_roberta_keeps_its_ids(imports, monkeypatch, tmp_path):
     assert json.loads((tmp_path / "roberta2" / "config.json").read_text()) == described
     for name, tensor in load_file(tmp_path / "roberta2" / "model.safetensors").items():
         np.testing.assert_array_equal(tensor, tensors[name], name)
-    as_bert = json.loads((tmp_path / "bert2" / "config.json").read_text())
-    again_BLV = numpy_forwards.logits(as_bert, load_file(tmp_path / "bert2" / "model.safetensors"), theirs)
-    np.testing.assert_allclose(again_BLV, expected_BLV, rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(logits(tmp_path / "bert2", theirs), expected_BLV, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.slow
@@ -204,8 +201,7 @@ def test_exported_files_have_the_imported_ids(imports, monkeypatch, tmp_path):
     theirs = np.array([[*tokenizer.encode("the größer cat").ids, 2]])
     assert [*run.tokenizer.encode("the größer cat"), tokenizers.separator(run.tokenizer)] == theirs[0].tolist()
     model = run.model.merge()
-    expected_BLV = numpy_forwards.logits(described, tensors, theirs)
-    np.testing.assert_allclose(model(jnp.asarray(theirs)), expected_BLV, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(model(jnp.asarray(theirs)), logits(source, theirs), rtol=1e-4, atol=1e-4)
     command = ["export", f"--workdir={tmp_path / 'again'}", f"--output={tmp_path / 'back'}"]
     assert type_in(monkeypatch, COMMAND, *command) is None
     assert json.loads((tmp_path / "back" / "config.json").read_text()) == described | {"pad_token_id": 2}

@@ -14,9 +14,8 @@ from mini_gpt.hugging_face.readers import Reader
 from mini_gpt.runtime.errors import UserError
 from mini_gpt.training.run import Run
 from tests.commands.test_command_line import type_in
-from tests.hugging_face import numpy_forwards
 from tests.hugging_face.bpe_tokenizers import foreign
-from tests.hugging_face.models import written
+from tests.hugging_face.models import logits, written
 from tests.hugging_face.test_importing import imported
 
 TEXT = "the dog eats the cat and the man"
@@ -76,11 +75,7 @@ def test_the_first_layer_that_differs_is_named(changed, rows, runs, tmp_path):
     assert first_difference(report) == rows and are_equal == (changed is None)
     ids = np.array([foreign().encode(TEXT).ids])
     assert f"tokens: {ids.size}, equal" in report
-    wanted = []
-    for name in ("left", "right"):  # by NumPy, from the files
-        described = json.loads((tmp_path / f"{name} files" / "config.json").read_text())
-        tensors = load_file(tmp_path / f"{name} files" / "model.safetensors")
-        wanted.append(numpy_forwards.logits(described, tensors, ids)[0])
+    wanted = [logits(tmp_path / f"{name} files", ids)[0] for name in ("left", "right")]
     for name, logits_LV in zip(("left", "right"), wanted, strict=True):
         logits_LV = logits_LV[:-1] - logits_LV[:-1].max(axis=-1, keepdims=True)
         chosen_L = np.take_along_axis(logits_LV, ids[0, 1:, None], axis=-1)[:, 0]

@@ -61,12 +61,6 @@ def test_attention_is_measured_and_logits_are_refused(source, corpus_files, tmp_
         architectures.choose(run.config.model)
 
 
-def test_weights_in_another_format_are_named(source, corpus_files, tmp_path):
-    (source / "model.safetensors").rename(source / "pytorch_model.bin")
-    with pytest.raises(UserError, match=rf"^{source}/model.safetensors: not found, but 'pytorch_model.bin'; weights"):
-        imported(source, tmp_path / "run", corpus_files)
-
-
 @pytest.mark.slow
 def test_compare_finds_the_first_layer_that_differs(source, corpus_files, tmp_path):
     left = imported(source, tmp_path / "left", corpus_files).workdir

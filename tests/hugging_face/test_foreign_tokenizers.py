@@ -6,7 +6,6 @@ import re
 import numpy as np
 import pytest
 import tokenizers as library
-from safetensors.numpy import load_file
 from scipy.special import logsumexp
 
 from mini_gpt import objectives
@@ -25,7 +24,6 @@ from mini_gpt.suites.translation import Translation
 from mini_gpt.training.inputs import layout_of
 from mini_gpt.training.run import Run
 from tests.conftest import SMALL
-from tests.hugging_face import numpy_forwards
 from tests.hugging_face.foreign_tokenizers import (
     HARD,
     HARD_TEXTS,
@@ -35,7 +33,7 @@ from tests.hugging_face.foreign_tokenizers import (
     wordpiece,
     words,
 )
-from tests.hugging_face.models import written
+from tests.hugging_face.models import logits, written
 
 # Name: (tokenizer, separator, mask, fields of tokenizer_config.json, text of "the cat, größer").
 KINDS = {
@@ -196,14 +194,13 @@ def test_an_imported_t5_reads_its_own_start_and_end(corpus_files, tmp_path, capl
         take(fields | {"train.objective": "span_corruption", "data.corpus": "text", "data.path": corpus_files})
     take(fields)
     run = Run(tmp_path / "run")
-    described, tensors = json.loads(path.read_text()), load_file(tmp_path / "there" / "model.safetensors")
     end = tokenizers.separator(run.tokenizer)
     stored = StoredPairs(run.store.tokens("train"), end)
     assert len(stored) == run.store.meta["splits"]["train"]["documents"] / 2
     pairs = stored.take(np.arange(3))
     for pair, nll in zip(pairs, task_accuracy.predict_pairs(run.model, pairs, end).nll, strict=True):
         source, target = ([*tokens, 1] for tokens in pair)
-        logits_LV = numpy_forwards.logits(described, tensors, np.array([[0, *target[:-1]]]), np.array([source]))[0]
+        logits_LV = logits(tmp_path / "there", [[0, *target[:-1]]], [source])[0]
         wanted = logsumexp(logits_LV, axis=-1) - logits_LV[np.arange(len(target)), target]
         np.testing.assert_allclose(nll, wanted, rtol=1e-4, atol=1e-4 * np.abs(logits_LV).max())
     (row,) = Translation().measure(run, SuiteOptions())["rows"]

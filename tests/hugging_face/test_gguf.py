@@ -15,8 +15,8 @@ from tests.hugging_face import gguf_files
 from tests.hugging_face.bpe_tokenizers import BPE, HARD
 from tests.hugging_face.foreign_tokenizers import HARD_TEXTS
 from tests.hugging_face.gguf_files import CASES, END, VOCAB, packed
+from tests.hugging_face.models import read
 from tests.hugging_face.test_importing import imported
-from tests.hugging_face.test_weights import read
 
 
 def of_case(tmp_path, name, **options):

@@ -13,8 +13,7 @@ from mini_gpt.training import loop
 from mini_gpt.training.run import Run
 from tests.commands.test_command_line import type_in
 from tests.conftest import SMALL
-from tests.hugging_face import numpy_forwards
-from tests.hugging_face.models import BERT
+from tests.hugging_face.models import BERT, logits
 
 PLACE = 70  # new id of the special token that is moved
 WEIGHTS = "model.safetensors"
@@ -93,9 +92,8 @@ def test_results_do_not_depend_on_the_ids(runs, monkeypatch, tmp_path, capsys):
     assert second.tokenizer.encode(text).tolist() == new_of[first.tokenizer.encode(text)].tolist()
     assert second.tokenizer.mask_id == mask == second.model.layout.mask_id
     tokens = np.array([[PLACE, *second.tokenizer.encode(text), PLACE, 5]])
-    described, tensors = json.loads((there / "config.json").read_text()), load_file(there / WEIGHTS)
     logits_BLV = np.asarray(second.model.merge()(jnp.asarray(tokens)))
-    np.testing.assert_allclose(logits_BLV, numpy_forwards.logits(described, tensors, tokens), rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(logits_BLV, logits(there, tokens), rtol=1e-4, atol=1e-4)
     np.testing.assert_allclose(second.model(tokens), np.asarray(first.model(order[tokens]))[..., order], **SAME)
     suites = CASES[objective][2]
     for run in (first, second):

@@ -26,8 +26,7 @@ from mini_gpt.training import assembly, loop
 from mini_gpt.training.run import Run
 from tests.faults.limits import seconds
 from tests.hugging_face.bpe_tokenizers import foreign
-from tests.hugging_face.models import written
-from tests.hugging_face.test_weights import read
+from tests.hugging_face.models import read, written
 
 
 def described(directory, **fields):

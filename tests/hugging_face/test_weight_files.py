@@ -12,13 +12,7 @@ from safetensors.numpy import load_file, save_file
 from mini_gpt.hugging_face import stored
 from mini_gpt.runtime.errors import UserError
 from tests.conftest import slow
-from tests.hugging_face.models import EXPORTABLE, VOCAB, written
-from tests.hugging_face.test_weights import read
-
-
-def rewrite(directory, change):
-    tensors = change(load_file(directory / "model.safetensors"))
-    save_file(tensors, directory / "model.safetensors")
+from tests.hugging_face.models import EXPORTABLE, VOCAB, read, rewrite, written
 
 
 def test_split_bfloat16_and_older_weight_files_are_read(tmp_path):

@@ -12,73 +12,58 @@ from safetensors.numpy import load_file
 from mini_gpt.config import loading
 from mini_gpt.data.layout import PLAIN
 from mini_gpt.evaluation.loaded import LoadedModel
-from mini_gpt.hugging_face import architectures, exporting, importing, settings
+from mini_gpt.hugging_face import exporting
 from mini_gpt.model import build, parameters
 from mini_gpt.runtime import sharding
 from mini_gpt.runtime.errors import UserError
 from tests import oracle
 from tests.conftest import slow
-from tests.hugging_face import numpy_forwards
-from tests.hugging_face.models import EXPORTABLE, FURTHER, VOCAB, make, written
-
-TOKENS_BL = np.random.default_rng(5).integers(4, VOCAB, (2, 13))
-SOURCE_BS = np.random.default_rng(6).integers(0, VOCAB, (2, 17))
-SOURCE_BS[1, 5:] = -1
-
-
-def by_path(tree):
-    listed = jax.tree_util.tree_leaves_with_path(parameters.with_layers(tree, stacked=False))
-    return {parameters.path_name(path): np.asarray(leaf) for path, leaf in listed}
-
-
-def read(directory):
-    """Return the config of the model in a directory, and its parameters by path."""
-    described = settings.read(directory / "config.json")
-    architecture = architectures.find(described)
-    fields = importing.read_fields(directory, architecture, described)
-    config = loading.load("configs/default.py", FURTHER.get(architecture.model_type, {}) | fields)
-    arrays = importing.read_weights(directory, architecture, config.model, described.whole("vocab_size"))
-    return config, {path: np.asarray(array) for path, array in arrays.items()}
-
+from tests.hugging_face.models import (
+    EXPORTABLE,
+    SOURCE_BS,
+    STORED,
+    TOKENS_BL,
+    VOCAB,
+    fill,
+    forward,
+    logits,
+    make,
+    read,
+    written,
+)
 
 # Quick: the first of each model_type.
 FIRST = {kind: name for name, (kind, _) in reversed(EXPORTABLE.items())}.values()
 
 
 @pytest.mark.parametrize("name", [*FIRST, *slow(*(name for name in EXPORTABLE if name not in FIRST))])
-def test_exported_files_hold_the_model_and_are_read_back(name, tmp_path):
+def test_exported_files_hold_the_model_and_are_read_as_by_transformers(name, tmp_path):
     config, drawn = written(name, tmp_path / "out")
-    described = json.loads((tmp_path / "out" / "config.json").read_text())
-    tensors = load_file(tmp_path / "out" / "model.safetensors")
-    assert described["model_type"] == EXPORTABLE[name][0]
-    assert all(tensor.dtype == np.float32 for tensor in tensors.values())
-    exact = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), parameters.with_layers(drawn, stacked=False))
-    source_BS = SOURCE_BS if config.model.encoder_layers else None
-    sources = [None, None] if source_BS is None else source_BS
-    rows = zip(TOKENS_BL, sources, strict=True)
-    expected_BLV = np.stack([oracle.forward(config.model, exact, tokens, source=source) for tokens, source in rows])
-    found_BLV = numpy_forwards.logits(described, tensors, TOKENS_BL, source_BS)
-    assert np.abs(expected_BLV).max() > 3
-    # A factor sqrt(d_model) adds a rounding to float32, except for a power of four, as in "t5".
-    rounded = config.model.scale_embeddings or name in ("t5, tied, odd", "t5, stacked", "sinusoidal")
-    tolerance = 1e-4 if rounded else 1e-9
-    np.testing.assert_allclose(found_BLV, expected_BLV, rtol=tolerance, atol=tolerance)
-
+    stored = np.load(STORED)
+    assert json.loads((tmp_path / "out" / "config.json").read_text()) == json.loads(str(stored["configs"]))[name]
     again, arrays = read(tmp_path / "out")
-    original = by_path(drawn)
-    gemma = EXPORTABLE[name][0].startswith("gemma")  # its files have the weights of norms minus 1
-    if gemma or not config.model.scale_embeddings:
-        for path, leaf in original.items():
-            if (rounded and path == "final_norm/scale") or (gemma and path.endswith("norm/scale")):
-                np.testing.assert_allclose(arrays[path], leaf, rtol=2e-7, atol=1e-7)
-            else:
-                np.testing.assert_array_equal(arrays[path], leaf, path)
-        added = arrays.keys() - original.keys() - ({"positions/learned/embedding"} if name == "sinusoidal" else set())
-        assert all(not arrays[path].any() for path in added), "added biases, and positions of a model without, are 0"
-    differing = {name for name, _ in loading.differences(config, again).items() if name.startswith("model.")}
+    differing = {name for name in loading.differences(config, again) if name.startswith("model.")}
     assert differing <= {"model.dtype", "model.scan_layers"} | CHANGED_FIELDS.get(name, set())
+    original = parameters.by_name(parameters.with_layers(drawn, stacked=False))
+    source_BS = SOURCE_BS if config.model.encoder_layers else None
+    gemma = EXPORTABLE[name][0].startswith("gemma")  # its files have the weights of norms minus 1
+    for path in original if gemma or not config.model.scale_embeddings else ():
+        # A factor sqrt(d_model) adds a rounding to float32, except for a power of four.
+        rounded = (gemma and path.endswith("norm/scale")) or (path == "final_norm/scale" and name in ROUNDED)
+        np.testing.assert_allclose(arrays[path], original[path], rtol=2e-7 * rounded, atol=1e-7 * rounded)
+    one, of_source = TOKENS_BL[:1], None if source_BS is None else source_BS[:1]
+    before_BLV, after_BLV = (
+        forward(*each, one, of_source) for each in ((config.model, original), (again.model, arrays))
+    )
+    np.testing.assert_allclose(after_BLV, before_BLV, rtol=0, atol=1e-5 * np.abs(before_BLV).max())
+
+    fill(tmp_path / "out")
+    wanted_BLV = stored[name]
+    found_BLV = logits(tmp_path / "out", TOKENS_BL, source_BS)
+    np.testing.assert_allclose(found_BLV, wanted_BLV, rtol=0, atol=1e-4 * np.abs(wanted_BLV).max())
 
 
+ROUNDED = ("t5, tied, odd", "t5, stacked")
 LENGTHS = {"model.fire.threshold", "model.cope.positions", "model.variants.ssmax_start"}
 BIASES = {"model.use_bias", "model.qkv_bias", "model.attention_out_bias"}
 CHANGED_FIELDS = {
@@ -111,9 +96,9 @@ def test_tables_of_positions_may_be_longer_than_the_context(name, tmp_path):
     waves_PD = [oracle.sinusoid(place, config.model.d_model, sinusoidal.base) for place in range(50)]
     np.testing.assert_allclose(table_PD, scale * np.stack(waves_PD), atol=scale * 1e-5)
     tokens_L = np.random.default_rng(7).integers(0, VOCAB, 50)
-    exact = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), parameters.with_layers(drawn, stacked=False))
-    found_BLV = numpy_forwards.logits(described, tensors, tokens_L[None])
-    np.testing.assert_allclose(found_BLV[0], oracle.forward(config.model, exact, tokens_L), rtol=1e-4, atol=1e-4)
+    original = parameters.by_name(parameters.with_layers(drawn, stacked=False))
+    wanted_BLV = forward(config.model, original, tokens_L[None])
+    np.testing.assert_allclose(logits(tmp_path / "out", tokens_L[None]), wanted_BLV, rtol=1e-4, atol=1e-4)
     again, arrays = read(tmp_path / "out")
     assert again.model.position == "learned" and again.context_length == again.model.max_positions == 50
     np.testing.assert_array_equal(arrays["positions/learned/embedding"], table_PD)

@@ -76,7 +76,7 @@ def test_a_changed_field_is_read_or_refused(family, changes, possible, tmp_path)
         values = {"rope_theta": 500.0} | {name: value for name, value in values.items() if name != "rope_parameters"}
     path.write_text(json.dumps({name: value for name, value in values.items() if value != MISSING}))
     try:
-        mine, _ = families._imported(tmp_path)
+        mine, _ = families.imported(tmp_path)
     except (UserError, AssertionError) as error:
         assert not possible, error
         return
