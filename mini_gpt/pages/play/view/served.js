@@ -40,8 +40,7 @@ export function served() {
     try {
       const options = { method: "POST", headers: { "Content-Type": "application/json" }, signal: own.signal };
       const response = await fetch("ask", { ...options, body: JSON.stringify({ ...request, slot }) });
-      // A 429 has a reply as its text.
-      if (!response.ok && response.status !== 429)
+      if (!response.ok)
         return void reply({ kind: "refused", message: `The server refuses the request: ${await response.text()}.` });
       for await (const line of lines(response)) if (line) reply(unpacked(JSON.parse(line)));
     } catch (error) {
