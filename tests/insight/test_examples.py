@@ -1,10 +1,7 @@
 """Sources and targets of files of pairs and of span corruption, and the suites on runs of both."""
 
-import dataclasses
-import json
 from pathlib import Path
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -13,16 +10,14 @@ from mini_gpt.config import loading
 from mini_gpt.data import spans, tokenizers
 from mini_gpt.data.tokenizers import ByteTokenizer
 from mini_gpt.evaluation import perplexity
-from mini_gpt.insight import examples, pruning, samples
+from mini_gpt.insight import examples, samples
 from mini_gpt.insight.heads import inputs
-from mini_gpt.model import editing
 from mini_gpt.runtime import progress
 from mini_gpt.runtime.errors import UserError
 from mini_gpt.suites import base
 from mini_gpt.suites.base import SuiteOptions
 from mini_gpt.training import loop
 from mini_gpt.training.run import Run
-from tests.commands.test_command_line import type_in
 from tests.conftest import SMALL, make_text, slow
 from tests.insight.test_maps_by_kind import exact_weights
 from tests.pages.test_explorer import data_of, unpacked
@@ -219,38 +214,3 @@ def test_diagnosis_finds_the_recorded_loss_again(run_of, kind):
     assert not any(rows[name]["found"] for name in ("cross-attention", "source padding", "causality"))
     other = Run(run.workdir, overrides={"source_length": "36"})
     assert "recorded loss" not in {row["check"] for row in suites.evaluate(other, "diagnose", SuiteOptions())["rows"]}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["pairs", "spans"])
-def test_heads_are_pruned_by_the_loss_of_targets(run_of, monkeypatch, kind):
-    for name in ("SCORED_TOKENS", "IMPORTANCE_TOKENS"):
-        monkeypatch.setattr(pruning, name, 300)
-    run = run_of(kind)
-    result = suites.evaluate(run, "pruning", SuiteOptions())
-    assert [tuple(layer) for layer in result["layers"]] == [("encoder", 0), ("decoder", 0), ("cross", 0)]
-    nll = {row["removed"]: row["nll"] for row in result["rows"] if row["order"] == "ablation"}
-    found = base.examples_of(run, "validation", 300)
-    assert nll[0] == pytest.approx(samples.loss(run.model, found), rel=1e-6)
-    none = dataclasses.replace(run.model, edits=editing.head_mask(jnp.zeros((3, 1, 4))))
-    assert nll[12] == pytest.approx(samples.loss(none, found), rel=1e-6) and nll[12] != nll[0]
-
-
-@pytest.mark.slow
-def test_figures_have_readable_sentinels_and_runs_of_one_objective(run_of, tmp_path, monkeypatch):
-    run = run_of("spans")
-    suites.evaluate(run, "figures", SuiteOptions(text=OWN["spans"]))
-    written = json.loads(next((run.workdir / "eval").glob("figures,*.json")).read_text())
-    assert written["request"] == {"text": OWN["spans"], "words": None}
-    arguments = ["--maps", *[str(run.workdir)] * 2, f"--out={tmp_path}"]
-    assert type_in(monkeypatch, "mini_gpt.commands.figures", *arguments) is None
-    other = run_of("pairs").workdir
-    line = type_in(monkeypatch, "mini_gpt.commands.figures", "--maps", str(run.workdir), str(other))
-    found = "train.objective: found 'next_token'; must be span_corruption, as for the first run"
-    assert line == f"error: --maps: {other}: {found}"
-
-
-@pytest.mark.slow
-def test_a_text_without_source_is_refused(run_of):
-    with pytest.raises(UserError, match=r"^--text: found '=b'; must have a source before the last ="):
-        base.example(run_of("spans"), SuiteOptions(text="=b"))

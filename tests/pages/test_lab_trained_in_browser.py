@@ -40,16 +40,6 @@ def test_a_cell_of_a_map_can_be_changed_by_keyboard(browser, path):
     assert browser.get_log("browser") == []
 
 
-def test_only_trials_that_change_the_head_are_offered(browser, path, tmp_path):
-    show(browser, path)
-    links = lambda: [each.get_attribute("href").partition("#")[2] for each in browser.find_elements(By.TAG_NAME, "a")]
-    assert links() == ["", "position=none", "scale=off", "mask=none", "K=zero"]
-    fields = {"model__position": "learned", "model__scale_attention": False}
-    (tmp_path / "other.html").write_text(page.lab(held(made(**fields))), encoding="utf-8")
-    show(browser, tmp_path / "other.html")
-    assert links() == ["", "mask=none", "K=zero"] and not browser.find_elements(By.ID, "position")
-
-
 @pytest.mark.parametrize("width, theme", [(1200, "light"), (390, "dark")])
 def test_axe_finds_nothing(browser, path, width, theme):
     browser.set_script_timeout(120)

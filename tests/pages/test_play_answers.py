@@ -159,20 +159,6 @@ def test_other_numbers_of_an_edit_need_no_other_program():
         assert len({ask(**each) for each in edits}) == 1, edits
 
 
-def test_generation_follows_the_probabilities_and_its_seed():
-    model = make({"position": "none"})
-    first = {"kind": "run", "model": 0, "tokens": TEXT, "ask": {"top": 23}}
-    [result] = answers(model, first)
-    probabilities = dict(zip(result["next"]["tokens"][-23:], result["next"]["probabilities"][-23:], strict=True))
-    request = {"kind": "generate", "model": 0, "tokens": TEXT, "count": 1}
-    server, drawn = Answers([model], 64), []
-    for seed in range(40):
-        token, _ = server.answer(request | {"seed": seed})
-        drawn.append(token["token"])
-        assert token["probability"] == pytest.approx(probabilities[token["token"]], abs=1e-4)
-    assert len(set(drawn)) > 3
-
-
 def test_generation_draws_by_the_softmax_of_logits_over_temperature():
     """40 draws of two tokens: each count is within four standard deviations of its expectation."""
     model, temperature, draws = make({"position": "none"}), 1.7, 40
@@ -190,10 +176,6 @@ def test_generation_draws_by_the_softmax_of_logits_over_temperature():
         assert abs(counts[token] - draws * chance) < 4 * np.sqrt(draws * chance * (1 - chance))
 
 
-def test_a_text_that_is_too_long_is_not_continued():
-    assert answers(make({"position": "none"}), GENERATE | {"tokens": [1] * 70}) == [{"kind": "done", "generated": 0}]
-
-
 def test_a_temperature_does_not_show_keys_that_a_head_does_not_see():
     """Head h of hard-ALiBi's heads sees h + 1 tokens, at each temperature."""
     model, size = make(HIDDEN), len(TEXT)
@@ -202,15 +184,6 @@ def test_a_temperature_does_not_show_keys_that_a_head_does_not_see():
         edits, maps = {"temperature": temperature}, {"kind": "attention", "model": 0, "layer": 0, "head": 1}
         _, reply = answers(model, RUN | {"edits": edits}, maps)
         np.testing.assert_array_equal(np.isfinite(reply["logits"]).reshape(size, size), (ages_LS >= 0) & (ages_LS <= 1))
-
-
-def test_the_server_and_the_engine_refuse_ssmax_with_a_shifted_mask():
-    model = make({"position": "none", "variants.query_scale": "ssmax"})
-    message = "The mask can't be shifted: ssmax counts the keys that a query sees."
-    with pytest.raises(UserError, match=message):
-        answers(model, RUN | {"edits": {"mask": "shifted"}})
-    [reply] = talk([model], RUN | {"edits": {"mask": "shifted"}})
-    assert (reply["kind"], reply["message"]) == ("refused", message)
 
 
 @pytest.mark.parametrize(

@@ -196,37 +196,15 @@ REPLIES = """(async () => {
 
 
 def test_a_request_that_the_server_refuses_is_refused_on_the_page():
-    scripts = [page.PAGE.parent / "view/served.js"]
+    scripts = [page.PAGE.parent / "view/engines.js"]
     [reply] = node.evaluate(scripts, REPLIES, {"status": 403, "text": "only the page may ask"})
     assert reply == {"kind": "refused", "message": "The server refuses the request: only the page may ask."}
 
 
 def test_each_line_of_an_answer_is_a_reply():
     text = '{"kind":"token"}\n{"kind":"done"}'
-    replies = node.evaluate([page.PAGE.parent / "view/served.js"], REPLIES, {"status": 200, "text": text})
+    replies = node.evaluate([page.PAGE.parent / "view/engines.js"], REPLIES, {"status": 200, "text": text})
     assert replies == [json.loads(line) for line in text.splitlines()]
-
-
-CANCELLED = """(async () => {
-  const aborted = (signal, fail) => signal.addEventListener("abort", () => fail(signal.reason));
-  globalThis.fetch = (_, { signal }) => new Promise((_, fail) => aborted(signal, fail));
-  const { send } = served(), ended = [];
-  for (const [model, slot] of given.asked) send({ kind: "run", model, slot }, () => ended.push([model, slot]));
-  send({ kind: "cancel", ...given.cancel });
-  await new Promise((done) => setTimeout(done, 50));
-  return ended;
-})()"""
-ASKED = [[0, "main"], [0, "generated"], [1, "generated"]]
-
-
-@pytest.mark.parametrize(
-    "cancel, ended",
-    [({"model": 0, "slot": "generated"}, ASKED[1:2]), ({"model": 0}, ASKED[:2]), ({"slot": "generated"}, ASKED[1:])],
-    ids=str,
-)
-def test_the_page_cancels_only_the_requests_of_a_slot(cancel, ended):
-    given = {"asked": ASKED, "cancel": cancel}
-    assert node.evaluate([page.PAGE.parent / "view/served.js"], CANCELLED, given) == ended
 
 
 def test_a_port_in_use_is_refused():

@@ -17,8 +17,9 @@ from mini_gpt.insight.heads import inputs as head_inputs
 from mini_gpt.insight.heads import scores as head_scores
 from mini_gpt.insight.heads import templates as head_templates
 from mini_gpt.insight.heads.inputs import Inputs
+from mini_gpt.insight.heads.kinds import OF_SOURCE, PLACES
 from mini_gpt.insight.heads.scores import NOT_MEASURED, HeadSums, StrongestPairs, layer_of
-from mini_gpt.insight.heads.templates import OF_SOURCE, PLACES, Templates, Vocabulary
+from mini_gpt.insight.heads.templates import Templates, Vocabulary
 from mini_gpt.insight.uncertainty import jackknife
 from mini_gpt.runtime import progress
 

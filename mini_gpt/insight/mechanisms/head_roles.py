@@ -77,9 +77,8 @@ def roles_figure(copying_NH: np.ndarray, composition: dict[str, np.ndarray], *, 
     ratios = [first, *(side for _ in maps)]
     figure, panels = new_figure(size, 1, 1 + len(maps), title=title, width_ratios=ratios, squeeze=False)
     axes, *others = panels[0]
-    image = axes.imshow(copying_NH, cmap=colours.SIGNED, vmin=-1, vmax=1, aspect="auto")
+    colours.heat_map(axes, copying_NH, bar="score: 1 raises the attended token")
     label_heads(axes, layers, heads, "Copying")
-    figure.colorbar(image, ax=axes, label="score: 1 raises the attended token", shrink=0.8)
     limit = max((np.nanmax(scores) for scores in maps.values()), default=1.0)
     for axes, (name, scores) in zip(others, maps.items(), strict=True):
         image = _composition_map(axes, scores.reshape(layers * heads, -1), limit, (layers, heads))
@@ -92,7 +91,7 @@ def roles_figure(copying_NH: np.ndarray, composition: dict[str, np.ndarray], *, 
 
 def _composition_map(axes: Axes, scores: np.ndarray, limit: float, shape: tuple[int, int]) -> AxesImage:
     layers, heads = shape
-    image = axes.imshow(scores, cmap=colours.WEIGHTS, vmin=0, vmax=limit, aspect="auto", interpolation="nearest")
+    image = colours.heat_map(axes, scores, limit, signed=False)
     places = [float(number) for number in range(layers * heads)]
     names = [f"{layer}.{head}" for layer, head in np.ndindex(layers, heads)]
     if len(names) > LARGEST_LABELLED:
@@ -101,7 +100,6 @@ def _composition_map(axes: Axes, scores: np.ndarray, limit: float, shape: tuple[
     axes.set_xticks(places, names, fontsize=8, rotation=90)
     axes.set_yticks(places, names, fontsize=8)
     axes.set_xlabel("later head")
-    axes.tick_params(length=0)
     for edge in range(1, layers):
         axes.axhline(edge * heads - 0.5, color="#d8d8d8", linewidth=0.6)
         axes.axvline(edge * heads - 0.5, color="#d8d8d8", linewidth=0.6)

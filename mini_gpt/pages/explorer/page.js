@@ -176,7 +176,7 @@ function App({ data, kinds }) {
   document.title = data.title;
   const kinds = {}; // {kind: Attention}; a model without an encoder has one
   for (const [kind, held] of Object.entries(data.kinds ?? { decoder: data.attention }))
-    kinds[kind] = new Attention(held, await unpack(held.logits));
+    kinds[kind] = new Attention({ ...held, meanings: data.meanings }, await unpack(held.logits));
   root.textContent = "";
   render(html`<${App} ...${{ data, kinds }} />`, root);
   document.documentElement.dataset.ready = Math.round(performance.now());

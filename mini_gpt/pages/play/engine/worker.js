@@ -31,11 +31,10 @@
 // as that a learned table of positions is too short.
 
 import { randomNumbers } from "../../common/random.js";
-import { isBelow } from "./edits.js";
+import { Refusal, isBelow } from "./edits.js";
 import { Pass } from "./engine.js";
 import { Model } from "./model.js";
 import { drawn, lastLogits, predictions } from "./predictions.js";
-import { Refusal } from "./refusal.js";
 
 const MODELS = 2; // at most, side by side
 // The edited and the unedited model, single heads, words in their first order, writing on.

@@ -4,7 +4,7 @@ import { seriesColour } from "../../common/colours.js";
 import { indices } from "../../common/numbers.js";
 import { OrderChips, movedOrder } from "../../common/order.js";
 import { html, useEffect, useLayoutEffect, useMemo, useState } from "../../common/preact.js";
-import { ask } from "./ask.js";
+import { ask } from "./engines.js";
 import { labelOf, percent } from "./next_card.js";
 import { ASKED, meanLoss } from "./results.js";
 import { UNITS } from "./state.js";

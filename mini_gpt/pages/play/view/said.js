@@ -1,7 +1,7 @@
 // Sentences and tables about losses: what the edits changed.
 
 import { html, useLayoutEffect, useRef, useState } from "../../common/preact.js";
-import { ask } from "./ask.js";
+import { ask } from "./engines.js";
 import { signedNumber } from "./head_grid.js";
 import { meanLoss, predicted, sameTokens } from "./results.js";
 import { UNITS, phrases, thousands } from "./state.js";
