@@ -98,15 +98,12 @@ def test_other_hosts_and_other_pages_are_refused(served, headers):
 @pytest.mark.parametrize(
     "change",
     [
-        '"tokens": [1, NaN]',
         '"edits": {"temperature": NaN}',
         '"edits": {"start": 1e999}',
         '"edits": {"rope": {"base": -Infinity}}',
         r'"edits": {"heads": {"\u0660.\u0661": "off"}}',
         '"edits": {"heads": ' + "[" * 900 + "]" * 900 + "}",
         '"edits": {"patch": {"tokens": [1, 2], "heads": ["0.0"], "places": [-1]}}',
-        '"tokens": [' + "9" * 4000 + "]",
-        r'"kind": "\ud800"',
     ],
     ids=lambda change: change[:30],
 )

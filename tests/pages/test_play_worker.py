@@ -9,7 +9,7 @@ import pytest
 from mini_gpt.data.layout import Layout
 from mini_gpt.insight import observing
 from mini_gpt.insight.attention import attention_maps
-from mini_gpt.pages.play import answers, pack
+from mini_gpt.pages.play import pack
 from tests.conftest import slow
 from tests.pages import node, play_engine
 from tests.pages.play_engine import VOCAB, make
@@ -133,10 +133,6 @@ def test_a_refused_request_leaves_the_worker_usable():
     assert "The learned table has 12 positions" in replies[0]["message"]
     assert replies[1]["message"] == "The model 1 is not loaded."
     assert replies[2]["computed"] == LENGTH
-
-
-def test_the_worker_has_the_slots_of_the_server():
-    assert node.evaluate(play_engine.scripts(), "[...SLOTS]", None) == list(answers.SLOTS)
 
 
 def test_no_token_is_drawn_from_logits_that_are_not_finite():

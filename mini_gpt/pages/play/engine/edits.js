@@ -22,7 +22,7 @@ import { alibiSlopes } from "./biases.js";
 export class Refusal extends Error {}
 
 const isWithin = (number, [least, most]) => Number.isFinite(number) && number >= least && number <= most;
-export const isBelow = (number, end) => Number.isInteger(number) && number >= 0 && number < end;
+const isBelow = (number, end) => Number.isInteger(number) && number >= 0 && number < end;
 const areLayers = (layers, { config }) => layers.every((layer) => isBelow(layer, config.num_layers));
 
 function isHead(name, { config }) {
