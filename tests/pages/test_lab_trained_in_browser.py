@@ -7,7 +7,7 @@ from selenium.webdriver.support.ui import WebDriverWait
 
 from mini_gpt.pages.lab import page
 from tests.pages.browser import axe_violations, screen, show
-from tests.pages.test_explorer_vectors import made
+from tests.pages.test_explorer_in_node import made
 from tests.pages.test_lab_trained import held
 
 pytestmark = pytest.mark.slow

@@ -196,14 +196,16 @@ def _summed(kinds: tuple[str, ...], parts: list[list[Any]]) -> list[_Layer]:
     return measured
 
 
-def _head_row(number: int, head: int, layer: _Layer, induction: _Layer | None) -> dict[str, Any]:
+def _head_row(number: int, head: int, layer: _Layer, induction: _Layer | None = None) -> dict[str, Any]:
     """Return the row of a head, without its strongest pair. induction: measured on repeated tokens."""
-    kinds = _of_kinds(layer, head)
-    offset, kinds["fixed offset"] = head_scores.fixed_offset(layer.sums, head)
-    repeated = _of_kinds(induction, head) if induction else {}
-    kinds["induction"] = repeated.get("induction", NOT_MEASURED)
-    queries = max(float(layer.sums.queries), 1)
-    entropy, distance = (float(sum_H[head]) / queries for sum_H in (layer.sums.entropy_H, layer.sums.distance_H))
+    kinds, sums, offset, distance = _of_kinds(layer, head), layer.sums, None, None
+    queries = max(float(sums.queries), 1)
+    if isinstance(sums, HeadSums):
+        offset, kinds["fixed offset"] = head_scores.fixed_offset(sums, head)
+        repeated = _of_kinds(induction, head) if induction else {}
+        kinds["induction"] = repeated.get("induction", NOT_MEASURED)
+        distance = float(sums.distance_H[head]) / queries
+    entropy = float(sums.entropy_H[head]) / queries
     label, also = label_of({kind: (each["strength"], each["queries"]) for kind, each in kinds.items()}, entropy)
     row = {"layer": number, "head": head, "label": label, "also": also, "entropy": entropy, "distance": distance}
     return row | {"offset": offset, "kinds": kinds}
@@ -303,21 +305,10 @@ def _rows(
     for kind, layers in measured.items():
         for number, layer in enumerate(layers):
             for head in range(layer.pairs.weight_BH.shape[1]):
-                own = _cross_row(number, head, layer) if kind == "cross" else _head_row(number, head, layer, None)
-                pair = _strongest_pair(layer.pairs, head, texts[kind], tokenizer)
-                slope = own.pop("slope", None)
-                rows.append({"attention": kind} | own | {"slope": slope, "pair": pair})
+                pair, slope = _strongest_pair(layer.pairs, head, texts[kind], tokenizer), None
                 if kind == "cross":
                     pair["distance"] = None
+                    slope = float(layer.sums.slope_H[head]) / float(layer.sums.rows) if layer.sums.rows else None
+                rows.append({"attention": kind} | _head_row(number, head, layer) | {"slope": slope, "pair": pair})
     every = dict.fromkeys(kind for row in rows for kind in row["kinds"])
     return [row | {"kinds": {kind: row["kinds"].get(kind, NOT_MEASURED) for kind in every}} for row in rows]
-
-
-def _cross_row(number: int, head: int, layer: _Layer) -> dict[str, Any]:
-    sums = jax.tree.map(np.asarray, layer.sums)
-    kinds = _of_kinds(layer, head)
-    entropy = float(sums.entropy_H[head]) / max(float(sums.queries), 1)
-    label, also = label_of({kind: (each["strength"], each["queries"]) for kind, each in kinds.items()}, entropy)
-    row = {"layer": number, "head": head, "label": label, "also": also, "entropy": entropy, "distance": None}
-    slope = float(sums.slope_H[head]) / float(sums.rows) if sums.rows else None
-    return row | {"offset": None, "kinds": kinds, "slope": slope}

@@ -11,7 +11,7 @@ from matplotlib.image import AxesImage
 from mini_gpt.evaluation.loaded import LoadedModel
 from mini_gpt.insight import colours
 from mini_gpt.insight.curves import label_heads, new_figure
-from mini_gpt.insight.mechanisms.circuits import NOT_IN_QK, Head
+from mini_gpt.insight.mechanisms.circuits import NOT_IN_QK, Head, unsupported
 from mini_gpt.model import running
 
 DISTANCE = 1  # tokens from the key to the query, in the QK circuit
@@ -51,7 +51,8 @@ def roles(
     places = [*np.ndindex(config.num_layers, config.num_heads)] if places is None else places
     for layer, number in places:
         head = Head(model, layer, number, module)
-        attends = None if head.unsupported(NOT_IN_QK) else _largest(head.qk(tokens_T, DISTANCE), tokens_T, pairs)
+        has_qk = unsupported(config, NOT_IN_QK, head.kind.position) is None
+        attends = _largest(head.qk(tokens_T, DISTANCE), tokens_T, pairs) if has_qk else None
         found.append(Role(layer, number, head.copying(tokens_T), attends, _largest(head.ov(tokens_T), tokens_T, pairs)))
     return found
 
