@@ -24,12 +24,12 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks import play_worker
 from mini_gpt.commands import command_line
 from mini_gpt.config import loading
 from mini_gpt.data.tokenizers import ByteTokenizer
 from mini_gpt.pages.play import page as playground
 from tests.pages import browser as chromium
-from tests.pages import play_worker
 from tests.random_models import random_model
 
 WORKER = """

@@ -211,7 +211,6 @@ def _plot_rotation(axes: Axes, encoding: Rope, pair: int) -> None:
 
 
 def _similar_vectors(random: np.random.Generator, width: int) -> np.ndarray:
-    """Return a random unit vector and a similar vector."""
     q, other = (x / np.linalg.norm(x) for x in random.normal(size=(2, width)).astype(np.float32))
     return np.stack([q, q + 0.3 * other])
 

@@ -66,7 +66,6 @@ def _levels(shares: np.ndarray) -> np.ndarray:
 
 
 def _enlarged(pixels: np.ndarray) -> np.ndarray:
-    """Enlarge each entry of maps [..., L, S, 3] to a square of pixels."""
     times = max(1, SMALLEST // pixels.shape[-3])
     return pixels.repeat(times, axis=-3).repeat(times, axis=-2)
 

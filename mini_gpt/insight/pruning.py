@@ -114,12 +114,10 @@ def mean_outputs(model: LoadedModel, texts: Iterable[tuple[int, Batch]]) -> np.n
 
 
 def _weighted_sum(layer: Layer, weights_BL: jax.Array) -> jax.Array:
-    """Return the weighted sum_HK of the heads' outputs, float32."""
     return jnp.einsum("blhk,bl->hk", layer.heads_BLHK.astype(jnp.float32), weights_BL)
 
 
 def _shape(model: LoadedModel) -> tuple[int, int]:
-    """Return the numbers of layers with heads, and of heads in each."""
     return len(editing.attention_layers(model.config.model)), model.config.model.num_heads
 
 

@@ -53,7 +53,6 @@ def wider(templates: Templates) -> np.ndarray | None:
 
 
 def _directed(link: english.Link) -> Iterator[tuple[str, int, int]]:
-    """Yield (kind, query, key) of a link."""
     match link.kind:
         case "subject":
             yield "subject of the verb", link.word, link.other

@@ -212,7 +212,6 @@ def _head_row(number: int, head: int, layer: _Layer, induction: _Layer | None = 
 
 
 def _of_kinds(layer: _Layer, head: int) -> dict[str, dict[str, Any]]:
-    """Return the values of each kind, with the standard error of the strength."""
     kinds = head_scores.of_kinds(layer.kinds, layer.sums, head)
     others = [head_scores.of_kinds(layer.kinds, sums, head) for sums in layer.without]
     errors = {kind: jackknife([other[kind]["strength"] for other in others]) for kind in kinds}

@@ -108,7 +108,6 @@ def measure(
     of_all_BLHT = jnp.einsum("blo,hto->blht", visible_BLO, factor_HTO)
 
     def by_distance(kind: tuple[jax.Array, jax.Array, jax.Array]) -> jax.Array:
-        """Return mass_H of the scaled weights on the keys of one kind."""
         counted_BLS, factor_HO, of_all_BLH = kind
         of_kind_BLH = jnp.einsum("blo,ho->blh", by_offset(counted_BLS), factor_HO)
         return (of_kind_BLH / jnp.maximum(of_all_BLH, 1e-9)).sum((0, 1))

@@ -119,7 +119,6 @@ def _effects(model: LoadedModel, texts: "_Prepared", sites: Sequence[str], *, si
     every_place, every_head = range(length), range(model.config.model.num_heads)
 
     def effects(site: str, places: Sequence[int], heads: Sequence[int]) -> np.ndarray:
-        """Return effects_NLH, for these places and heads."""
         scores = []
         patches = [Patch(*patch) for patch in itertools.product(range(layers), places, heads)]
         for count, part in in_full_batches(patches, len(texts.corrupted_BL)):

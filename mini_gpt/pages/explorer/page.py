@@ -135,7 +135,6 @@ def check_fits(config: Config, pair: Example) -> None:
 
 
 def _entries(model: ModelConfig, pair: Example) -> dict[str, int]:
-    """Return {kind: number of attention weights}."""
     source, target = len(pair.source), len(pair.inputs)
     each = {"encoder": source**2, "decoder": target * (target + 1) // 2, "cross": target * source}
     layers = {"encoder": model.encoder_layers, "decoder": model.num_layers, "cross": model.num_layers}
@@ -180,7 +179,6 @@ def _stacked(templates: Templates, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def _relations(templates: Templates) -> dict[str, list[list[int]]]:
-    """Return {kind: its pairs of a query and a key} of the grammar of the text."""
     found = {kind: np.argwhere(templates[kind][0]).tolist() for kind in OF_STORIES | OF_PYTHON if kind in templates}
     return {kind: pairs for kind, pairs in found.items() if pairs}
 

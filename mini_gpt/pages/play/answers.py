@@ -69,7 +69,6 @@ class Answers:
         return Pass(self.models[number], tokens, edits)
 
     def _generated(self, number: int, request: Request) -> Iterator[Reply]:
-        """Yield a reply for each token."""
         tokens = _tokens(request["tokens"], _vocabulary(self.models[number]))
         random, most = np.random.default_rng(request.get("seed", 0)), request.get("topK", 0)
         temperature = request.get("temperature", 1)
@@ -159,7 +158,6 @@ class Pass:
         return np.asarray(_heads(self.model, self.inputs))
 
     def last_logits(self) -> np.ndarray:
-        """Return the logits_V after the last token."""
         return np.asarray(_last_logits(self.model, self.inputs, len(self.tokens) - 1))
 
     def predictions(self, top: int, lens: int) -> Reply:
@@ -279,8 +277,6 @@ def _heads(model: LoadedModel, inputs: Inputs) -> jax.Array:
 
 @jax.jit
 def _maps(model: LoadedModel, inputs: Inputs, layer: int, head: int) -> tuple[jax.Array, jax.Array]:
-    """Return logits_LS and weights_LS of a head."""
-
     def of_head(maps: AttentionMaps) -> tuple[jax.Array, jax.Array]:
         logits_LS = maps.logits_BHLS[0, head]
         seen_LS = maps.visible_BLS[0] & (logits_LS > HIDDEN_AT_MOST)

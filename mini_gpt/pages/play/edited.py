@@ -242,7 +242,6 @@ def static_edits(edits: JsonEdits, config: ModelConfig, length: int) -> Edits:
 
 
 def _factors(off: list[int], config: ModelConfig) -> Edit:
-    """Return the edit that removes the output of some layers."""
     factor_N = np.ones(config.num_layers, np.float32)
     factor_N[off] = 0
     return Edit(factor_N[:, None, None, None])
