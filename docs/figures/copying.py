@@ -120,12 +120,8 @@ def _plot_effects(axes: Axes, effects: list[list[float]], lengths: list[int]) ->
     """Plot shares with a row for each word length, and their numbers."""
     axes.set_ylabel("letters of the word")
     axes.set_yticks(range(len(lengths)), lengths)
-    axes.tick_params(length=0)
-    image = axes.imshow(effects, cmap=colours.SIGNED, vmin=-1, vmax=1, aspect="auto")
-    for (y, x), share in np.ndenumerate(np.array(effects)):
-        if abs(share) >= 0.05:
-            ink = colours.ink_on(image, share)
-            axes.text(x, y, f"{share:.2f}", ha="center", va="center", fontsize=7, color=ink)
+    image = colours.heat_map(axes, np.array(effects))
+    colours.write_cells(image, lambda _, share: f"{share:.2f}" if abs(share) >= 0.05 else "", fontsize=7)
     return image
 
 

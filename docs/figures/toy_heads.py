@@ -44,8 +44,7 @@ def draw() -> Figure:
         for column, ((name, weights_LS), note) in enumerate(zip(shown.items(), notes, strict=True)):
             axes = figure.add_subplot(2, 3, 3 * row + column + 1)
             image = colours.show_weights(axes, weights_LS)
-            for (i, j), weight in np.ndenumerate(weights_LS):
-                axes.text(j, i, f"{weight:.2f}", ha="center", va="center", color=colours.ink_on(image, weight))
+            colours.write_cells(image, lambda _, weight: f"{weight:.2f}", fontsize=10)
             axes.set_xticks(range(len(WORDS)), WORDS)
             axes.set_yticks(range(len(WORDS)), WORDS)
             axes.set(title=name + note, ylabel="query" if column == 0 else "", xlabel="key")

@@ -102,7 +102,6 @@ def _right_links(maps_NHLS: np.ndarray, links: list[Link], queries: Queries) -> 
 
 @jax.jit
 def _cross_attention(model: LoadedModel, inputs_BL: jax.Array, source_BS: jax.Array) -> jax.Array:
-    """Return the weights_NBHLS of cross-attention, replicated."""
     layers = observing.layers(model.merge(), model.with_layout(inputs_BL, source_BS=source_BS))
     weights = [layer.cross_attention.weights_BHLS for layer in layers if layer.cross_attention is not None]
     return sharding.replicate(jnp.stack(weights), model.mesh)

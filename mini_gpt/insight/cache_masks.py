@@ -15,7 +15,7 @@ from mini_gpt.config import loading
 from mini_gpt.data.layout import PLAIN
 from mini_gpt.evaluation.loaded import LoadedModel
 from mini_gpt.generation import cache as caches
-from mini_gpt.insight import colours, ramps
+from mini_gpt.insight import colours, images
 from mini_gpt.insight.curves import new_figure
 from mini_gpt.model import build
 from mini_gpt.model.attention.context import Coordinates, Mask
@@ -23,7 +23,7 @@ from mini_gpt.runtime import sharding
 
 LENGTHS, WINDOW, STEPS = (3, 5), 4, 4  # tokens of two prompts, keys of the second layer, new tokens
 VOCABULARY = 8
-SEEN, UNSEEN = ramps.WEIGHTS[4], ramps.WEIGHTS[1]
+SEEN, UNSEEN = images.WEIGHTS[4], images.WEIGHTS[1]
 
 
 class Masks(NamedTuple):

@@ -1,5 +1,6 @@
 """Colours of maps in figures of Matplotlib. Masked pairs are hatched."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -9,10 +10,10 @@ from matplotlib.colors import LinearSegmentedColormap, PowerNorm
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 
-from mini_gpt.insight import ramps
+from mini_gpt.insight import images
 
-WEIGHTS = LinearSegmentedColormap.from_list("weights", ramps.WEIGHTS)
-SIGNED = LinearSegmentedColormap.from_list("signed", ramps.SIGNED)
+WEIGHTS = LinearSegmentedColormap.from_list("weights", images.WEIGHTS)
+SIGNED = LinearSegmentedColormap.from_list("signed", images.SIGNED)
 HATCHING, MARK = "#c9ccd2", "#b8431b"  # of masked pairs, and of frames
 TICKS = (0, 0.01, 0.1, 0.25, 0.5, 1)  # of weights
 
@@ -30,6 +31,28 @@ def weight_bar(figure: Figure, image: AxesImage, axes: Any, *, shrink: float = 0
     bar = figure.colorbar(image, ax=axes, label="attention weight", shrink=shrink, pad=0.015, aspect=30)
     bar.set_ticks(TICKS, labels=[f"{tick:g}" for tick in TICKS])
     return bar
+
+
+def heat_map(axes: Axes, values: np.ndarray, limit: float = 1, *, signed: bool = True, bar: str = "") -> AxesImage:
+    """Plot values from -limit (signed) or 0 up to a limit as colours. bar: the name of a colour bar."""
+    style: Any = {"cmap": SIGNED if signed else WEIGHTS, "vmin": -limit if signed else 0, "vmax": limit}
+    image = axes.imshow(values, aspect="auto", interpolation="nearest", **style)
+    axes.tick_params(length=0)
+    if bar:
+        axes.figure.colorbar(image, ax=axes, label=bar, shrink=0.8)
+    return image
+
+
+def write_cells(
+    image: AxesImage,
+    text_of: Callable[[tuple[int, int], float], str],
+    is_bold: Callable[[tuple[int, int]], bool] = lambda place: False,
+    fontsize: float = 8,
+) -> None:
+    """Write a text into each cell (row, column) of a map, by its place and value."""
+    for place, value in np.ndenumerate(np.ma.filled(image.get_array(), np.nan)):
+        style: Any = {"color": ink_on(image, value), "weight": "bold" if is_bold(place) else "normal"}
+        image.axes.text(place[1], place[0], text_of(place, value), ha="center", va="center", fontsize=fontsize, **style)
 
 
 def ink_on(image: AxesImage, value: float) -> str:

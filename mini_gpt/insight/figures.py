@@ -25,7 +25,6 @@ from mini_gpt.model.positions.waves import geometric_frequencies, rope_frequenci
 from mini_gpt.runtime import sharding
 
 MOST_PANELS = 12  # of an encoding with other parameters in each layer
-SIGNED: Any = {"cmap": colours.SIGNED, "interpolation": "nearest"}
 
 
 def model_figures(name: str, model: LoadedModel, tokens: np.ndarray) -> dict[str, Figure]:
@@ -106,9 +105,8 @@ def sinusoids(config: ModelConfig, length: int = 128) -> Figure:
     table_LD = initial_table("sinusoidal", config, length)[:, -width:] / encoding.amplitude
     title = f"Sinusoidal positions, width {width}, base {encoding.base:,g}"
     figure, (heat, bands, waves) = new_figure((3 * 5.0, 4.3), 1, 3, title=title)
-    image = heat.imshow(table_LD, aspect="auto", vmin=-1, vmax=1, **SIGNED)
+    colours.heat_map(heat, table_LD, bar="value")
     heat.set(xlabel="dimension", ylabel="position (tokens)", title="The table: sines at even dimensions")
-    figure.colorbar(image, ax=heat, label="value", shrink=0.8)
     pairs = [0, width // 8, width // 4, 3 * width // 8]
     for number, pair in enumerate(pairs):
         period = 2 * math.pi * encoding.base ** (2 * pair / width)
@@ -213,7 +211,6 @@ def _plot_rotation(axes: Axes, encoding: Rope, pair: int) -> None:
 
 
 def _similar_vectors(random: np.random.Generator, width: int) -> np.ndarray:
-    """Return a random unit vector and a similar vector."""
     q, other = (x / np.linalg.norm(x) for x in random.normal(size=(2, width)).astype(np.float32))
     return np.stack([q, q + 0.3 * other])
 
@@ -255,7 +252,7 @@ def sums(x_LD: np.ndarray, p_LD: np.ndarray, words: list[str], *, title: str) ->
     limit = np.abs([x_LD, p_LD, sum_LD]).max()
     shown = {"X: embeddings": x_LD, "P: positions": p_LD, "X + P": sum_LD}
     for axes, (name, values_LD) in zip(top, shown.items(), strict=False):
-        image = axes.imshow(values_LD, aspect="auto", vmin=-limit, vmax=limit, **SIGNED)
+        image = colours.heat_map(axes, values_LD, limit)
         axes.set(title=f"{name} (rms {np.sqrt(np.mean(values_LD**2)):.3g})", xlabel="dimension")
         _label_words(axes, words)
     figure.colorbar(image, ax=top[:3], label="value", shrink=0.85, pad=0.01)
@@ -266,7 +263,8 @@ def sums(x_LD: np.ndarray, p_LD: np.ndarray, words: list[str], *, title: str) ->
     terms = {"xᵀy": x_LD @ x_LD.T, "xᵀp′": x_LD @ p_LD.T, "pᵀy": p_LD @ x_LD.T, "pᵀp′": p_LD @ p_LD.T}
     limit = max(np.abs(term).max() for term in terms.values())
     for axes, (name, term_LL) in zip(bottom, terms.items(), strict=True):
-        image = axes.imshow(term_LL, vmin=-limit, vmax=limit, **SIGNED)
+        image = colours.heat_map(axes, term_LL, limit)
+        axes.set_aspect("equal")
         axes.set(title=f"{name}: rms {np.sqrt(np.mean(term_LL**2)):.3g}")
     for axes in (top[3], *bottom):
         _label_words(axes, words, columns=True)

@@ -1,9 +1,13 @@
 """Images for TensorBoard as arrays, because plotting with Matplotlib is slower than a training step."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
-from mini_gpt.insight import ramps
-
+# Ramps of colours on light paper, as in pages/common/colours.js: from paper to ink in equal steps of lightness, and for
+# signed values from blue over paper to red. So 0 has the colour of the paper.
+WEIGHTS = ("#fcfcfa", "#cfdcf4", "#a2bdec", "#779ee1", "#4f7fd5", "#3760b7", "#254492", "#1b2c60", "#16181d")
+SIGNED = ("#1b3f8f", "#5b86d6", "#b9cdf0", "#fcfcfa", "#f3c4b3", "#d97452", "#962d12")
 GAP = 3  # pixels between maps
 PAPER, INK, LINE = 255, 60, 205  # grey levels
 SMALLEST, LARGEST = 96, 256  # pixels of one map
@@ -11,7 +15,16 @@ HATCH = 6  # pixels between the lines that mark masked pairs
 BAR, TICK, TEXT = 10, 4, 11  # pixels: heights of the colour bar, of its ticks and of letters
 TICKS = (0, 0.1, 0.5, 1)  # weights
 
-WEIGHTS_X3, SIGNED_X3 = ramps.rgb(ramps.WEIGHTS), ramps.rgb(ramps.SIGNED)
+
+def rgb(ramp: Sequence[str]) -> np.ndarray:
+    """Return the 256 colours of a ramp, uint8 [256, 3]: those of the Matplotlib colormap, whose import takes longer."""
+    stops_N3 = np.array([list(bytes.fromhex(stop[1:])) for stop in ramp]) / 255
+    places_N = np.linspace(0, 1, len(ramp)) * 255
+    channels = [np.interp(np.arange(256), places_N, channel_N) for channel_N in stops_N3.T]
+    return (np.stack(channels, axis=-1) * 255).astype(np.uint8)
+
+
+WEIGHTS_X3, SIGNED_X3 = rgb(WEIGHTS), rgb(SIGNED)
 
 
 def map_grid(weights_NHLS: np.ndarray) -> np.ndarray:
@@ -53,7 +66,6 @@ def _levels(shares: np.ndarray) -> np.ndarray:
 
 
 def _enlarged(pixels: np.ndarray) -> np.ndarray:
-    """Enlarge each entry of maps [..., L, S, 3] to a square of pixels."""
     times = max(1, SMALLEST // pixels.shape[-3])
     return pixels.repeat(times, axis=-3).repeat(times, axis=-2)
 

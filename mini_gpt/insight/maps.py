@@ -116,7 +116,6 @@ def _rows(panel: Panel) -> list[_Row]:
 
 
 def _of_text(panel: Panel) -> tuple[list[AttentionMaps], list[str]]:
-    """Return the maps of each layer, and the tokens or the words."""
     _, model, tokenizer, text = panel
     assert not isinstance(text, Example)
     if not isinstance(text, Words):

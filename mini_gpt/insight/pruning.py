@@ -114,12 +114,10 @@ def mean_outputs(model: LoadedModel, texts: Iterable[tuple[int, Batch]]) -> np.n
 
 
 def _weighted_sum(layer: Layer, weights_BL: jax.Array) -> jax.Array:
-    """Return the weighted sum_HK of the heads' outputs, float32."""
     return jnp.einsum("blhk,bl->hk", layer.heads_BLHK.astype(jnp.float32), weights_BL)
 
 
 def _shape(model: LoadedModel) -> tuple[int, int]:
-    """Return the numbers of layers with heads, and of heads in each."""
     return len(editing.attention_layers(model.config.model)), model.config.model.num_heads
 
 
@@ -219,12 +217,9 @@ def pruning_figure(
     for axes, (score, score_NH) in zip(grids, scores.items(), strict=True):
         name, unit = UNITS[score]
         limit, is_signed = np.nanmax(np.abs(score_NH)), np.nanmin(score_NH) < 0  # 0 has the colour of the paper in both
-        colormap = colours.SIGNED if is_signed else colours.WEIGHTS
-        image = axes.imshow(score_NH, cmap=colormap, vmin=-limit if is_signed else 0, vmax=limit, aspect="auto")
+        colours.heat_map(axes, score_NH, limit, signed=is_signed, bar=unit)
         label_heads(axes, layers, heads, name)
         axes.set_yticks(range(layers), names)
-        figure.colorbar(image, ax=axes, label=unit, shrink=0.8)
-
     shares = [100 * share for share in dict.fromkeys(row["share"] for row in rows)]
     for number, (order, label) in enumerate(LABELS.items()):
         losses = [row["nll"] for row in rows if row["order"] == order]

@@ -16,7 +16,7 @@ def build(page: Path, data: dict[str, Any]) -> str:
     """Return the HTML of a page with its styles, scripts and data. Raises ValueError if a number is not finite.
 
     page: an HTML file. Its links to styles and scripts are relative paths, and its element `data` contains null. A
-    browser does not run scripts of the type text/js-worker; ask.js starts a worker with them.
+    browser does not run scripts of the type text/js-worker; engines.js starts a worker with them.
     """
     before, _, after = page.read_text(encoding="utf-8").partition(DATA)
     # `<` is escaped, so that data can't close its element.

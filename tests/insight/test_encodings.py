@@ -180,39 +180,3 @@ def test_encodings_with_a_figure_of_their_own_have_no_curves(small):
 
     assert [curves(name) for name in ("none", "sinusoidal", "learned", "rope", "t5")] == 5 * [[]]
     assert curves("pope", "alibi") == [("pope", "rotation", [0])]
-
-
-STUBS = """const html = (strings, ...values) => ({ strings: [...strings], values });
-const [useMemo, useDark, seriesColour, bytesOf] = [(make) => make(), () => null, String, () => null];
-const [LineChart, MapChart, Slider, scales] = [null, null, null, { signed: () => null }];"""
-
-
-def test_cards_of_one_encoding_share_their_scale(make_model, tmp_path):
-    (tmp_path / "stubs.js").write_text(STUBS, encoding="utf-8")
-    given = page._positions(make_model("alibi", Roots))
-    for card, values in zip(given["curves"], ([-3, None, 1], [0, 2, 0]), strict=True):
-        card["lines"] = [{"name": "head 0", "values": values}]
-    program = """{ const shown = Positions({ data: given, state: { length: 32, baseLog: 4 }, set: null });
-        const scales = JSON.stringify(shown).match(/"roots by distance",-?[0-9]+,-?[0-9]+/g);
-        return [scales, rangeOf([2, 2.001])]; }"""
-    scripts = [tmp_path / "stubs.js", page.PAGE.parent / "positions_view.js"]
-    scales, flat = node.evaluate(scripts, program, {"positions": given})
-    assert scales == 2 * ['"roots by distance",-3,2'] and flat == [1.5, 2.501]
-
-
-@pytest.mark.parametrize(
-    "encoding, first, then",
-    [
-        (Roots, ["roots: bias", "used in layer 0", "used in layer 1"], "ALiBi"),
-        (Alibi, ["ALiBi", "used by"], "Similarity of two positions"),
-    ],
-)
-def test_the_page_puts_the_encodings_of_the_run_first(make_model, tmp_path, encoding, first, then):
-    """In Node, without a browser: `html` keeps what it is given."""
-    (tmp_path / "stubs.js").write_text(STUBS, encoding="utf-8")
-    program = """{ const state = { length: 32, baseLog: Math.log10(given.positions.base) };
-        return JSON.stringify(Positions({ data: given, state, set: null })).split("Not used by this run"); }"""
-    scripts = [tmp_path / "stubs.js", page.PAGE.parent / "positions_view.js"]
-    own, others = node.evaluate(scripts, program, {"positions": page._positions(make_model("alibi", encoding))})
-    assert all(text in own and text not in others for text in first)
-    assert then in others and then not in own

@@ -1,10 +1,7 @@
 """Sources and targets of files of pairs and of span corruption, and the suites on runs of both."""
 
-import dataclasses
-import json
 from pathlib import Path
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -13,9 +10,8 @@ from mini_gpt.config import loading
 from mini_gpt.data import spans, tokenizers
 from mini_gpt.data.tokenizers import ByteTokenizer
 from mini_gpt.evaluation import perplexity
-from mini_gpt.insight import examples, pruning, samples
+from mini_gpt.insight import examples, samples
 from mini_gpt.insight.heads import inputs
-from mini_gpt.model import editing
 from mini_gpt.runtime import progress
 from mini_gpt.runtime.errors import UserError
 from mini_gpt.suites import base
@@ -218,32 +214,3 @@ def test_diagnosis_finds_the_recorded_loss_again(run_of, kind):
     assert not any(rows[name]["found"] for name in ("cross-attention", "source padding", "causality"))
     other = Run(run.workdir, overrides={"source_length": "36"})
     assert "recorded loss" not in {row["check"] for row in suites.evaluate(other, "diagnose", SuiteOptions())["rows"]}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["pairs", "spans"])
-def test_heads_are_pruned_by_the_loss_of_targets(run_of, monkeypatch, kind):
-    for name in ("SCORED_TOKENS", "IMPORTANCE_TOKENS"):
-        monkeypatch.setattr(pruning, name, 300)
-    run = run_of(kind)
-    result = suites.evaluate(run, "pruning", SuiteOptions())
-    assert [tuple(layer) for layer in result["layers"]] == [("encoder", 0), ("decoder", 0), ("cross", 0)]
-    nll = {row["removed"]: row["nll"] for row in result["rows"] if row["order"] == "ablation"}
-    found = base.examples_of(run, "validation", 300)
-    assert nll[0] == pytest.approx(samples.loss(run.model, found), rel=1e-6)
-    none = dataclasses.replace(run.model, edits=editing.head_mask(jnp.zeros((3, 1, 4))))
-    assert nll[12] == pytest.approx(samples.loss(none, found), rel=1e-6) and nll[12] != nll[0]
-
-
-@pytest.mark.slow
-def test_the_figures_of_a_text_have_a_file_of_their_own(run_of):
-    run = run_of("spans")
-    suites.evaluate(run, "figures", SuiteOptions(text=OWN["spans"]))
-    written = json.loads(next((run.workdir / "eval").glob("figures,*.json")).read_text())
-    assert written["request"] == {"text": OWN["spans"], "words": None}
-
-
-@pytest.mark.slow
-def test_a_text_without_source_is_refused(run_of):
-    with pytest.raises(UserError, match=r"^--text: found '=b'; must have a source before the last ="):
-        base.example(run_of("spans"), SuiteOptions(text="=b"))

@@ -5,7 +5,7 @@ import re
 import numpy as np
 import pytest
 
-from mini_gpt.insight import colours, images, ramps
+from mini_gpt.insight import colours, images
 from tests.conftest import REPOSITORY
 
 SIZE, GAP = images.SMALLEST, images.GAP
@@ -64,10 +64,10 @@ def stops(name):
 
 
 def test_figures_have_the_colours_of_the_pages():
-    assert (stops("RAMPS"), stops("SIGNED")) == (ramps.WEIGHTS, ramps.SIGNED)
+    assert (stops("RAMPS"), stops("SIGNED")) == (images.WEIGHTS, images.SIGNED)
 
 
 @pytest.mark.parametrize("name", ["WEIGHTS", "SIGNED"])
 def test_images_have_the_colours_of_figures(name):
     of_figures = getattr(colours, name)(np.arange(256))[:, :3] * 255
-    np.testing.assert_array_equal(ramps.rgb(getattr(ramps, name)), of_figures.astype(np.uint8))
+    np.testing.assert_array_equal(images.rgb(getattr(images, name)), of_figures.astype(np.uint8))

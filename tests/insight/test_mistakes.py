@@ -149,15 +149,6 @@ def test_the_seed_draws_all_faults():
     assert examination.blamed(["loss"]) == "unknown" and examination.blamed(["positions"]) == "order"
 
 
-def test_an_answer_has_a_measurement():
-    seed = next(seed for seed in range(99) if find_the_fault.draw(seed)[0] == "base")
-    rows = [{"check": "trained base", "says": "With RoPE's base 100, …"}, {"check": "loss", "says": "high"}]
-    said = find_the_fault.answer(seed, {"rows": rows, "found": ["trained base"]})
-    assert said.startswith("base. Trained with RoPE's base ") and said.endswith("base 100, …")
-    said = find_the_fault.answer(seed, {"rows": rows[1:], "found": ["loss"]})
-    assert said.startswith("base.") and "finds loss, but does not name" in said
-
-
 @pytest.mark.slow
 def test_a_hidden_fault_is_trained_guessed_and_named(monkeypatch, tmp_path, capsys):
     seed = next(seed for seed in range(99) if str(find_the_fault.draw(seed)[1]) == "targets shifted by -1")

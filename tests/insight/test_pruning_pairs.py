@@ -5,15 +5,10 @@ import dataclasses
 import numpy as np
 import pytest
 
-from mini_gpt import suites
 from mini_gpt.data import tasks
 from mini_gpt.data.tokenizers import CharacterTokenizer
-from mini_gpt.evaluation import task_accuracy
 from mini_gpt.insight import examples, pruning, samples
 from mini_gpt.model import editing
-from mini_gpt.suites.base import SuiteOptions
-from mini_gpt.training import loop
-from mini_gpt.training.run import Run
 from tests.insight.test_maps_by_kind import PAIRS, without
 from tests.random_models import random_model
 
@@ -53,24 +48,3 @@ def test_importance_and_ablation_of_all_kinds(small):
         slope_B = (losses(model, mask_NBH=high) - losses(model, mask_NBH=low)) / 0.02
         assert importance_NH[place, head] == pytest.approx(np.mean(np.abs(slope_B)), rel=0.02, abs=1e-4)
     assert np.abs(increase_NH).min() > 1e-4
-
-
-@pytest.mark.slow
-def test_the_suite_removes_heads_of_all_kinds(small, tmp_path, monkeypatch):
-    for name in ("SCORED_TOKENS", "IMPORTANCE_TOKENS"):
-        monkeypatch.setattr(pruning, name, 400)
-    loop.train(small(**PAIRS | SIZE, train__steps=2, eval__tokens=64), tmp_path, conclude=False)
-    run = Run(tmp_path)
-    result = suites.evaluate(run, "pruning", SuiteOptions())
-    layers = [tuple(layer) for layer in result["layers"]]
-    assert layers == [("encoder", 0), ("decoder", 0), ("cross", 0)]
-    nll = {row["removed"]: row["nll"] for row in result["rows"] if row["order"] == "ablation"}
-    place, head = result["removal_orders"]["ablation"][0]
-    pruned = without(run.model.parameters, (*layers[place], head), 2)
-    problems = run.problems("validation", 400 // 8)
-    for removed, parameters in ((0, run.model.parameters), (1, pruned)):
-        model = dataclasses.replace(run.model, parameters=parameters)
-        alone = task_accuracy.accuracy(model, run.tokenizer, problems, 8).nll
-        assert nll[removed] == pytest.approx(alone, rel=1e-5)
-    axes = suites.SUITES["pruning"].figure(result).axes
-    assert [label.get_text() for label in axes[0].get_yticklabels()] == ["encoder 0", "decoder 0", "cross 0"]

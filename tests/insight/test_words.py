@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from benchmarks import referents
 from mini_gpt.data import spans
 from mini_gpt.data.tokenizers import ByteTokenizer
 from mini_gpt.insight import attention, maps, words
@@ -70,24 +69,3 @@ def test_words_of_pairs_and_of_long_texts_are_refused(model, small):
         SUITES["figures"].check(small(**fields, model__encoder_layers=1), SuiteOptions(words=True))
     with pytest.raises(UserError, match="--words: found 9000; must be at most 768 tokens"):
         page.explorer(model, ByteTokenizer(), words.Words(np.zeros(9000, np.int32)), title="", subtitle="")
-
-
-class Opened:
-    def __init__(self, model):
-        self.model, self.tokenizer = model, ByteTokenizer()
-
-
-def test_scores_of_nouns_are_log_probabilities_and_a_pronoun_does_not_see_the_end(model):
-    run = Opened(model)
-    sentence = referents.Sentence("A cup, a box: {}", "it", ("cup", "box"), ("is b", "is s"))
-    found = referents.scores(run, sentence)
-    tokens = np.frombuffer(b"A cup, a box: the box is s", np.uint8).astype(np.int32)
-    logits_LV = np.float64(model.logits(tokens[None])[0])
-    probability_LV = np.exp(logits_LV) / np.exp(logits_LV).sum(-1, keepdims=True)
-    expected = np.log(np.prod([probability_LV[at - 1, tokens[at]] for at in range(len(tokens) - 5, len(tokens))]))
-    assert found.shape == (2, 2) and found[1, 1] == pytest.approx(expected, rel=1e-4)
-    of_pronoun = [referents.attended(run, sentence, end, "it") for end in sentence.ends]
-    np.testing.assert_allclose(*of_pronoun, atol=1e-6)
-    of_end = [referents.attended(run, sentence, end, end[-1]) for end in sentence.ends]
-    assert of_end[0].shape == (2, 4, 2) and np.abs(of_end[0] - of_end[1]).max() > 1e-3
-    assert "head " in referents.report(run, sentence)

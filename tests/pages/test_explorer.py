@@ -14,9 +14,9 @@ from mini_gpt import suites
 from mini_gpt.commands import eval as eval_command
 from mini_gpt.data import spans, tokenizers
 from mini_gpt.insight.attention import attention_maps
-from mini_gpt.insight.heads import english_stories, python_source, templates, typical
 from mini_gpt.insight.heads import inputs as head_inputs
 from mini_gpt.insight.heads import report as head_report
+from mini_gpt.insight.heads import typical
 from mini_gpt.model.positions.biases import T5
 from mini_gpt.model.positions.rotary import Rope
 from mini_gpt.pages import document
@@ -104,14 +104,6 @@ def test_a_given_text_is_shown_up_to_the_context(small, tmp_path):
     assert data["subtitle"].endswith(f"computed in {run.model.dtype}")
     with pytest.raises(UserError, match="--text: found ''; must have at least one character"):
         evaluated(run, text="")
-
-
-@pytest.mark.slow
-def test_the_page_of_a_task_shows_a_problem(small, tmp_path):
-    fields = {"data__corpus": "task:copy", "data__tokenizer": "characters", "data__path": None, "data__task_length": 4}
-    loop.train(small(train__steps=1, context_length=12, **fields), tmp_path / "run", conclude=False)
-    shown = "".join(evaluated(Run(tmp_path / "run"))["attention"]["tokens"])
-    assert re.fullmatch(r"([a-z]{4})=\1\n", shown), shown
 
 
 @pytest.mark.slow
@@ -207,17 +199,6 @@ def test_the_page_has_the_labels_of_the_same_evaluation(trained, monkeypatch, ot
     assert data_of(page.read_text(encoding="utf-8"))["attention"]["labels"] == [labels]
 
 
-@pytest.mark.slow
-def test_each_text_has_its_own_page(trained):
-    run = Run(trained(model__position="rope"))
-    for text in ("one", "two <b>"):
-        suites.evaluate(run, "explorer", SuiteOptions(text=text))
-        suites.evaluate(run, "figures", SuiteOptions(text=text))
-    pages = [data_of(path.read_text(encoding="utf-8")) for path in (run.workdir / "eval").glob("explorer,*.html")]
-    assert sorted("".join(page["attention"]["tokens"]) for page in pages) == ["one", "two <b>"]
-    assert len(list((run.workdir / "eval").glob("figures,*/maps.png"))) == 2
-
-
 def test_markup_in_a_text_is_escaped():
     page = document.build(explorer.PAGE, {"title": HOSTILE, "attention": {"tokens": [HOSTILE]}})
     assert page.count("</script>") == explorer.PAGE.read_text().count("</script>")
@@ -309,31 +290,6 @@ def test_heads_are_labelled_without_a_result_of_heads(trained, monkeypatch):
     monkeypatch.setattr(explorer_suite, "MOST_PARAMETERS", 0)
     data = evaluated(run)
     assert data["attention"]["labels"] is None and data["labels_from"] is None
-
-
-def test_each_label_of_a_head_is_explained():
-    explained = node.evaluate([explorer.PAGE.parent / "heads.js"], "{ return Object.keys(LABELS); }", None)
-    zeros = np.zeros((1, 2), int)
-    of_tokens = templates.of_tokens(zeros, zeros > 0, templates.Vocabulary(*np.zeros((4, 1), bool)), causal=False)
-    of_syntax = [*templates.OF_SOURCE, *python_source.KINDS, *english_stories.KINDS]
-    kinds = {*of_tokens, *of_syntax, "induction", "fixed offset", "global", "mixed"}
-    assert set(explained) == kinds and len(explained) == len(kinds)
-
-
-@pytest.mark.parametrize(
-    "causal, ends, widest", [(True, [3, 5], 2), (True, [2, 5], 4), (False, [3, 5], 2), (False, [5], 4)]
-)
-def test_the_first_pinned_token_sees_the_most_keys(causal, ends, widest):
-    """ends: of the documents, which do not see each other."""
-    document_L = np.searchsorted(ends, np.arange(5), side="right")
-    seen_LS = (document_L[:, None] == document_L) & (np.tri(5, dtype=bool) | (not causal))
-    weights_LS = seen_LS / seen_LS.sum(-1, keepdims=True)
-    packed = explorer.packed(np.zeros((1, 1, 5, 5), np.float32), weights_LS[None, None], seen_LS, causal=causal)
-    scripts = [COMMON / "arrays.js", COMMON / "tokens.js", explorer.PAGE.parent / "attention.js"]
-    program = "(async () => { const held = new Attention(given, await unpack(given.logits));"
-    program += " return [held.widest, held.isMasked]; })()"
-    given = packed | {"tokens": list("abcde"), "layers": 1, "heads": 1}
-    assert node.evaluate(scripts, program, given) == [widest, not seen_LS.all()]
 
 
 def test_the_error_beside_a_value_is_the_stated_error_rounded_up():

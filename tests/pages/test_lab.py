@@ -16,12 +16,10 @@ from mini_gpt.config import load
 from mini_gpt.config.attention import ENCODINGS
 from mini_gpt.model.attention import reference
 from mini_gpt.model.attention.context import MASKING_BIAS, Context, Coordinates, Mask
-from mini_gpt.model.attention.core import Core
 from mini_gpt.model.attention.multi_head import MultiHeadAttention, split_heads
 from mini_gpt.model.attention.parts import ScoreMod, Shared
 from mini_gpt.model.positions.absolute import InputEncoding
 from mini_gpt.pages.lab import example, page
-from tests.conftest import REPOSITORY
 from tests.pages import node
 
 NAMES = ("attention", "terms", "encodings", "cells", "state", "matrices", "subject", "explain", "shapes")
@@ -176,29 +174,6 @@ def test_the_experiments_show_what_the_page_says():
     assert causal_LS[the, mat] == 0 == causal_LS[The, mat] and causal_LS[The, The] == 1
 
 
-def test_the_guide_states_the_pages_numbers():
-    guide = (REPOSITORY / "docs" / "guides" / "pages.md").read_text(encoding="utf-8")
-    guide = " ".join(guide.partition("## Five experiments")[2].partition("## Copy")[0].split())
-    number = re.compile(r"`#([^`]*)`|[Hh]ead (\d): |(\w+) → (\w+) (\d\.\d\d)")
-    result, head, checked = None, None, 0
-    for match in number.finditer(guide):
-        if match[1] is not None:
-            (result,) = computed(match[1])
-        elif match[2]:
-            head = int(match[2]) - 1
-        else:
-            query, key = map(result["words"].index, match.group(3, 4))
-            assert float(match[5]) == pytest.approx(weights(result)[head][query, key], abs=0.005001), match[0]
-            checked += 1
-    assert checked == guide.count("→") > 15
-
-
-@pytest.mark.parametrize("changed", ["position=sinusoidal", "position=rope", "position=alibi", "mask=causal"])
-def test_order_matters_with_positions_or_a_mask(changed):
-    before, after = (np.array(result["y"]) for result in computed(changed, f"{changed}&order=5,1,2,3,4,0"))
-    assert np.abs(after - before[[5, 1, 2, 3, 4, 0]]).max() > 0.01
-
-
 def random_state(numbers):
     """Return random entries of the fragment."""
     some = lambda *values: numbers.choice(values)
@@ -292,14 +267,3 @@ def test_copies_hold_all_numbers(explained):
             rows = [line.split("\t") for line in tables[matrix["name"]]]
             assert [row[0] for row in rows] == matrix["rows"]
             np.testing.assert_array_equal([list(map(float, row[1:])) for row in rows], values)
-
-
-def test_shapes_are_those_of_the_model():
-    table = node.evaluate(SCRIPTS, "{ return shapesOf(10, 512, 8); }", None)
-    q_BLHK, words = jnp.zeros((1, 10, 8, 64)), Coordinates.of(10)
-    core = Core(load("configs/tiny.py", {"model.d_model": "512", "model.num_heads": "8"}).model)
-    out_BLHK, _, weights_BHLS = attend(core, q_BLHK, q_BLHK, q_BLHK, Context(words, words))
-    shown = [tuple(int(n) for n in shape.split(" × ")) for _, shape in table]
-    assert shown == [(10, 512), (8, 10, 64), weights_BHLS.shape[1:], (8, 10, 64), (10, 512)]
-    assert out_BLHK.swapaxes(1, 2).shape[1:] == shown[3]
-    assert split_heads(jnp.zeros((1, 10, 512)), 8).shape == q_BLHK.shape

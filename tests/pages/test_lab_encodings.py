@@ -130,32 +130,6 @@ def test_encodings_of_ones_own_have_their_numbers(data):
         np.testing.assert_allclose(found["weights"], weights_HLS, rtol=1e-5, atol=1e-5, err_msg=str(setting))
 
 
-def test_encodings_of_ones_own_are_in_words(data):
-    program = """{ const said = (position, heads) => {
-      const state = stateOf(given, { position, heads, mask: "causal", order: "5,1,2,3,4,0" });
-      const result = attention(settingsOf(given, state)), held = matricesShown(given, state, result);
-      const about = (id, i, j) => explain({ held, state, result }, { id, i, j }).text;
-      return { ...wordsAbout(result.encoding), ids: Object.keys(held), at: ["P", "Q1", "B1", "S1", "A1"].map((id) =>
-        held[id] ? about(id, 2, 0) : ""),
-        cells: held.B1 ? [held.B1, held.S1].map(({ values }) => brief(values[2][0])) : null }; };
-      return ["ramp", "shear", "recent", "t5", "kerple"].map((name) => said(name, 2)); }"""
-    ramp, shear, recent, t5, kerple = node.evaluate(SCRIPTS, program, data)
-    assert ramp["input"] == "The encoding ramp adds P, here at its initial values." and ramp["cause"] == "P"
-    assert ramp["at"][0] == "7.00, which the encoding ramp adds at position 2"
-    assert shear["split"] == "The encoding shear rotates queries and keys by their positions."
-    assert shear["at"][1].startswith("multiplied with the matrix of position 2: ")
-    assert recent["score"] == "The encoding recent adds a bias B to the logits." and recent["cause"] == "recent"
-    assert recent["at"][2:] == [
-        "−∞, which recent adds to the logit of positions 2 and 0",
-        "hidden by the bias of recent",
-        "0, because the key mat is hidden",
-    ]
-    assert recent["cells"] == ["−∞", "−∞"] and "B1" in recent["ids"] and "P" not in recent["ids"]
-    zeros = "The encoding T5 adds a bias B to the logits, here at its initial values, which are all 0."
-    assert t5["score"] == zeros and t5["cause"] is None
-    assert kerple["score"] == "The encoding KERPLE adds a bias B to the logits, here at its initial values."
-
-
 def test_a_query_whose_keys_are_all_hidden_has_even_weights(data):
     numbers = data["encodings"]["recent"]["numbers"]["2,true"]
     numbers["bias"] = np.full((2, 6, 6), -1e30).tolist()

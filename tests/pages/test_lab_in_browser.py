@@ -132,12 +132,6 @@ def test_presets_and_seeds_change_a_matrix(page):
     assert not np.array_equal(values(page, "WV"), first)
 
 
-def test_the_numbers_of_a_chosen_encoding_are_shown(page):
-    Select(find(page, "position")).select_by_visible_text("KERPLE")
-    bias_HLS = example.data()["encodings"]["kerple"]["numbers"]["2,false"]["bias"]
-    until(page, lambda: np.array_equal(values(page, "B1"), bias_HLS[1]))
-
-
 def test_scale_and_temperature_change_the_weights(page):
     logits_LS = X_LD[:, :2] @ X_LD[:, [1, 0]].T
     find(page, "scale-off").click()
@@ -148,13 +142,6 @@ def test_scale_and_temperature_change_the_weights(page):
     until(page, lambda: find(page, "temperature-value").text == "2.5")
     np.testing.assert_allclose(values(page, "S0"), logits_LS, rtol=1e-6)
     np.testing.assert_allclose(values(page, "A0"), softmax(logits_LS / 2.5), rtol=1e-6)
-
-
-def test_one_head_stands_beside_two(page):
-    keys_LD = X_LD[:, [1, 0, 3, 2]]
-    np.testing.assert_allclose(values(page, "one-A0"), softmax(X_LD @ keys_LD.T / 2), rtol=1e-6)
-    for head in range(2):
-        np.testing.assert_array_equal(values(page, f"two-A{head}"), values(page, f"A{head}"))
 
 
 def test_a_number_is_explained_by_mouse_and_keys(page):
@@ -214,14 +201,6 @@ def test_words_are_reordered_by_buttons_and_by_drag(page):
     until(page, lambda: words() == WORDS)
 
 
-def test_a_link_of_the_things_to_try_sets_the_page(page):
-    page.find_element("link text", "Use one head").click()
-    until(page, lambda: not page.find_elements("id", "matrix-A1"))
-    assert find(page, "heads-1").get_attribute("aria-pressed") == "true"
-    page.find_element("link text", "Start").click()
-    until(page, lambda: page.find_elements("id", "matrix-A1"))
-
-
 def test_a_link_brings_its_result_into_view(page):
     page.find_element("link text", "Swap “The” and “mat”").click()
     shown = "const { top } = arguments[0].getBoundingClientRect(); return top >= 0 && top < innerHeight"
@@ -258,29 +237,6 @@ def test_sections_fold_on_a_narrow_screen(page, request, path):
     assert len(opened()) == 10 and page.execute_script("return document.documentElement.scrollHeight") > 2 * height
 
 
-def test_sections_do_not_fold_on_a_wide_screen(page, request, path):
-    resize(page, request, 1440)
-    page.get("about:blank")
-    page.get(f"{path.as_uri()}#reorder")
-    until(page, lambda: page.switch_to.active_element == find(page, "reorder"))
-    assert page.find_elements("tag name", "details") == [] and find(page, "step-mix").size["height"] > 200
-
-
-def test_an_unknown_value_in_the_address_is_said(page, path):
-    page.get("about:blank")
-    page.get(f"{path.as_uri()}#position=xyz&heads=1")
-    until(page, lambda: "position=xyz. It shows the default instead" in find(page, "unread").text)
-    find(page, "heads-2").click()
-    until(page, lambda: find(page, "unread").text == "")
-
-
-def test_nothing_covers_the_page_before_a_number_is_chosen(page):
-    size = lambda: find(page, "explained").size["height"]
-    assert size() <= 1
-    page.execute_script("arguments[0].focus()", cell(page, "S0", 2, 1))
-    until(page, lambda: size() > 20)
-
-
 def test_a_step_is_copied_as_numpy(page):
     page.execute_cdp_cmd("Browser.grantPermissions", {"permissions": ["clipboardReadWrite", "clipboardSanitizedWrite"]})
     page.find_element("css selector", "#step-mix [aria-label='Copy Softmax, times V as NumPy']").click()
@@ -289,12 +245,6 @@ def test_a_step_is_copied_as_numpy(page):
     exec(page.execute_async_script("navigator.clipboard.readText().then(arguments[0])"), copied)
     np.testing.assert_array_equal(copied["A_2"], values(page, "A1"))
     np.testing.assert_array_equal(copied["O_1"], values(page, "O0"))
-
-
-def test_sizes_that_do_not_fit_are_said(page):
-    assert "1,048,576 parameters" in find(page, "fits").text
-    find(page, "size-heads").send_keys(ALL, "7")
-    until(page, lambda: "must be divisible by the number of heads: 512 / 7" in find(page, "fits").text)
 
 
 def test_nothing_is_wider_than_the_window(page, request, path):

@@ -14,7 +14,7 @@ from mini_gpt.runtime.errors import UserError
 from tests.conftest import slow
 from tests.pages import node
 from tests.pages.test_explorer import data_of
-from tests.pages.test_explorer_vectors import TOKENS, made
+from tests.pages.test_explorer_in_node import TOKENS, made
 from tests.pages.test_lab import SCRIPTS
 
 PLACE = (1, 2)

@@ -7,7 +7,7 @@ from selenium.webdriver.support.ui import WebDriverWait
 
 from mini_gpt.pages.lab import page
 from tests.pages.browser import axe_violations, screen, show
-from tests.pages.test_explorer_vectors import made
+from tests.pages.test_explorer_in_node import made
 from tests.pages.test_lab_trained import held
 
 pytestmark = pytest.mark.slow
@@ -38,16 +38,6 @@ def test_a_cell_of_a_map_can_be_changed_by_keyboard(browser, path):
     browser.find_element(By.ID, "reset").click()
     WebDriverWait(browser, 10).until(lambda _: weight(browser) == before)
     assert browser.get_log("browser") == []
-
-
-def test_only_trials_that_change_the_head_are_offered(browser, path, tmp_path):
-    show(browser, path)
-    links = lambda: [each.get_attribute("href").partition("#")[2] for each in browser.find_elements(By.TAG_NAME, "a")]
-    assert links() == ["", "position=none", "scale=off", "mask=none", "K=zero"]
-    fields = {"model__position": "learned", "model__scale_attention": False}
-    (tmp_path / "other.html").write_text(page.lab(held(made(**fields))), encoding="utf-8")
-    show(browser, tmp_path / "other.html")
-    assert links() == ["", "mask=none", "K=zero"] and not browser.find_elements(By.ID, "position")
 
 
 @pytest.mark.parametrize("width, theme", [(1200, "light"), (390, "dark")])

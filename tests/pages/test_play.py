@@ -19,7 +19,6 @@ from mini_gpt.runtime.errors import UserError
 from mini_gpt.suites.base import SuiteOptions
 from mini_gpt.training.run import Run
 from tests.conftest import SMALL
-from tests.pages import node
 from tests.pages.test_explorer import HOSTILE, data_of
 from tests.random_models import random_model
 
@@ -57,23 +56,13 @@ def test_hostile_titles_texts_and_tokens_are_data():
     assert page.count("</script>") == page.count("<script")
 
 
-def test_each_view_opens_on_a_token_that_fits_it():
-    """Two layers; the first token has no loss; what is not a number is never the largest."""
-    result = {"length": 4, "layers": 2, "nll": [9, 1, 3, 2], "norms": [0, 0, 9, 0, 9, 0, 0, 0, 1, 5, 2, 4]}
-    program = "{ return Object.keys(OPENINGS).map((view) => openingOf(view, given, 3)); }"
-    script = playground.PAGE.parent / "view" / "opening.js"
-    assert node.evaluate([script], program, result) == [3, 3, 2, 3, 1]
-    program = "{ return [openingOf('loss', { nll: [9], length: 1 }, 0), indexOfLargest([NaN, -2, NaN, -1], 0, 4)]; }"
-    assert node.evaluate([script], program, None) == [0, 3]
-
-
 def test_the_page_may_not_use_a_network():
     page = playground.play([shown()], ByteTokenizer(), "a", title="")
     policy = re.search(r'<meta http-equiv="Content-Security-Policy" content="([^"]+)">', page)[1]
     assert policy.startswith("default-src 'none';") and "connect-src" not in policy and "http" not in policy
     assert page.index(policy) < page.index("<script")
     assert not re.search(r"""(src|href)=["']?(https?:)?//|url\(|@import|XMLHttpRequest|WebSocket""", page)
-    assert page.count("fetch(") == 1  # of served.js, which only a page of a server uses; the policy forbids it here
+    assert page.count("fetch(") == 1  # of engines.js, which only a page of a server uses; the policy forbids it here
 
 
 def test_unsupported_or_non_finite_runs_are_refused():
@@ -115,15 +104,3 @@ def test_a_run_beside_another_needs_its_tokenizer(trained, tmp_path):
         suites.evaluate(Run(first), "play", SuiteOptions(beside=str(other)))
     with pytest.raises(UserError, match="--beside is not supported by --suite=explorer; use it with play"):
         suites.check(["explorer"], SuiteOptions(beside=str(other)))
-
-
-@pytest.mark.parametrize(
-    "text, message",
-    [("", "--text: found ''; must have at least one character"), ("a" * 100_000, "--text: found '100000 tokens'; the")],
-    ids=["empty", "long"],
-)
-def test_an_empty_or_very_long_text_is_refused(trained, text, message):
-    run = trained(train__steps=4)
-    with pytest.raises(UserError, match=message):
-        suites.evaluate(Run(run), "play", SuiteOptions(text=text))
-    assert not (run / "eval").exists()

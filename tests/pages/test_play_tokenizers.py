@@ -3,8 +3,6 @@
 import functools
 import itertools
 import json
-import shutil
-import subprocess
 
 import numpy as np
 import pytest
@@ -20,6 +18,7 @@ from mini_gpt.runtime.errors import UserError
 from tests.conftest import REPOSITORY, make_text, slow
 from tests.hugging_face import foreign_tokenizers
 from tests.hugging_face.foreign_tokenizers import HARD, HARD_TEXTS
+from tests.pages import node
 
 CORPUS = (
     make_text(0, 300) + "".join(HARD_TEXTS.values())[:500] + HARD + "don't they'll 2024 in 1000 years\n\n    return  x"
@@ -158,38 +157,27 @@ OWN_TEXTS = {
 TEXTS = [HARD, *HARD_TEXTS.values(), *OWN_TEXTS.values()]
 
 
-class Node:
-    """The page's tokenizers in Node, one at a time."""
-
-    def __init__(self):
-        if shutil.which("node") is None:
-            pytest.skip("needs node")
-        files = [
-            REPOSITORY / "tests/pages/tokenizers_in_node.js",
-            REPOSITORY / "mini_gpt/pages/play/view/tokenizers.js",
-        ]
-        pipe = subprocess.PIPE
-        self.process = subprocess.Popen(["node", *files], stdin=pipe, stdout=pipe, encoding="utf-8")
-        self.used = None
-
-    def __call__(self, kind, **request):
-        if self.used != kind:
-            self.used = kind
-            self._ask({"use": page.described(made(kind))})
-        return self._ask(request)
-
-    def _ask(self, request):
-        self.process.stdin.write(json.dumps(request) + "\n")
-        self.process.stdin.flush()
-        return json.loads(self.process.stdout.readline())
+SCRIPT = REPOSITORY / "mini_gpt/pages/play/view/tokenizers.js"
+CALLS = {
+    "encode": "own.encode(value)",
+    "decode": "own.decode(value)",
+    "textOf": "own.textOf(value)",
+    "spans": "own.spans(own.encode(value).ids, value)",
+}
 
 
-@pytest.fixture(scope="module")
-def node():
-    started = Node()
-    yield started
-    started.process.stdin.close()
-    started.process.wait(10)
+@functools.cache
+def load(kind):
+    """Keep a tokenizer of the page in the process of Node."""
+    program = "{ (globalThis.tokenizers ??= {})[given.kind] = Tokenizer.of(given.data); return null; }"
+    node.evaluate([SCRIPT], program, {"kind": kind, "data": page.described(made(kind))})
+
+
+def in_page(kind, **request):
+    load(kind)
+    ((name, value),) = request.items()
+    program = f"{{ const own = tokenizers[given.kind], {{ value }} = given; return {CALLS[name]}; }}"
+    return node.evaluate([], program, {"kind": kind, "value": value})
 
 
 def known_text(kind, text):
@@ -198,10 +186,10 @@ def known_text(kind, text):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_hard_texts_have_the_librarys_tokens(node, kind):
+def test_hard_texts_have_the_librarys_tokens(kind):
     for text in TEXTS:
         text = known_text(kind, text)
-        assert node(kind, encode=text)["ids"] == made(kind).encode(text).tolist(), text[:60]
+        assert in_page(kind, encode=text)["ids"] == made(kind).encode(text).tolist(), text[:60]
 
 
 pieces = st.sampled_from(
@@ -223,22 +211,22 @@ texts = st.lists(st.one_of(pieces, st.characters(codec="utf-8", exclude_categori
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=100, deadline=None, database=None)
 @given(text=texts)
-def test_any_text_has_the_librarys_tokens(node, kind, text):
+def test_any_text_has_the_librarys_tokens(kind, text):
     text = known_text(kind, text)
-    assert node(kind, encode=text)["ids"] == made(kind).encode(text).tolist()
+    assert in_page(kind, encode=text)["ids"] == made(kind).encode(text).tolist()
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_any_tokens_have_the_librarys_text(node, kind):
+def test_any_tokens_have_the_librarys_text(kind):
     tokenizer, rng = made(kind), np.random.default_rng(0)
     for size in (0, 1, 3, 50, 400):
         ids = rng.integers(0, len(tokenizer.texts) + 2, size).tolist()
-        assert node(kind, decode=ids) == tokenizer.decode(ids)
+        assert in_page(kind, decode=ids) == tokenizer.decode(ids)
     tokens = range(min(300, len(tokenizer.texts)))
-    assert [node(kind, textOf=token) for token in tokens] == spans.decode_each(tokens, tokenizer)
+    assert [in_page(kind, textOf=token) for token in tokens] == spans.decode_each(tokens, tokenizer)
 
 
-def test_invalid_utf8_is_decoded_as_in_python(node):
+def test_invalid_utf8_is_decoded_as_in_python():
     for raw in (
         b"\xff",
         b"a\xc3",
@@ -249,16 +237,16 @@ def test_invalid_utf8_is_decoded_as_in_python(node):
         b"\xf4\x90\x80\x80",
         b"\xef\xbb\xbfa",
     ):
-        assert node("bytes", decode=list(raw)) == raw.decode(errors="replace"), raw
+        assert in_page("bytes", decode=list(raw)) == raw.decode(errors="replace"), raw
 
 
 @pytest.mark.parametrize("kind", ["bytes", "characters", "words", "bpe"])
-def test_spans_cover_the_text_with_whole_characters(node, kind):
+def test_spans_cover_the_text_with_whole_characters(kind):
     for text in map(functools.partial(known_text, kind), TEXTS):
-        spans, units = node(kind, spans=text), text.encode("utf-16-le")
+        spans, units = in_page(kind, spans=text), text.encode("utf-16-le")
         tokens = made(kind).encode(text)
         gaps = [after["start"] - before["end"] for before, after in itertools.pairwise([{"end": 0}, *spans])]
-        unknown = len("".join(node(kind, encode=text)["unknown"]).encode("utf-16-le")) // 2
+        unknown = len("".join(in_page(kind, encode=text)["unknown"]).encode("utf-16-le")) // 2
         end = spans[-1]["end"] if spans else 0
         assert min(gaps, default=0) >= 0 and sum(gaps) + len(units) // 2 - end == unknown
         for span in spans:
@@ -266,13 +254,13 @@ def test_spans_cover_the_text_with_whole_characters(node, kind):
             assert made(kind).decode(tokens[span["first"] : span["last"] + 1]) == part
 
 
-def test_a_word_without_a_token_is_left_out_and_named(node):
-    answer = node("words", encode="the cat zyzzyva")
+def test_a_word_without_a_token_is_left_out_and_named():
+    answer = in_page("words", encode="the cat zyzzyva")
     assert answer == {"ids": made("words").encode("the cat").tolist(), "unknown": [" zyzzyva"]}
 
 
-def test_characters_without_a_token_are_left_out_and_named(node):
-    assert node("characters", encode="the \u2603cat\u2604") == {
+def test_characters_without_a_token_are_left_out_and_named():
+    assert in_page("characters", encode="the \u2603cat\u2604") == {
         "ids": made("characters").encode("the cat").tolist(),
         "unknown": ["\u2603", "\u2604"],
     }

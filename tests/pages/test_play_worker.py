@@ -1,7 +1,6 @@
 """The worker of the playground: its replies hold the model's own numbers, and newer requests come first."""
 
 import dataclasses
-import json
 
 import jax.numpy as jnp
 import numpy as np
@@ -10,7 +9,7 @@ import pytest
 from mini_gpt.data.layout import Layout
 from mini_gpt.insight import observing
 from mini_gpt.insight.attention import attention_maps
-from mini_gpt.pages.play import answers, pack
+from mini_gpt.pages.play import pack
 from tests.conftest import slow
 from tests.pages import node, play_engine
 from tests.pages.play_engine import VOCAB, make
@@ -113,22 +112,10 @@ def test_a_newer_run_cancels_the_older_one_of_its_slot():
     assert sorted(kinds(replies)) == [(0, "cancelled"), (1, "result"), (2, "result"), (3, "result"), (4, "attention")]
 
 
-def test_cancel_ends_all_runs_and_generations():
-    generate = {"kind": "generate", "model": 0, "tokens": TEXT, "count": 10**6}
-    assert sorted(kinds(talk([make()], generate, RUN, {"kind": "cancel"}))) == [(0, "cancelled"), (1, "cancelled")]
-
-
 def test_a_slot_can_be_cancelled_alone():
     generate = {"kind": "generate", "model": 0, "tokens": TEXT, "count": 10**6}
     replies = talk([make()], RUN, generate, {"kind": "cancel", "model": 0, "slot": "generated"})
     assert sorted(kinds(replies)) == [(0, "result"), (1, "cancelled")]
-
-
-def test_maps_of_a_cancelled_run_are_cancelled():
-    maps = {"kind": "attention", "model": 0, "layer": 0, "head": 0}
-    assert kinds(talk([make()], maps)) == [(0, "cancelled")]
-    replies = talk([make()], RUN, {"kind": "cancel"}, maps)
-    assert sorted(kinds(replies)) == [(0, "cancelled"), (2, "cancelled")]
 
 
 def test_maps_of_a_refused_run_are_cancelled():
@@ -136,15 +123,6 @@ def test_maps_of_a_refused_run_are_cancelled():
     for refused in ([1] * 13, []):
         replies = talk([make({"position": "learned"})], RUN, waits, RUN | {"tokens": refused}, waits, maps)
         assert kinds(replies) == [(0, "result"), (2, "refused"), (4, "cancelled")]
-
-
-def test_other_edits_of_a_slot_compute_all_places_again():
-    model, edits = make({"position": "rope"}), {"scale": "off"}
-    plain, edited = talk([model], RUN, {"kind": "wait"}, RUN | {"edits": edits})
-    assert (plain["computed"], edited["computed"]) == (LENGTH, LENGTH)
-    [(wanted_LV, _)] = play_engine.passes([model], [(0, [TEXT], edits)])[0]
-    log_LV = log_softmax(wanted_LV)
-    np.testing.assert_allclose(edited["nll"][1:], -log_LV[np.arange(LENGTH - 1), TOKENS[1:]], atol=LIMIT)
 
 
 def test_a_refused_request_leaves_the_worker_usable():
@@ -155,17 +133,6 @@ def test_a_refused_request_leaves_the_worker_usable():
     assert "The learned table has 12 positions" in replies[0]["message"]
     assert replies[1]["message"] == "The model 1 is not loaded."
     assert replies[2]["computed"] == LENGTH
-
-
-@pytest.mark.parametrize("place", [{"model": 2}, {"model": -1}, {"model": "0"}, {"slot": "other"}], ids=str)
-def test_requests_for_other_models_and_slots_are_refused(place):
-    refused, result = talk([make()], {"kind": "wait"}, RUN | place, RUN)
-    assert kinds([refused, result]) == [(1, "refused"), (2, "result")]
-    assert refused["message"].startswith("There is no slot")
-
-
-def test_the_worker_has_the_slots_of_the_server():
-    assert node.evaluate(play_engine.scripts(), "[...SLOTS]", None) == list(answers.SLOTS)
 
 
 def test_no_token_is_drawn_from_logits_that_are_not_finite():
@@ -252,17 +219,6 @@ def test_places_before_a_change_come_from_the_cache(cases):
         assert [computed for _, computed in together] == counts, (fields, edits)
 
 
-def test_results_are_the_same_after_a_shorter_text():
-    model = make({"position": "rope"})
-    ask = {"ask": {"top": 3, "lens": 2}}
-    requests = [RUN | ask | {"tokens": text} for text in ([*TEXT[:6], 1, 2], TEXT, TEXT[:5], TEXT)]
-    waits = [{"kind": "wait"}] * len(requests)
-    replies = talk([model], *(each for pair in zip(requests, waits, strict=True) for each in pair))
-    same = lambda reply: json.dumps({name: reply[name] for name in ("nll", "next", "norms", "lens")})
-    assert same(replies[1]) == same(replies[3]) != same(replies[2])
-    assert same(talk([model], requests[1])[0]) == same(replies[1])
-
-
 LAYOUTS = [Layout(separator_id=3), Layout(operator_ids=(2, 5)), Layout(separator_id=3, operator_ids=(2, 5))]
 
 
@@ -274,14 +230,3 @@ def test_separators_and_operators_have_their_effect(position, layout):
     [[(logits_LV, _)]] = play_engine.passes([model], [(0, [tokens], {})])
     np.testing.assert_allclose(logits_LV, by_jax(model, tokens), atol=LIMIT)
     assert np.abs(logits_LV - by_jax(dataclasses.replace(model, layout=Layout()), tokens)).max() > 100 * LIMIT
-
-
-def test_many_candidates_are_the_most_likely_tokens():
-    logits = np.random.default_rng(0).integers(0, 50_000, 100_000)  # with equal ones, which go by their id
-    logits.sort()
-    call = "[[3, 100, 101, 60000, 200000].map((k) => candidates(given, k)), candidates(given, 0).length]"
-    found, all_tokens = node.evaluate(play_engine.scripts(), call, logits.tolist())
-    order = np.argsort(-logits, kind="stable")
-    for tokens, count in zip(found, (3, 100, 101, 60_000, 100_000), strict=True):
-        np.testing.assert_array_equal(tokens, order[:count])
-    assert all_tokens == len(logits)

@@ -84,7 +84,6 @@ def dead_units(layers: list[Layer]) -> CheckResult:
 
 
 def _is_dead_F(layer: Layer) -> np.ndarray:
-    """Return for each unit of a layer whether it does not vary."""
     mean_F, square_F = (values_BF.mean(axis=0, dtype=np.float64) for values_BF in (layer.units_BF, layer.squares_BF))
     deviation_F = np.sqrt(np.maximum(square_F - mean_F**2, 0))
     return deviation_F <= DEAD_DEVIATION * np.median(deviation_F)

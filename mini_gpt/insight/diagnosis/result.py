@@ -61,7 +61,6 @@ class CheckResult:
 
     @property
     def causes(self) -> tuple[str, ...]:
-        """Possible causes, if something was found."""
         return CAUSES[self.check] if self.found else ()
 
 

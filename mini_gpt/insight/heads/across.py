@@ -40,10 +40,9 @@ def by_depth_figure(runs: Mapping[str, list[dict[str, Any]]]) -> Figure:
         bars.set(title=name, ylabel="heads", xticks=range(len(places)), xticklabels=layers, xlabel="layer")
         bars.yaxis.get_major_locator().set_params(integer=True)
         strengths_TN = np.array([[_mean_strength(rows, at, kind) for at in places] for kind in kinds or [""]], float)
-        image = below.imshow(strengths_TN, cmap=colours.WEIGHTS, vmin=0, vmax=1, aspect="auto")
+        image = colours.heat_map(below, strengths_TN, signed=False)
         below.set(yticks=range(len(kinds)), yticklabels=kinds, xticks=range(len(places)), xticklabels=layers)
         below.set(xlabel="layer", title="mean strength")
-        below.tick_params(length=0)
     figure.colorbar(image, ax=list(grid[1]), label="0: chance, 1: all")
     handles = dict(zip(*reversed(grid[0, -1].get_legend_handles_labels()), strict=True))
     grid[0, -1].legend(handles.values(), handles, loc="upper left", bbox_to_anchor=(1.02, 1), frameon=False, fontsize=8)
@@ -70,16 +69,11 @@ def importance_figure(tasks: Mapping[str, np.ndarray]) -> Figure:
     figure, grid = new_figure(size, 1, len(tasks), title="Loss without a head, minus the loss with it", squeeze=False)
     image = None
     for axes, (name, ablation_NH) in zip(grid[0], tasks.items(), strict=True):
-        image = axes.imshow(ablation_NH, cmap=colours.SIGNED, vmin=-limit, vmax=limit, aspect="auto")
+        image = colours.heat_map(axes, ablation_NH, limit)
         both = ablation_NH.shape == first_NH.shape and ablation_NH is not first_NH
         said = f"\nrank correlation {rank_correlation(first_NH, ablation_NH):.2f}" if both else ""
         label_heads(axes, len(ablation_NH), len(ablation_NH[0]), f"{name}{said}")
-        for (layer, head), value in np.ndenumerate(ablation_NH):
-            if np.isfinite(value):
-                colour = colours.ink_on(image, value)
-                axes.text(
-                    head, layer, f"{round(value, 2) + 0.0:.2f}", ha="center", va="center", fontsize=8, color=colour
-                )
+        colours.write_cells(image, lambda _, value: f"{round(value, 2) + 0.0:.2f}" if np.isfinite(value) else "")
     figure.colorbar(image, ax=list(grid[0]), label="nats per token")
     return figure
 

@@ -7,22 +7,11 @@ import numpy as np
 
 from mini_gpt.data import english
 from mini_gpt.data.english.grammar import NOUNS
+from mini_gpt.insight.heads.kinds import OF_STORIES
 from mini_gpt.insight.heads.python_source import Relation
 from mini_gpt.insight.heads.templates import Templates
 
-KINDS = (
-    "subject of the verb",
-    "subject of the next verb",
-    "object of the verb",
-    "verb of the object",
-    "antecedent of the pronoun",
-    "determiner of the noun",
-    "answer to the question",
-    "noun of the adjective",
-    *(f"earlier {kind}" for kind in NOUNS),
-    "adjective of the noun",
-    "noun of the same class",
-)
+KINDS = tuple(OF_STORIES)
 CLASSES = {form: (kind, noun) for kind, nouns in NOUNS.items() for noun in nouns for form in noun}
 
 
@@ -54,38 +43,37 @@ def wider(templates: Templates) -> np.ndarray | None:
     For "adjective of the noun", the keys of all nouns, also of those without an adjective: an adjective is always the
     previous word. For "noun of the same class", the earlier nouns of each class.
     """
-    if KINDS[-1] not in templates:
+    if "noun of the same class" not in templates:
         return None
     by_class = [templates[f"earlier {kind}"] for kind in NOUNS]
-    is_noun_BL1 = (templates[KINDS[5]] | templates[KINDS[-2]]).any(-1, keepdims=True)
+    is_noun_BL1 = (templates["determiner of the noun"] | templates["adjective of the noun"]).any(-1, keepdims=True)
     of_nouns = np.broadcast_to(is_noun_BL1, by_class[0].shape)
     none = np.zeros_like(by_class[0])
     return np.stack([np.stack([of_nouns, none, none], axis=1), np.stack(by_class, axis=1)], axis=1)
 
 
 def _directed(link: english.Link) -> Iterator[tuple[str, int, int]]:
-    """Yield (kind, query, key) of a link."""
     match link.kind:
         case "subject":
-            yield KINDS[0], link.word, link.other
-            yield KINDS[1], link.word - 1, link.other
+            yield "subject of the verb", link.word, link.other
+            yield "subject of the next verb", link.word - 1, link.other
         case "object":
-            yield KINDS[2], link.word, link.other
-            yield KINDS[3], link.other, link.word
+            yield "object of the verb", link.word, link.other
+            yield "verb of the object", link.other, link.word
         case "antecedent":
-            yield KINDS[4], link.word, link.other
+            yield "antecedent of the pronoun", link.word, link.other
         case "determiner":
-            yield KINDS[5], link.word, link.other
+            yield "determiner of the noun", link.word, link.other
         case "answer":
-            yield KINDS[6], link.word - 1, link.other
+            yield "answer to the question", link.word - 1, link.other
 
 
 def _of_adjectives(story: english.Story) -> Iterator[tuple[str, int, int]]:
     for link in story.links:
         if link.kind == "subject" and [word.role for word in story.words[link.word + 1 :][:1]] == ["predicate"]:
-            yield KINDS[7], link.word + 1, link.other
+            yield "noun of the adjective", link.word + 1, link.other
         elif link.kind == "determiner" and story.words[link.word - 1].role == "adjective":
-            yield KINDS[-2], link.word, link.word - 1
+            yield "adjective of the noun", link.word, link.word - 1
 
 
 def _of_classes(story: english.Story) -> Iterator[tuple[str, int, int]]:
@@ -95,4 +83,4 @@ def _of_classes(story: english.Story) -> Iterator[tuple[str, int, int]]:
         if noun != other:
             yield f"earlier {of_key}", query, key
             if of_key == of_query:
-                yield KINDS[-1], query, key
+                yield "noun of the same class", query, key

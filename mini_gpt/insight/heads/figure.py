@@ -94,16 +94,14 @@ def _strongest(rows: list[dict[str, Any]], kinds: list[str]) -> dict[str, Any]:
 def _plot_strengths(axes: Axes, rows: list[dict[str, Any]], kinds: list[str], names: list[str], ylabel: str) -> None:
     strengths = np.array([[row["kinds"][kind]["strength"] for kind in kinds] for row in rows], float)  # null: NaN
     axes.set_facecolor("#dddddd")
-    image = axes.imshow(strengths, vmin=-1, vmax=1, cmap=colours.SIGNED, aspect="auto")
+    image = colours.heat_map(axes, strengths, bar="strength")
     axes.set_xticks(range(len(kinds)), kinds, rotation=40, ha="right", rotation_mode="anchor", fontsize=8)
     axes.set_yticks(range(len(rows)), names, fontsize=8 if len(rows) < 50 else 6)
-    for (y, x), strength in np.ndenumerate(strengths):
-        if abs(strength) >= 0.1 and len(rows) <= MOST_ROWS:
-            style = "bold" if kinds[x] in (rows[y]["label"], *rows[y]["also"]) else "normal"
-            ink = colours.ink_on(image, strength)
-            axes.text(x, y, f"{strength:.1f}", ha="center", va="center", fontsize=7.5, color=ink, weight=style)
+    if len(rows) <= MOST_ROWS:
+        is_clear = lambda place: kinds[place[1]] in (rows[place[0]]["label"], *rows[place[0]]["also"])
+        text_of = lambda _, strength: f"{strength:.1f}" if abs(strength) >= 0.1 else ""
+        colours.write_cells(image, text_of, is_clear, fontsize=7.5)
     grey = ", grey is not measured" if np.isnan(strengths).any() else ""
     title = f"Strength for each kind: 0 is chance, 1 is all attention{grey}; bold: clear enough for a label"
     axes.set(ylabel=ylabel, title=title)
     axes.spines[:].set_visible(False)
-    axes.figure.colorbar(image, ax=axes, label="strength", shrink=0.7, pad=0.02)

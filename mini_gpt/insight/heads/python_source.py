@@ -11,9 +11,10 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
+from mini_gpt.insight.heads.kinds import OF_PYTHON
 from mini_gpt.runtime.errors import UserError, first_line
 
-KINDS = ("matching bracket", "earlier use of a name", "definition of a call")
+KINDS = tuple(OF_PYTHON)
 OPENING = {")": "(", "]": "[", "}": "{"}
 
 Span = tuple[int, int]  # half-open, in UTF-8 bytes of the text
@@ -69,14 +70,14 @@ def _brackets(operators: Iterable[Word]) -> Found:
         if text in OPENING.values():
             opened.append(span)
         elif text in OPENING:
-            yield KINDS[0], span[1] - 1, [opened.pop()]
+            yield "matching bracket", span[1] - 1, [opened.pop()]
 
 
 def _earlier_uses(names: list[Word]) -> Found:
     uses: dict[str, list[Span]] = collections.defaultdict(list)
     for text, span in names:
         if not keyword.iskeyword(text):
-            yield KINDS[1], span[1] - 1, uses[text]  # the caller reads the list before it grows
+            yield "earlier use of a name", span[1] - 1, uses[text]  # the caller reads the list before it grows
             uses[text].append(span)
 
 
@@ -103,7 +104,7 @@ def _calls(tree: ast.Module, names: list[Word], starts: list[int]) -> Found:
             if isinstance(node, ast.Call) and (name := name_of(node.func)) in defined:
                 end = starts[(node.func.end_lineno or 0) - 1] + (node.func.end_col_offset or 0)
                 if ends.get(end) == name:
-                    yield KINDS[2], end - 1, defined[name]
+                    yield "definition of a call", end - 1, defined[name]
 
 
 def _nodes_of_class(node: ast.AST) -> Iterator[ast.AST]:

@@ -17,8 +17,9 @@ from mini_gpt.insight.heads import inputs as head_inputs
 from mini_gpt.insight.heads import scores as head_scores
 from mini_gpt.insight.heads import templates as head_templates
 from mini_gpt.insight.heads.inputs import Inputs
+from mini_gpt.insight.heads.kinds import OF_SOURCE, PLACES
 from mini_gpt.insight.heads.scores import NOT_MEASURED, HeadSums, StrongestPairs, layer_of
-from mini_gpt.insight.heads.templates import OF_SOURCE, PLACES, Templates, Vocabulary
+from mini_gpt.insight.heads.templates import Templates, Vocabulary
 from mini_gpt.insight.uncertainty import jackknife
 from mini_gpt.runtime import progress
 
@@ -195,21 +196,22 @@ def _summed(kinds: tuple[str, ...], parts: list[list[Any]]) -> list[_Layer]:
     return measured
 
 
-def _head_row(number: int, head: int, layer: _Layer, induction: _Layer | None) -> dict[str, Any]:
+def _head_row(number: int, head: int, layer: _Layer, induction: _Layer | None = None) -> dict[str, Any]:
     """Return the row of a head, without its strongest pair. induction: measured on repeated tokens."""
-    kinds = _of_kinds(layer, head)
-    offset, kinds["fixed offset"] = head_scores.fixed_offset(layer.sums, head)
-    repeated = _of_kinds(induction, head) if induction else {}
-    kinds["induction"] = repeated.get("induction", NOT_MEASURED)
-    queries = max(float(layer.sums.queries), 1)
-    entropy, distance = (float(sum_H[head]) / queries for sum_H in (layer.sums.entropy_H, layer.sums.distance_H))
+    kinds, sums, offset, distance = _of_kinds(layer, head), layer.sums, None, None
+    queries = max(float(sums.queries), 1)
+    if isinstance(sums, HeadSums):
+        offset, kinds["fixed offset"] = head_scores.fixed_offset(sums, head)
+        repeated = _of_kinds(induction, head) if induction else {}
+        kinds["induction"] = repeated.get("induction", NOT_MEASURED)
+        distance = float(sums.distance_H[head]) / queries
+    entropy = float(sums.entropy_H[head]) / queries
     label, also = label_of({kind: (each["strength"], each["queries"]) for kind, each in kinds.items()}, entropy)
     row = {"layer": number, "head": head, "label": label, "also": also, "entropy": entropy, "distance": distance}
     return row | {"offset": offset, "kinds": kinds}
 
 
 def _of_kinds(layer: _Layer, head: int) -> dict[str, dict[str, Any]]:
-    """Return the values of each kind, with the standard error of the strength."""
     kinds = head_scores.of_kinds(layer.kinds, layer.sums, head)
     others = [head_scores.of_kinds(layer.kinds, sums, head) for sums in layer.without]
     errors = {kind: jackknife([other[kind]["strength"] for other in others]) for kind in kinds}
@@ -302,21 +304,10 @@ def _rows(
     for kind, layers in measured.items():
         for number, layer in enumerate(layers):
             for head in range(layer.pairs.weight_BH.shape[1]):
-                own = _cross_row(number, head, layer) if kind == "cross" else _head_row(number, head, layer, None)
-                pair = _strongest_pair(layer.pairs, head, texts[kind], tokenizer)
-                slope = own.pop("slope", None)
-                rows.append({"attention": kind} | own | {"slope": slope, "pair": pair})
+                pair, slope = _strongest_pair(layer.pairs, head, texts[kind], tokenizer), None
                 if kind == "cross":
                     pair["distance"] = None
+                    slope = float(layer.sums.slope_H[head]) / float(layer.sums.rows) if layer.sums.rows else None
+                rows.append({"attention": kind} | _head_row(number, head, layer) | {"slope": slope, "pair": pair})
     every = dict.fromkeys(kind for row in rows for kind in row["kinds"])
     return [row | {"kinds": {kind: row["kinds"].get(kind, NOT_MEASURED) for kind in every}} for row in rows]
-
-
-def _cross_row(number: int, head: int, layer: _Layer) -> dict[str, Any]:
-    sums = jax.tree.map(np.asarray, layer.sums)
-    kinds = _of_kinds(layer, head)
-    entropy = float(sums.entropy_H[head]) / max(float(sums.queries), 1)
-    label, also = label_of({kind: (each["strength"], each["queries"]) for kind, each in kinds.items()}, entropy)
-    row = {"layer": number, "head": head, "label": label, "also": also, "entropy": entropy, "distance": None}
-    slope = float(sums.slope_H[head]) / float(sums.rows) if sums.rows else None
-    return row | {"offset": None, "kinds": kinds, "slope": slope}

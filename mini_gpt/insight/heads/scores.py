@@ -18,7 +18,7 @@ import numpy as np
 
 from mini_gpt.insight.attention import relative_entropy
 from mini_gpt.insight.heads import cross
-from mini_gpt.insight.heads.templates import PLACES
+from mini_gpt.insight.heads.kinds import PLACES
 from mini_gpt.insight.observing import AttentionMaps, Layer
 
 MANY = 16  # least number of visible keys for the query of a strongest pair
@@ -108,7 +108,6 @@ def measure(
     of_all_BLHT = jnp.einsum("blo,hto->blht", visible_BLO, factor_HTO)
 
     def by_distance(kind: tuple[jax.Array, jax.Array, jax.Array]) -> jax.Array:
-        """Return mass_H of the scaled weights on the keys of one kind."""
         counted_BLS, factor_HO, of_all_BLH = kind
         of_kind_BLH = jnp.einsum("blo,ho->blh", by_offset(counted_BLS), factor_HO)
         return (of_kind_BLH / jnp.maximum(of_all_BLH, 1e-9)).sum((0, 1))
@@ -218,7 +217,7 @@ def of_kinds(kinds: tuple[str, ...], sums: HeadSums | CrossSums, head: int) -> d
     """Return {kind: score, chance, strength and queries} of one head, from sums in NumPy."""
     chance_T = np.asarray(sums.uniform_T)
     if isinstance(sums, HeadSums):
-        chance_T = np.where(np.isin(kinds, PLACES), chance_T, sums.by_distance_HT[head])
+        chance_T = np.where(np.isin(kinds, list(PLACES)), chance_T, sums.by_distance_HT[head])
     measured = zip(sums.mass_HT[head].tolist(), chance_T.tolist(), sums.queries_T.tolist(), strict=True)
     return {kind: values(*numbers) for kind, numbers in zip(kinds, measured, strict=True)}
 

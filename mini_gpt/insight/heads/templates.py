@@ -5,16 +5,6 @@ from typing import NamedTuple
 import numpy as np
 
 LOCAL = 4  # tokens: the query and three before it; without a causal mask, also three after it
-PLACES = ("previous token", "next token", "self", "local window", "first token")  # kinds that do not depend on content
-OF_SOURCE = (  # kinds of keys of cross-attention
-    "source separator",
-    "last source token",
-    "source delimiter",
-    "diagonal",
-    "token read",
-    "token to write",
-    "aligned",
-)
 
 Templates = dict[str, np.ndarray]  # {kind: mask_BLS, True where a key is of the kind for a query}
 

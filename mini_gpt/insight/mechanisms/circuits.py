@@ -103,13 +103,8 @@ class Head:
         values = np.linalg.eigvals(np.float64(into_KT @ value_TK))  # AB and BA have the same eigenvalues except zeros
         return float(values.sum().real / max(np.abs(values).sum(), 1e-30))
 
-    def unsupported(self, fields: dict[str, tuple]) -> tuple[str, Any] | None:
-        """Return the first field of the head's layer that has one of these values, as (name, value), or None."""
-        return unsupported(self.config, fields, self.kind.position)
-
     def _refuse(self, fields: dict[str, tuple]) -> None:
-        """Raise UserError if a field of the model has one of these values."""
-        if found := self.unsupported(fields):
+        if found := unsupported(self.config, fields, self.kind.position):
             name, value = found
             raise UserError(f"model.{name}: found {shown(value)}; circuits do not support it; use activation patching")
 
@@ -125,7 +120,6 @@ class Head:
         return self._read(self._kernel_DHK("value")[:, self.group])
 
     def out_KD(self) -> jax.Array:
-        """Return the rows of W_O that belong to the head."""
         return self.attention.out.kernel[...].reshape(self.config.num_heads, -1, self.config.d_model)[self.head]
 
     def _kernel_DHK(self, name: str) -> jax.Array:

@@ -11,7 +11,7 @@ from matplotlib.image import AxesImage
 from mini_gpt.evaluation.loaded import LoadedModel
 from mini_gpt.insight import colours
 from mini_gpt.insight.curves import label_heads, new_figure
-from mini_gpt.insight.mechanisms.circuits import NOT_IN_QK, Head
+from mini_gpt.insight.mechanisms.circuits import NOT_IN_QK, Head, unsupported
 from mini_gpt.model import running
 
 DISTANCE = 1  # tokens from the key to the query, in the QK circuit
@@ -51,7 +51,8 @@ def roles(
     places = [*np.ndindex(config.num_layers, config.num_heads)] if places is None else places
     for layer, number in places:
         head = Head(model, layer, number, module)
-        attends = None if head.unsupported(NOT_IN_QK) else _largest(head.qk(tokens_T, DISTANCE), tokens_T, pairs)
+        has_qk = unsupported(config, NOT_IN_QK, head.kind.position) is None
+        attends = _largest(head.qk(tokens_T, DISTANCE), tokens_T, pairs) if has_qk else None
         found.append(Role(layer, number, head.copying(tokens_T), attends, _largest(head.ov(tokens_T), tokens_T, pairs)))
     return found
 
@@ -77,9 +78,8 @@ def roles_figure(copying_NH: np.ndarray, composition: dict[str, np.ndarray], *, 
     ratios = [first, *(side for _ in maps)]
     figure, panels = new_figure(size, 1, 1 + len(maps), title=title, width_ratios=ratios, squeeze=False)
     axes, *others = panels[0]
-    image = axes.imshow(copying_NH, cmap=colours.SIGNED, vmin=-1, vmax=1, aspect="auto")
+    colours.heat_map(axes, copying_NH, bar="score: 1 raises the attended token")
     label_heads(axes, layers, heads, "Copying")
-    figure.colorbar(image, ax=axes, label="score: 1 raises the attended token", shrink=0.8)
     limit = max((np.nanmax(scores) for scores in maps.values()), default=1.0)
     for axes, (name, scores) in zip(others, maps.items(), strict=True):
         image = _composition_map(axes, scores.reshape(layers * heads, -1), limit, (layers, heads))
@@ -92,7 +92,7 @@ def roles_figure(copying_NH: np.ndarray, composition: dict[str, np.ndarray], *, 
 
 def _composition_map(axes: Axes, scores: np.ndarray, limit: float, shape: tuple[int, int]) -> AxesImage:
     layers, heads = shape
-    image = axes.imshow(scores, cmap=colours.WEIGHTS, vmin=0, vmax=limit, aspect="auto", interpolation="nearest")
+    image = colours.heat_map(axes, scores, limit, signed=False)
     places = [float(number) for number in range(layers * heads)]
     names = [f"{layer}.{head}" for layer, head in np.ndindex(layers, heads)]
     if len(names) > LARGEST_LABELLED:
@@ -101,7 +101,6 @@ def _composition_map(axes: Axes, scores: np.ndarray, limit: float, shape: tuple[
     axes.set_xticks(places, names, fontsize=8, rotation=90)
     axes.set_yticks(places, names, fontsize=8)
     axes.set_xlabel("later head")
-    axes.tick_params(length=0)
     for edge in range(1, layers):
         axes.axhline(edge * heads - 0.5, color="#d8d8d8", linewidth=0.6)
         axes.axvline(edge * heads - 0.5, color="#d8d8d8", linewidth=0.6)

@@ -125,14 +125,10 @@ def lens_figure(rows: Sequence[dict[str, Any]], shown: dict[str, Any], *, title:
     left.set_ylim(depths - 0.5, -0.5)  # downwards, as in the maps
     finish(left, xlabel="loss (nats per token)", ylabel="depth", title="Loss after each layer")
     probabilities_PL = np.array(shown["probabilities"])[..., 0]
-    image = right.imshow(probabilities_PL, cmap=colours.WEIGHTS, vmin=0, vmax=1, aspect="auto")
-    for (depth, place), probability in np.ndenumerate(probabilities_PL):
-        likeliest, ink = shown["tokens"][depth][place][0], colours.ink_on(image, probability)
-        style = "bold" if [likeliest] == shown["inputs"][place + 1 : place + 2] else "normal"
-        right.text(place, depth, texts[depth][place], ha="center", va="center", fontsize=9, color=ink, weight=style)
+    image = colours.heat_map(right, probabilities_PL, signed=False, bar="probability")
+    is_next = lambda at: shown["tokens"][at[0]][at[1]][:1] == shown["inputs"][at[1] + 1 : at[1] + 2]
+    colours.write_cells(image, lambda at, _: texts[at[0]][at[1]], is_next, fontsize=9)
     right.set_xticks(range(columns), read, fontsize=9)
     right.set_yticks(range(depths), labels if columns > 40 else [])
-    right.tick_params(length=0)
     right.set(xlabel="token read (in bold: the next token of the text)", title="Likeliest next token")
-    figure.colorbar(image, ax=right, label="probability", shrink=0.8)
     return figure

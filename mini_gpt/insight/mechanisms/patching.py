@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from mini_gpt.data.batches import in_full_batches
@@ -120,7 +119,6 @@ def _effects(model: LoadedModel, texts: "_Prepared", sites: Sequence[str], *, si
     every_place, every_head = range(length), range(model.config.model.num_heads)
 
     def effects(site: str, places: Sequence[int], heads: Sequence[int]) -> np.ndarray:
-        """Return effects_NLH, for these places and heads."""
         scores = []
         patches = [Patch(*patch) for patch in itertools.product(range(layers), places, heads)]
         for count, part in in_full_batches(patches, len(texts.corrupted_BL)):
@@ -235,7 +233,7 @@ def patching_figure(effects: Effects, direct_NX: np.ndarray | None, labels: list
     for axes in grid.flat[len(maps) :]:
         axes.set_visible(False)
     for axes, (values, name) in zip(grid.flat, maps, strict=False):
-        image = _heat_map(axes, values, 1)
+        image = colours.heat_map(axes, values)
         if name == HEADS_AT_ALL:
             label_heads(axes, layers, heads, name)
             continue
@@ -251,14 +249,8 @@ def patching_figure(effects: Effects, direct_NX: np.ndarray | None, labels: list
     if direct_NX is not None:
         axes = grid.flat[len(maps)]
         axes.set_visible(True)
-        image = _heat_map(axes, direct_NX, float(np.nanmax(np.abs(direct_NX))))
+        colours.heat_map(axes, direct_NX, float(np.nanmax(np.abs(direct_NX))), bar="nats")
         label_heads(axes, layers, heads, "Direct shares of the logit of the first text's answer")
         ticks = range(0, heads, every(heads))
         axes.set_xticks([*ticks, heads], [*map(str, ticks), "\nfeed-forward"])
-        figure.colorbar(image, ax=axes, label="nats")
     return figure
-
-
-def _heat_map(axes: Axes, values_NX: np.ndarray, limit: float) -> Any:
-    axes.tick_params(length=0)
-    return axes.imshow(values_NX, cmap=colours.SIGNED, vmin=-limit, vmax=limit, aspect="auto", interpolation="nearest")

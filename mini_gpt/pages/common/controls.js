@@ -119,6 +119,14 @@ export const Slider = ({ id, name, min, max, step, value, said, title, onChange 
     <b class="numbers" id=${`${id}-value`}>${said ?? value}</b></label
   >`;
 
+// The first row of a table. columns: what its cells hold.
+export const TableHead = ({ columns }) =>
+  html`<thead>
+    <tr>
+      ${columns.map((column) => html`<th scope="col">${column}</th>`)}
+    </tr>
+  </thead>`;
+
 const isTyping = (element) => /^(INPUT|SELECT|TEXTAREA)$/.test(element.tagName) || element.isContentEditable;
 
 // A hook: keys is {key: action}. Shortcuts are off while typing, with Ctrl, Alt or Meta, and if `on` is false.

@@ -66,6 +66,16 @@ export function PixelMap({ rows, columns, makeValueAt, scale, deps, name, style 
     ...${rest}></canvas>`;
 }
 
+// Frames over a small map, [[column, end, row, end]].
+export const Frames = ({ frames, rows, columns, names = ["edge", "line"] }) =>
+  html`<svg class="frames" viewBox=${`0 0 ${columns} ${rows}`} preserveAspectRatio="none" aria-hidden="true">
+    ${names.map((name) =>
+      frames.map(
+        ([j, endJ, i, endI]) => html`<rect class=${name} x=${j} y=${i} width=${endJ - j} height=${endI - i} />`,
+      ),
+    )}
+  </svg>`;
+
 // The colours of a scale with its ticks. masked: what hatching means, if there is any.
 export function ColourBar({ scale, name, format = String, masked }) {
   const canvas = useRef();

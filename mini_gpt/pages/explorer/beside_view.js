@@ -2,7 +2,7 @@
 
 import { scales } from "../common/colours.js";
 import { Choice } from "../common/controls.js";
-import { ColourBar, PixelMap } from "../common/maps.js";
+import { ColourBar, Frames, PixelMap } from "../common/maps.js";
 import { clamped, indices } from "../common/numbers.js";
 import { html, useMemo, useState } from "../common/preact.js";
 import { headsOf, inContext, labelOf, masked } from "./heads.js";
@@ -95,7 +95,7 @@ function NamedMap({ attention, layer, head, part: { firstRow, firstKey, rows, co
       j: firstKey + place(event.clientX - box.left, box.width, columns),
     });
   };
-  const frame = at && [at.j - firstKey, at.i - firstRow];
+  const frame = at && [at.j - firstKey, at.j - firstKey + 1, at.i - firstRow, at.i - firstRow + 1];
   return html`<div class="named-map" style=${`--rows:${rows};--columns:${columns}`}>
     <span></span>
     <div class="across" aria-hidden="true">${names(attention.columnLabels, firstKey, columns)}</div>
@@ -111,12 +111,7 @@ function NamedMap({ attention, layer, head, part: { firstRow, firstKey, rows, co
         deps=${[attention, layer, head, firstRow, firstKey]}
         name=${`layer ${layer}, head ${head}, with the names of ${rows} queries and ${columns} keys`}
         style=${`aspect-ratio:${columns}/${rows}`} />
-      ${
-        frame &&
-        html`<svg class="frames" viewBox=${`0 0 ${columns} ${rows}`} preserveAspectRatio="none" aria-hidden="true">
-          <rect class="line" x=${frame[0]} y=${frame[1]} width="1" height="1" />
-        </svg>`
-      }
+      ${at && html`<${Frames} ...${{ rows, columns, names: ["line"] }} frames=${[frame]} />`}
     </div>
   </div>`;
 }

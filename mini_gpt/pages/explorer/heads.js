@@ -7,46 +7,6 @@ import { shown } from "../common/tokens.js";
 
 export const MEAN = "mean"; // in the place of a head: the mean of all heads of the layer
 export const TYPICAL = "typical"; // in the place of a pinned token: the reader has not chosen one
-// What a head with this label attends to, as --suite=heads measures it.
-const LABELS = {
-  "previous token": "the token before",
-  "next token": "the token after",
-  self: "the token itself",
-  "first token": "the first token",
-  "fixed offset": "a token at one fixed distance",
-  "local window": "the token and its near neighbours",
-  delimiter: "line ends, punctuation and other symbols",
-  "current word": "other tokens of the same word",
-  "word start": "the first token of a word",
-  "duplicate token": "earlier occurrences of the same token",
-  "rare token": "rare tokens",
-  induction: "the token that followed an earlier occurrence",
-  "matching bracket": "the matching bracket",
-  "earlier use of a name": "earlier uses of the same name",
-  "definition of a call": "the definition of the function that is called",
-  "subject of the verb": "the subject of this verb",
-  "subject of the next verb": "the subject of the verb that comes next",
-  "object of the verb": "the object of this verb",
-  "verb of the object": "the verb of this object",
-  "antecedent of the pronoun": "the noun that this pronoun stands for",
-  "determiner of the noun": "the determiner of this noun",
-  "answer to the question": "the noun in the story that answers the question",
-  "noun of the adjective": "the noun that this adjective describes",
-  "earlier person": "earlier nouns that name persons",
-  "earlier animal": "earlier nouns that name animals",
-  "earlier thing": "earlier nouns that name things",
-  "adjective of the noun": "the adjective before this noun",
-  "noun of the same class": "other nouns of the same class: person, animal or thing",
-  global: "all tokens about equally",
-  mixed: "no single kind of token",
-  "source separator": "the token before the source",
-  "last source token": "the end of the source",
-  "source delimiter": "punctuation in the source",
-  diagonal: "the same place in the source",
-  "token read": "source tokens equal to the last one read",
-  "token to write": "source tokens equal to the next one",
-  aligned: "the aligned source tokens",
-};
 
 // What hatching means; false if no pair is masked.
 export const masked = (attention) => attention.isMasked && "masked: the query cannot see the key";
@@ -83,7 +43,8 @@ function saidOfHead(attention, { layer, head }) {
   if (!label) return html`<span class="soft" id="no-label">no label: not measured; see “All heads”</span>`;
   const { name, strength } = label;
   return html`<span
-    ><b id="label">${name}</b>${LABELS[name] && html` <span class="soft">attends to ${LABELS[name]}</span>`}${
+    ><b id="label">${name}</b
+    >${attention.meanings[name] && html` <span class="soft">attends to ${attention.meanings[name]}</span>`}${
       strength !== null && html`<span class="soft">; strength ${strength.toFixed(2)}</span>`
     }</span
   >`;

@@ -2,7 +2,7 @@
 
 import { scales } from "../common/colours.js";
 import { Bands } from "../common/controls.js";
-import { ColourBar, PixelMap } from "../common/maps.js";
+import { ColourBar, Frames, PixelMap } from "../common/maps.js";
 import { indices } from "../common/numbers.js";
 import { html } from "../common/preact.js";
 import { reducedMap } from "./attention.js";
@@ -35,8 +35,8 @@ export function HeadsView({ data, attention, set }) {
               scale=${scales.weights}
               deps=${[attention]}
               name=${`layer ${layer}, head ${head}`}
-              style=${`aspect-ratio:${columns}/${rows}`} /><${Frames} attention=${attention}
-          /></span>
+              style=${`aspect-ratio:${columns}/${rows}`} />${attention.alignment && html`<${Frames} ...${{ rows, columns }} frames=${attention.alignment} />`}</span
+          >
           <span>${name(layer, head)}</span>
         </button>`;
   const grid = (first, end) =>
@@ -71,20 +71,4 @@ export function HeadsView({ data, attention, set }) {
       }
     </div>
     <${Bands} layers=${layers} rows=${grid} isOpen=${(first) => first === 0} />`;
-}
-
-// Frames around the tokens that belong together, if the true alignment of source and target is known.
-function Frames({ attention }) {
-  const { alignment, rows, columns } = attention;
-  return (
-    alignment &&
-    html`<svg class="frames" viewBox=${`0 0 ${columns} ${rows}`} preserveAspectRatio="none" aria-hidden="true">
-      ${["edge", "line"].map((name) =>
-        alignment.map(
-          ([key, endKey, query, endQuery]) =>
-            html`<rect class=${name} x=${key} y=${query} width=${endKey - key} height=${endQuery - query} />`,
-        ),
-      )}
-    </svg>`
-  );
 }

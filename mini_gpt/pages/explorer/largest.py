@@ -113,6 +113,5 @@ def _largest(layer: Layer, templates_BTLS: jax.Array) -> tuple[jax.Array, ...]:
 
 
 def _sum_in_blocks(x_XLS: jax.Array) -> jax.Array:
-    """Return the sum of each BLOCK keys, [X, L, C]."""
     padded = jnp.pad(x_XLS, ((0, 0), (0, 0), (0, -x_XLS.shape[-1] % BLOCK)))
     return padded.reshape(*x_XLS.shape[:2], -1, BLOCK).sum(-1)

@@ -4,11 +4,12 @@ import { unpack } from "../common/arrays.js";
 import { Choice, TabPanel, Tabs, useShortcuts } from "../common/controls.js";
 import { fragment, useFragment } from "../common/fragment.js";
 import { indices } from "../common/numbers.js";
-import { html, render, useState } from "../common/preact.js";
+import { html, useState } from "../common/preact.js";
+import { startPage } from "../common/start.js";
 import { ThemeButton, theme, useDark } from "../common/theme.js";
 import { Attention } from "./attention.js";
 import { BesideView } from "./beside_view.js";
-import { GuessView, MOST_GAMES } from "./guess_view.js";
+import { GuessView, MOST_GAMES } from "./guess.js";
 import { MEAN, TYPICAL, headsOf } from "./heads.js";
 import { HeadsView } from "./heads_view.js";
 import { LinesView } from "./lines_view.js";
@@ -170,14 +171,10 @@ function App({ data, kinds }) {
     </footer>`;
 }
 
-(async () => {
-  const data = JSON.parse(document.getElementById("data").textContent);
-  const root = document.getElementById("app");
+startPage(async (data) => {
   document.title = data.title;
   const kinds = {}; // {kind: Attention}; a model without an encoder has one
   for (const [kind, held] of Object.entries(data.kinds ?? { decoder: data.attention }))
-    kinds[kind] = new Attention(held, await unpack(held.logits));
-  root.textContent = "";
-  render(html`<${App} ...${{ data, kinds }} />`, root);
-  document.documentElement.dataset.ready = Math.round(performance.now());
-})();
+    kinds[kind] = new Attention({ ...held, meanings: data.meanings }, await unpack(held.logits));
+  return html`<${App} ...${{ data, kinds }} />`;
+});

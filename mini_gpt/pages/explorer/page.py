@@ -16,7 +16,8 @@ from mini_gpt.evaluation.loaded import LoadedModel
 from mini_gpt.insight import attention, encodings, figures, images
 from mini_gpt.insight.encodings import Curves
 from mini_gpt.insight.examples import Example
-from mini_gpt.insight.heads import english_stories, python_source, typical
+from mini_gpt.insight.heads import typical
+from mini_gpt.insight.heads.kinds import MEANINGS, OF_PYTHON, OF_STORIES
 from mini_gpt.insight.heads.templates import Templates
 from mini_gpt.insight.observing import AttentionMaps
 from mini_gpt.insight.words import Words, grouped, of_tokens
@@ -33,7 +34,6 @@ MOST_WHOLE_HEADS = 36  # of a model whose pages always have all weights; with mo
 FARTHEST = 1024  # tokens between a query and a key, in the curves of T5's biases
 FARTHEST_OF_OTHERS, MOST_CARDS, MOST_LINES = 256, 12, 8  # of encodings that have no card of their own
 MOST_POSITIONS = 256  # most rows of a learned table in the figure of cosines
-RELATIONS = (*english_stories.KINDS, *python_source.KINDS)  # kinds of keys that the grammar of a text gives
 MOST_BYTES = 4_700_000  # of the compressed logits in base64, and of vectors; the page must stay under 5 MB
 
 
@@ -108,7 +108,7 @@ def explorer(
         if of_text := vectors.packed(model, text, min(vectors.MOST_BYTES, left)):
             shown["attention"]["vectors"] = of_text
     titles = {"title": title, "subtitle": subtitle, "labels_from": labels.measured_on if labels else None}
-    data = {**titles, **shown, "positions": _positions(model)}
+    data = {**titles, **shown, "meanings": MEANINGS, "positions": _positions(model)}
     try:
         return document.build(PAGE, data)
     except ValueError:
@@ -135,7 +135,6 @@ def check_fits(config: Config, pair: Example) -> None:
 
 
 def _entries(model: ModelConfig, pair: Example) -> dict[str, int]:
-    """Return {kind: number of attention weights}."""
     source, target = len(pair.source), len(pair.inputs)
     each = {"encoder": source**2, "decoder": target * (target + 1) // 2, "cross": target * source}
     layers = {"encoder": model.encoder_layers, "decoder": model.num_layers, "cross": model.num_layers}
@@ -180,8 +179,7 @@ def _stacked(templates: Templates, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def _relations(templates: Templates) -> dict[str, list[list[int]]]:
-    """Return {kind: its pairs of a query and a key} of the grammar of the text."""
-    found = {kind: np.argwhere(templates[kind][0]).tolist() for kind in RELATIONS if kind in templates}
+    found = {kind: np.argwhere(templates[kind][0]).tolist() for kind in OF_STORIES | OF_PYTHON if kind in templates}
     return {kind: pairs for kind, pairs in found.items() if pairs}
 
 

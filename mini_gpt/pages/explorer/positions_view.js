@@ -63,10 +63,12 @@ function Turns({ frequencies }) {
 }
 
 // A card. used: text of what the run uses it for, or null. isOwn: what it shows is the run's, not that of another base.
-const Encoding = ({ name, title, used, isOwn = true, children }) =>
-  html`<section class="card" id=${`card-${name}`}>
+// more: beside the chart.
+const Card = ({ id, title, used, isOwn, chart, more, note }) =>
+  html`<section class="card" id=${`card-${id}`}>
     <h2>${title} ${used && html`<span class=${`badge ${isOwn ? "used" : ""}`}>${used}</span>`}</h2>
-    ${children}
+    ${chart}${more}
+    <p class="soft small">${note}</p>
   </section>`;
 
 export function Positions({ data, state, set }) {
@@ -106,178 +108,153 @@ export function Positions({ data, state, set }) {
     return `used in layer${layers.length > 1 ? "s" : ""} ${layers.join(", ")}`;
   };
   const compared = (name) => (used("sinusoidal", "rope") && !used(name) ? ", for comparison" : "");
+  const byDistance = { xName: "distance (tokens)" };
+  const toTheLeft = { xName: "distance to the left (tokens)" };
+  const unit = { low: -1, high: 1 };
+  const firstEight = (values) => (values.length > 8 ? ` The first 8 of ${values.length} heads.` : "");
+  const places = learned && { name: "position (tokens)", last: learned.size * learned.every };
+  // of: the encodings that a card is about; those with a base show that of the slider.
   const cards = [
-    [
-      "sinusoidal",
-      html`<${Encoding}
-        name="waves"
-        title=${`Sinusoidal: ${width} dimensions`}
-        used=${based("sinusoidal")}
-        isOwn=${isOwn}>
-        <${MapChart}
-          id="waves"
-          name="Sinusoids"
-          rows=${length}
-          columns=${width}
-          makeValueAt=${() => wave}
-          scale=${SIGNED_UNIT}
-          deps=${[length, base]}
-          x=${{ name: "dimension", last: width }}
-          y=${{ name: "position (tokens)", last: length }}
-          bar="value" />
-        <p class="soft small">
-          Each row is a position, each pair of columns a sine and a cosine: wavelengths from 6.28 to${" "}
-          <b id="longest">${whole(longest)}</b> tokens.
-        </p>
-      </${Encoding}>`,
-    ],
-    [
-      "sinusoidal rope",
-      html`<${Encoding}
-        name="similarity"
-        title="Similarity of two positions"
-        used=${based("sinusoidal", "rope")}
-        isOwn=${isOwn}>
-        <${LineChart}
-          id="similarity"
-          name="Similarity by distance"
-          low=${-1}
-          high=${1}
-          xName="distance (tokens)"
-          yName="cosine, or score"
-          lines=${[
-            { name: `sinusoids, ${width} dimensions${compared("sinusoidal")}`, values: similar },
-            {
-              name: `RoPE, ${turned} dimensions${compared("rope")}`,
-              values: distances.map((d) => similarityOf(turns, d)),
-              dash: "6 3",
-            },
-          ]} />
-        <p class="soft small">
-          Cosine of two positions' sinusoids: ${similar[1].toFixed(3)} at distance 1, ${similar[10].toFixed(3)} at 10.
-          With RoPE: the score q·k of two equal vectors, divided by their score at distance 0.
-        </p>
-      </${Encoding}>`,
-    ],
-    [
-      "rope",
-      html`<${Encoding}
-        name="turns"
-        title=${`RoPE: rotates pairs of a head's ${turned} dimensions`}
-        used=${based("rope")}
-        isOwn=${isOwn}>
-        <${Turns} frequencies=${turns} />
-        ${scaling && html`<p class="small" id="scaling">Frequencies with this run's scaling: ${scaling}.</p>`}
-        <p class="soft small">
-          The vector (1, 0) at positions 0 to 7. Pairs that turn fast separate near tokens, slow pairs far tokens.
-        </p>
-      </${Encoding}>`,
-    ],
-    [
-      "rope",
-      html`<${Encoding} name="offset" title="RoPE: only the offset counts" used=${based("rope")} isOwn=${isOwn}>
-        <${LineChart}
-          id="offset"
-          name="Scores by offset for two places of the key"
-          low=${-1}
-          high=${1}
-          xName="offset of the query (tokens)"
-          yName="score of equal vectors"
-          lines=${[
-            { name: "key at 0", values: distances.map((d) => rotated(d, 0)), wide: true },
-            { name: "key at 1,000", values: distances.map((d) => rotated(d, 1000)) },
-          ]} />
-        <p class="soft small">The curves for a key at 0 and at 1,000 are the same curve.</p>
-      </${Encoding}>`,
-    ],
-    [
-      "alibi",
-      html`<${Encoding} name="alibi" title="ALiBi: one slope per head" used=${used("alibi")}>
-        <${LineChart}
-          id="alibi"
-          name="ALiBi's factors by distance"
-          low=${0}
-          high=${1}
-          xName="distance (tokens)"
-          yName="exp(−slope · distance)"
-          lines=${headLines(
-            slopes.map((slope, n) => ({
-              name: `head ${n}: slope ${slope.toPrecision(3)}`,
-              values: distances.map((d) => Math.exp(-slope * d)),
-            })),
-          )} />
-        <p class="soft small">
-          The bias multiplies exp(logit) by exp(−slope · distance). Then the softmax divides by the sum of the
-          row.${slopes.length > 8 ? ` The first 8 of ${slopes.length} heads.` : ""}
-        </p>
-      </${Encoding}>`,
-    ],
-    learned && [
-      "learned",
-      html`<${Encoding} name="learned" title="Learned positions, after training" used=${used("learned")}>
-        <${MapChart}
-          id="learned"
-          name="Cosines of learned positions"
-          rows=${learned.size}
-          columns=${learned.size}
-          makeValueAt=${() => (i, j) => cosines[i * learned.size + j] / 127}
-          scale=${SIGNED_UNIT}
-          deps=${[cosines]}
-          x=${{ name: "position (tokens)", last: learned.size * learned.every }}
-          y=${{ name: "position (tokens)", last: learned.size * learned.every }}
-          height=${360}
-          bar="cosine" />
-        <p class="soft small">
-          Cosines of the vectors of ${learned.size} positions${
-            learned.every > 1 ? `, one of every ${learned.every}` : ""
-          }.
-        </p>
-      </${Encoding}>`,
-    ],
-    t5 && [
-      "t5",
-      html`<${Encoding} name="t5" title="T5's biases, after training" used=${used("t5")}>
-        <${LineChart}
-          id="t5"
-          name="T5's biases by distance"
-          low=${Math.min(...t5.flat())}
-          high=${Math.max(...t5.flat(), Math.min(...t5.flat()) + 0.01)}
-          xName="distance to the left (tokens)"
-          yName="bias of the logit"
-          lines=${headLines(t5.map((values, n) => ({ name: `head ${n}`, values })))} />
-        <p class="soft small">
-          What each head adds to its logits at a distance.${t5.length > 8 ? ` The first 8 of ${t5.length} heads.` : ""}
-        </p>
-      </${Encoding}>`,
-    ],
+    {
+      of: ["sinusoidal"],
+      hasBase: true,
+      id: "waves",
+      title: `Sinusoidal: ${width} dimensions`,
+      chart: html`<${MapChart}
+        id="waves"
+        name="Sinusoids"
+        rows=${length}
+        columns=${width}
+        makeValueAt=${() => wave}
+        scale=${SIGNED_UNIT}
+        deps=${[length, base]}
+        x=${{ name: "dimension", last: width }}
+        y=${{ name: "position (tokens)", last: length }}
+        bar="value" />`,
+      note: html`Each row is a position, each pair of columns a sine and a cosine: wavelengths from 6.28 to${" "}
+        <b id="longest">${whole(longest)}</b> tokens.`,
+    },
+    {
+      of: ["sinusoidal", "rope"],
+      hasBase: true,
+      id: "similarity",
+      title: "Similarity of two positions",
+      chart: html`<${LineChart}
+        ...${{ id: "similarity", name: "Similarity by distance", ...unit, ...byDistance, yName: "cosine, or score" }}
+        lines=${[
+          { name: `sinusoids, ${width} dimensions${compared("sinusoidal")}`, values: similar },
+          {
+            name: `RoPE, ${turned} dimensions${compared("rope")}`,
+            values: distances.map((d) => similarityOf(turns, d)),
+            dash: "6 3",
+          },
+        ]} />`,
+      note:
+        `Cosine of two positions' sinusoids: ${similar[1].toFixed(3)} at distance 1, ${similar[10].toFixed(3)} at 10. ` +
+        "With RoPE: the score q·k of two equal vectors, divided by their score at distance 0.",
+    },
+    {
+      of: ["rope"],
+      hasBase: true,
+      id: "turns",
+      title: `RoPE: rotates pairs of a head's ${turned} dimensions`,
+      chart: html`<${Turns} frequencies=${turns} />`,
+      more: scaling && html`<p class="small" id="scaling">Frequencies with this run's scaling: ${scaling}.</p>`,
+      note: "The vector (1, 0) at positions 0 to 7. Pairs that turn fast separate near tokens, slow pairs far tokens.",
+    },
+    {
+      of: ["rope"],
+      hasBase: true,
+      id: "offset",
+      title: "RoPE: only the offset counts",
+      chart: html`<${LineChart}
+        ...${{ id: "offset", name: "Scores by offset for two places of the key", ...unit }}
+        xName="offset of the query (tokens)"
+        yName="score of equal vectors"
+        lines=${[
+          { name: "key at 0", values: distances.map((d) => rotated(d, 0)), wide: true },
+          { name: "key at 1,000", values: distances.map((d) => rotated(d, 1000)) },
+        ]} />`,
+      note: "The curves for a key at 0 and at 1,000 are the same curve.",
+    },
+    {
+      of: ["alibi"],
+      id: "alibi",
+      title: "ALiBi: one slope per head",
+      chart: html`<${LineChart}
+        ...${{ id: "alibi", name: "ALiBi's factors by distance", low: 0, high: 1, ...byDistance }}
+        yName="exp(−slope · distance)"
+        lines=${headLines(
+          slopes.map((slope, n) => ({
+            name: `head ${n}: slope ${slope.toPrecision(3)}`,
+            values: distances.map((d) => Math.exp(-slope * d)),
+          })),
+        )} />`,
+      note:
+        "The bias multiplies exp(logit) by exp(−slope · distance). Then the softmax divides by the sum of the " +
+        `row.${firstEight(slopes)}`,
+    },
+    learned && {
+      of: ["learned"],
+      id: "learned",
+      title: "Learned positions, after training",
+      chart: html`<${MapChart}
+        id="learned"
+        name="Cosines of learned positions"
+        rows=${learned.size}
+        columns=${learned.size}
+        makeValueAt=${() => (i, j) => cosines[i * learned.size + j] / 127}
+        scale=${SIGNED_UNIT}
+        deps=${[cosines]}
+        x=${places}
+        y=${places}
+        height=${360}
+        bar="cosine" />`,
+      note: `Cosines of the vectors of ${learned.size} positions${
+        learned.every > 1 ? `, one of every ${learned.every}` : ""
+      }.`,
+    },
+    t5 && {
+      of: ["t5"],
+      id: "t5",
+      title: "T5's biases, after training",
+      chart: html`<${LineChart}
+        ...${{ id: "t5", name: "T5's biases by distance", ...toTheLeft, yName: "bias of the logit" }}
+        low=${Math.min(...t5.flat())}
+        high=${Math.max(...t5.flat(), Math.min(...t5.flat()) + 0.01)}
+        lines=${headLines(t5.map((values, n) => ({ name: `head ${n}`, values })))} />`,
+      note: `What each head adds to its logits at a distance.${firstEight(t5)}`,
+    },
     // Encodings without a card of their own, all of this run: what they compute.
     ...curves.map(({ name, kind, meaning, layers, heads, lines }, n) => {
-      const query = kind === "similarity" ? "" : ` The query is at position ${lines[0].values.length - 1}.`;
       const ofAllLayers = curves.filter((other) => other.name === name && other.kind === kind);
       const values = ofAllLayers.flatMap((other) => other.lines.flatMap((line) => line.values));
       const [low, high] = rangeOf(values.filter((value) => value !== null));
-      return [
-        null,
-        html`<${Encoding} name=${`other-${n}`} title=${`${name}: ${meaning}`} used=${usedIn(layers)}>
-          <${LineChart}
-            id=${`other-${n}`}
-            name=${`${name} by distance`}
-            low=${low}
-            high=${high}
-            xName=${kind === "similarity" ? "distance (tokens)" : "distance to the left (tokens)"}
-            yName=${meaning}
-            lines=${headLines(lines)} />
-          <p class="soft small">
-            With the parameters of this run.${query}
-            ${heads > lines.length ? ` The first ${lines.length} of ${heads} heads.` : ""}
-          </p>
-        </${Encoding}>`,
-      ];
+      const isSimilarity = kind === "similarity";
+      return {
+        id: `other-${n}`,
+        title: `${name}: ${meaning}`,
+        used: usedIn(layers),
+        chart: html`<${LineChart}
+          ...${{ id: `other-${n}`, name: `${name} by distance`, low, high, yName: meaning }}
+          ...${isSimilarity ? byDistance : toTheLeft}
+          lines=${headLines(lines)} />`,
+        note:
+          "With the parameters of this run." +
+          (isSimilarity ? "" : ` The query is at position ${lines[0].values.length - 1}.`) +
+          (heads > lines.length ? ` The first ${lines.length} of ${heads} heads.` : ""),
+      };
     }),
   ].filter(Boolean);
-  const isOfRun = (name) => name === null || used(...name.split(" ")) !== null;
+  const isOfRun = ({ of }) => !of || used(...of) !== null;
   const [own, others] = [true, false].map((isUsed) =>
-    cards.filter(([name]) => isOfRun(name) === isUsed).map(([, card]) => card),
+    cards
+      .filter((card) => isOfRun(card) === isUsed)
+      .map(
+        (card) =>
+          html`<${Card}
+            ...${{ used: card.of && (card.hasBase ? based : used)(...card.of), isOwn: !card.hasBase || isOwn, ...card }} />`,
+      ),
   );
   const names = [...new Set(pattern)].join(", ");
   return html`<p id="encoding">

@@ -1,5 +1,6 @@
 // Two comparisons: one head beside two, and the sentence before and after a change of its order.
 
+import { TableHead } from "../common/controls.js";
 import { OrderChips, movedOrder } from "../common/order.js";
 import { html } from "../common/preact.js";
 import { wordsAbout } from "./encodings.js";
@@ -114,12 +115,7 @@ export function Reorder({ page }) {
       <div>
         <h3>change of Y</h3>
         <table>
-          <thead>
-            <tr>
-              <th scope="col">word</th>
-              <th scope="col">largest change</th>
-            </tr>
-          </thead>
+          <${TableHead} columns=${["word", "largest change"]} />
           <tbody>
             ${words.map(
               (word, n) =>

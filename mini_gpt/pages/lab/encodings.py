@@ -71,7 +71,6 @@ def _config(width: int, heads: int, causal: bool, length: int) -> ModelConfig:
 
 
 def _table(encoding: InputEncoding, config: ModelConfig, places_BL: jax.Array) -> dict[str, jax.Array]:
-    """Return the table_LD that is added to the embeddings."""
     return {"table": encoding.vectors(places_BL[0], config.d_model)}
 
 

@@ -4,7 +4,7 @@ import { colourOf, seriesColour, textOn } from "../common/colours.js";
 import { html } from "../common/preact.js";
 import { useDark } from "../common/theme.js";
 import { named } from "./matrices.js";
-import { SCALES } from "./matrix_parts.js";
+import { SCALES } from "./matrix.js";
 import { number } from "./terms.js";
 
 const FAINTEST = 0.02; // the smallest weight that gets a line

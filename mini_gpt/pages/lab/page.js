@@ -4,15 +4,15 @@ import { seriesColour } from "../common/colours.js";
 import { Choice, Slider } from "../common/controls.js";
 import { fragment, useFragment } from "../common/fragment.js";
 import { ColourBar } from "../common/maps.js";
-import { html, render, useMemo, useState } from "../common/preact.js";
+import { html, useMemo, useState } from "../common/preact.js";
+import { startPage } from "../common/start.js";
 import { ThemeButton, useDark } from "../common/theme.js";
 import { attention } from "./attention.js";
 import { OneBesideTwo, Reorder } from "./compare.js";
 import { explain } from "./explain.js";
 import { CLEAR, Links } from "./links.js";
 import { matricesShown } from "./matrices.js";
-import { TALLEST, WIDEST } from "./matrix_map.js";
-import { SCALES, typeset } from "./matrix_parts.js";
+import { SCALES, TALLEST, WIDEST, typeset } from "./matrix.js";
 import { Section, sectionOf, useSections } from "./sections.js";
 import { Shapes } from "./shapes.js";
 import {
@@ -264,10 +264,4 @@ const ColourBars = () =>
     <${ColourBar} scale=${SCALES.weights} name="weights" masked="hidden"
   /></span>`;
 
-(() => {
-  const data = JSON.parse(document.getElementById("data").textContent);
-  const root = document.getElementById("app");
-  root.textContent = "";
-  render(html`<${App} data=${data} />`, root);
-  document.documentElement.dataset.ready = Math.round(performance.now());
-})();
+startPage((data) => html`<${App} data=${data} />`);

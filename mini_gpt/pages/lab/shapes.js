@@ -1,11 +1,12 @@
 // The shapes of the five steps in this example, and in a model of any size.
 
+import { TableHead } from "../common/controls.js";
 import { html, useState } from "../common/preact.js";
 import { Section } from "./sections.js";
 
 const LARGEST_SIZE = 1_000_000; // a size that can be typed
 
-const inHeads = (heads) => `${heads} head${heads > 1 ? "s" : ""}`;
+const model = (width, heads) => html`width ${width},<br />${heads} head${heads > 1 && "s"}`;
 
 function shapesOf(length, width, heads) {
   const each = width / heads;
@@ -46,13 +47,8 @@ export function Shapes({ page }) {
     <div>
       <div class="wide" tabindex="0" role="group" aria-label="Shapes">
         <table class="shapes">
-          <thead>
-            <tr>
-              <th scope="col">step</th>
-              <th scope="col">width ${data.dimensions.length},<br />${inHeads(state.heads)}</th>
-              <th scope="col">width ${width},<br />${inHeads(heads)}</th>
-            </tr>
-          </thead>
+          <${TableHead}
+            columns=${["step", model(data.dimensions.length, state.heads), model(width, heads)]} />
           <tbody>
             ${own.map(
               ([step, shape], n) =>

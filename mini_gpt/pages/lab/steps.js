@@ -4,8 +4,7 @@ import { seriesColour } from "../common/colours.js";
 import { html } from "../common/preact.js";
 import { wordsAbout } from "./encodings.js";
 import { STEPS, asNumpy, asTable, ofStep } from "./matrices.js";
-import { Matrix } from "./matrix.js";
-import { typeset } from "./matrix_parts.js";
+import { Matrix, typeset } from "./matrix.js";
 import { Section } from "./sections.js";
 import { LARGEST_SEED } from "./state.js";
 import { BIAS, subjectOf } from "./subject.js";
@@ -57,14 +56,19 @@ function Step({ id, page, formula, said, children }) {
   </${Section}>`;
 }
 
-// Something for each head, beside each other.
-const Lanes = ({ page, of }) =>
+// Matrices of each head, by their letters, the heads beside each other. isBare: which have no labels of their rows.
+const Lanes = ({ page, letters, isBare = () => false }) =>
   html`<div class="lanes">
     ${page.result.heads.map(
       (_, n) =>
         html`<div class="lane" style=${`--head:${seriesColour(n)}`} key=${n}>
           <h3>${headName(page.state, n)}</h3>
-          <div class="row">${of(n)}</div>
+          <div class="row">
+            ${letters.map(
+              (letter) =>
+                html`<${Matrix} ...${{ matrix: page.held[`${letter}${n}`], page, isBare: isBare(letter) }} />`,
+            )}
+          </div>
         </div>`,
     )}
   </div>`;
@@ -155,26 +159,19 @@ export function Project({ page }) {
 }
 
 export function Split({ page }) {
-  const { state, held, result } = page;
+  const { state, result } = page;
   const ofHeads = state.heads === 1 ? subjectOf(page.data).split : "Each head gets two of the four columns.";
   return html`<${Step}
     id="split"
     page=${page}
     formula=${state.heads === 1 ? "Q₁ = Q   K₁ = K   V₁ = V" : "Q = [Q₁ Q₂]   K = [K₁ K₂]   V = [V₁ V₂]"}
     said=${`${ofHeads} ${wordsAbout(result.encoding).split}`}>
-    <${Lanes}
-      page=${page}
-      of=${(n) =>
-        ["Q", "K", "V"].map(
-          (letter) =>
-            html`<${Matrix}
-              ...${{ matrix: held[`${letter}${n}`], page, isBare: state.heads === 2 && letter !== "Q" }} />`,
-        )} />
+    <${Lanes} ...${{ page, letters: ["Q", "K", "V"] }} isBare=${(letter) => state.heads === 2 && letter !== "Q"} />
   </${Step}>`;
 }
 
 export function Score({ page }) {
-  const { state, held, result } = page;
+  const { state, result } = page;
   const root = state.scale ? ` / √${result.width}` : "";
   const { formula, score, isShown } = wordsAbout(result.encoding);
   const mask = state.causal ? "The mask hides the keys after each query." : "No mask: each word sees all words.";
@@ -183,27 +180,19 @@ export function Score({ page }) {
     page=${page}
     formula=${`S = Q·Kᵀ${root}${formula}`}
     said=${`A logit for each pair: queries down, keys across. ${mask} ${score}`}>
-    <${Lanes}
-      page=${page}
-      of=${(n) =>
-        (isShown ? ["B", "S"] : ["S"]).map(
-          (letter) => html`<${Matrix} ...${{ matrix: held[`${letter}${n}`], page }} />`,
-        )} />
+    <${Lanes} ...${{ page, letters: isShown ? ["B", "S"] : ["S"] }} />
   </${Step}>`;
 }
 
 export function Mix({ page }) {
-  const { state, held } = page;
+  const { state } = page;
   const divided = state.temperature === 1 ? "" : ` / ${state.temperature}`;
   return html`<${Step}
     id="mix"
     page=${page}
     formula=${`A = softmax(S${divided})   O = A·V`}
     said="The weights of a row add up to 1. A word's output is the mean of the values, weighted by them.">
-    <${Lanes}
-      page=${page}
-      of=${(n) =>
-        html`<${Matrix} ...${{ matrix: held[`A${n}`], page }} /><${Matrix} ...${{ matrix: held[`O${n}`], page }} />`} />
+    <${Lanes} ...${{ page, letters: ["A", "O"] }} />
   </${Step}>`;
 }
 

@@ -29,8 +29,6 @@ from mini_gpt.runtime.errors import UserError, shown
 SHORTEST = 32  # tokens of a padded text; longer ones have a power of 2
 Inputs = tuple[Any, ...]  # tokens, positions and segments, [1, L] each
 PADDING_SEGMENT = -1  # of no token
-SLOTS = ("main", "plain", "probe", "order", "generated")  # of the page; each keeps its last run
-MOST_LIKELY = 64  # tokens at each place
 HIDDEN_AT_MOST = MASKING_BIAS / (1000 * limits.BOUNDS["temperature"][1])  # a temperature divides MASKING_BIAS
 
 Request = Mapping[str, Any]
@@ -46,33 +44,23 @@ class Answers:
 
     def answer(self, request: Request) -> Iterator[Reply]:
         """Yield the replies to a request. Raises UserError with a sentence to show."""
-        kind, number = request.get("kind"), _integer(request, "model", len(self.models) - 1)
+        kind, number = request["kind"], request["model"]
         slot = number, request.get("slot", "main")
-        if slot[1] not in SLOTS:
-            raise UserError(f"slot: found {shown(slot[1])}; must be one of {', '.join(SLOTS)}")
         if kind == "attention":
-            if slot not in self.passes:
-                raise UserError("There is no text yet.")
-            config = self.models[number].config.model
-            places = (
-                _integer(request, "layer", config.num_layers - 1),
-                _integer(request, "head", config.num_heads - 1),
-            )
-            yield {"kind": kind, "layer": places[0], "head": places[1], **self.passes[slot].attention(*places)}
+            layer, head = request["layer"], request["head"]
+            yield {"kind": kind, "layer": layer, "head": head, **self.passes[slot].attention(layer, head)}
         elif kind == "run":
-            began, asked = time.monotonic(), _record(request, "ask")
+            began, asked = time.monotonic(), request.get("ask", {})
             made = self._pass(number, request)
-            result = made.predictions(_integer(asked, "top", MOST_LIKELY, 8), _integer(asked, "lens", MOST_LIKELY))
+            result = made.predictions(asked.get("top", 8), asked.get("lens", 0))
             self.passes[slot] = made
             passed = 1000 * (time.monotonic() - began)
             yield {"kind": "result", **result, "computed": len(made.tokens), "milliseconds": passed}
-        elif kind == "generate":
-            yield from self._generated(number, request)
         else:
-            raise UserError(f"kind: found {shown(kind)}; must be run, attention or generate")
+            yield from self._generated(number, request)
 
     def _pass(self, number: int, request: Request) -> "Pass":
-        tokens, edits = _tokens(request.get("tokens"), _vocabulary(self.models[number])), _record(request, "edits")
+        tokens, edits = _tokens(request["tokens"], _vocabulary(self.models[number])), request.get("edits", {})
         if not tokens:
             raise UserError("The text is empty: type at least one token.")
         if len(tokens) > self.most_tokens:
@@ -81,13 +69,10 @@ class Answers:
         return Pass(self.models[number], tokens, edits)
 
     def _generated(self, number: int, request: Request) -> Iterator[Reply]:
-        """Yield a reply for each token."""
-        tokens = _tokens(request.get("tokens"), _vocabulary(self.models[number]))
-        random, most = np.random.default_rng(_integer(request, "seed", 2**32)), _integer(request, "topK", 2**31)
-        temperature, bounds = request.get("temperature", 1), limits.BOUNDS["temperature"]
-        if not edited.is_number(temperature, *bounds) and not edited.is_count(temperature, 1):
-            raise UserError(f"temperature: found {shown(temperature)}; must be 0, or from {bounds[0]} to {bounds[1]}")
-        count = max(0, min(_integer(request, "count", 2**31), self.most_tokens - len(tokens)))
+        tokens = _tokens(request["tokens"], _vocabulary(self.models[number]))
+        random, most = np.random.default_rng(request.get("seed", 0)), request.get("topK", 0)
+        temperature = request.get("temperature", 1)
+        count = max(0, min(request["count"], self.most_tokens - len(tokens)))
         logits = self._logits(number, request, tokens, count)
         for _ in range(count):
             logits_V = next(logits).astype(np.float64)
@@ -175,7 +160,6 @@ class Pass:
         return np.asarray(_heads(self.model, self.inputs))
 
     def last_logits(self) -> np.ndarray:
-        """Return the logits_V after the last token."""
         return np.asarray(_last_logits(self.model, self.inputs, len(self.tokens) - 1))
 
     def predictions(self, top: int, lens: int) -> Reply:
@@ -295,8 +279,6 @@ def _heads(model: LoadedModel, inputs: Inputs) -> jax.Array:
 
 @jax.jit
 def _maps(model: LoadedModel, inputs: Inputs, layer: int, head: int) -> tuple[jax.Array, jax.Array]:
-    """Return logits_LS and weights_LS of a head."""
-
     def of_head(maps: AttentionMaps) -> tuple[jax.Array, jax.Array]:
         logits_LS = maps.logits_BHLS[0, head]
         seen_LS = maps.visible_BLS[0] & (logits_LS > HIDDEN_AT_MOST)
@@ -310,27 +292,9 @@ def _vocabulary(model: LoadedModel) -> int:
     return len(model.parameters["embedding"])
 
 
-def _tokens(value: Any, vocabulary: int) -> list[int]:
-    """Return a list of tokens. Raises UserError if it is another value."""
-    if not isinstance(value, list):
-        raise UserError(f"tokens: found {shown(value)}; must be a list of integers")
-    for token in value:
+def _tokens(tokens: list[int], vocabulary: int) -> list[int]:
+    """Return a copy of tokens. Raises UserError if one is not in the vocabulary."""
+    for token in tokens:
         if not edited.is_count(token, vocabulary):
             raise UserError(f"The token {shown(token)} is not in the vocabulary of {vocabulary} tokens.")
-    return list(value)
-
-
-def _record(request: Request, name: str) -> Mapping[str, Any]:
-    """Return a field that is an object, by default an empty one. Raises UserError if it has another value."""
-    value = request.get(name, {})
-    if not isinstance(value, dict):
-        raise UserError(f"{name}: found {shown(value)}; must be an object")
-    return value
-
-
-def _integer(request: Request, name: str, most: int, default: int = 0) -> int:
-    """Return a field from 0 to `most`. Raises UserError if it has another value."""
-    value = request.get(name, default)
-    if not edited.is_count(value, most + 1):
-        raise UserError(f"{name}: found {shown(value)}; must be an integer from 0 to {most}")
-    return value
+    return list(tokens)

@@ -54,6 +54,11 @@ def check(edits: JsonEdits, config: ModelConfig) -> None:
     def is_slope(value: Any) -> bool:
         return is_number(value, *limits.BOUNDS["slope"])
 
+    def is_patch(value: Any) -> bool:  # the page makes it; an address has the heads and the places
+        places = value.get("places", "all")
+        are_places = places == "all" or all(is_count(place, len(value["tokens"])) for place in places)
+        return are_places and all(head_of(name, config) is not None for name in value["heads"])
+
     possible: dict[str, Callable[[Any], bool]] = {
         "heads": lambda value: (
             isinstance(value, dict)
@@ -78,7 +83,7 @@ def check(edits: JsonEdits, config: ModelConfig) -> None:
             is_slope(value)
             or (isinstance(value, list) and len(value) == config.num_heads and all(map(is_slope, value)))
         ),
-        "patch": lambda value: _is_patch(value, config),
+        "patch": is_patch,
     }
     for name, value in edits.items():
         if name not in possible:
@@ -89,20 +94,6 @@ def check(edits: JsonEdits, config: ModelConfig) -> None:
     for reason in (refused["mask"].get(edits.get("mask", "causal")), refused["scaling"].get(scaling)):
         if reason:
             raise UserError(reason)
-
-
-def _is_patch(value: Any, config: ModelConfig) -> bool:
-    if (
-        not isinstance(value, dict)
-        or not isinstance(value.get("tokens"), list)
-        or set(value) - {"tokens", "heads", "places"}
-    ):
-        return False
-    places, heads = value.get("places", "all"), value.get("heads")
-    are_places = places == "all" or (
-        isinstance(places, list) and all(is_count(place, len(value["tokens"])) for place in places)
-    )
-    return are_places and isinstance(heads, list) and all(head_of(name, config) is not None for name in heads)
 
 
 def head_of(name: Any, config: ModelConfig) -> tuple[int, int] | None:
@@ -251,7 +242,6 @@ def static_edits(edits: JsonEdits, config: ModelConfig, length: int) -> Edits:
 
 
 def _factors(off: list[int], config: ModelConfig) -> Edit:
-    """Return the edit that removes the output of some layers."""
     factor_N = np.ones(config.num_layers, np.float32)
     factor_N[off] = 0
     return Edit(factor_N[:, None, None, None])

@@ -1,6 +1,7 @@
 """Pack a trained model for the playground, whose engine computes the forward pass in the browser."""
 
 import base64
+import dataclasses
 import operator
 import re
 import zlib
@@ -10,58 +11,12 @@ import numpy as np
 
 from mini_gpt.config.attention import pattern
 from mini_gpt.config.model import ModelConfig
-from mini_gpt.data.layout import Layout
 from mini_gpt.evaluation.loaded import LoadedModel
 from mini_gpt.model import parameters as model_parameters
 from mini_gpt.pages.play import limits
 from mini_gpt.runtime.errors import UserError, require
 
 MOST_PARAMETERS = 30_000_000
-# Fields of `ModelConfig` that the engine reads.
-READ = (
-    "num_layers",
-    "d_model",
-    "num_heads",
-    "num_kv_heads",
-    "head_width",
-    "norm",
-    "norm_placement",
-    "output_norm",
-    "parallel_residual",
-    "norm_epsilon",
-    "embedding_norm",
-    "activation",
-    "tie_embeddings",
-    "output_soft_cap",
-    "prediction_head",
-    "scale_embeddings",
-    "scale_attention",
-    "scale_width",
-    "residual",
-    "random_positions",
-    "rope.turning",
-    "rope.scaling",
-    "rope.original_context",
-    "rope.beta_slow",
-    "rope.beta_fast",
-    "rope.attention_factor",
-    "sinusoidal.base",
-    "sinusoidal.amplitude",
-    "alibi_exponent",
-    "hard_alibi.heads",
-    "t5.num_buckets",
-    "t5.max_distance",
-    "fire.threshold",
-    "variants.qk_norm",
-    "variants.qk_norm_epsilon",
-    "variants.clip_qkv",
-    "variants.query_scale",
-    "variants.soft_cap",
-    "variants.normaliser",
-    "variants.selective",
-    "variants.sink",
-    "variants.gate",
-)
 NEEDED = {  # the only value that the engine supports
     "heads": None,  # `removed.whole` gives it
     "encoder_layers": 0,
@@ -121,8 +76,10 @@ def described(model: LoadedModel) -> dict[str, Any]:
     for name, known in KNOWN.items():
         for found in pattern(operator.attrgetter(name)(config)):
             require(found in known, f"model.{name}", found, f"the playground knows {', '.join(known)}")
+    # The tokens at which segments start, and those at which positions restart.
+    tokens = {"separator": model.layout.separator_id, "operators": model.layout.operator_ids}
     shapes = [{"name": name, "shape": array.shape} for name, array in _in_order(model).items()]
-    return {"config": fields(config), "layout": layout(model.layout), "parameters": shapes}
+    return {"config": fields(config), "layout": tokens, "parameters": shapes}
 
 
 def _in_order(model: LoadedModel) -> dict[str, Any]:
@@ -136,18 +93,7 @@ def _in_order(model: LoadedModel) -> dict[str, Any]:
 
 
 def fields(config: ModelConfig) -> dict[str, Any]:
-    """Return the fields that the engine reads, as nested dicts, with the kind of each layer and the limits of edits."""
-    found: dict[str, Any] = {
-        "layers": [kind._asdict() for kind in config.layer_kinds],
-        "rotated_width": config.rotated_width,
-        "edits": limits.described(config),
-    }
-    for name in READ:
-        section, _, leaf = name.rpartition(".")
-        (found.setdefault(section, {}) if section else found)[leaf] = operator.attrgetter(name)(config)
-    return found
-
-
-def layout(layout: Layout) -> dict[str, Any]:
-    """Return the tokens at which segments start, and those at which positions restart."""
-    return {"separator": layout.separator_id, "operators": layout.operator_ids}
+    """Return the fields as nested dicts, with the kind of each layer and the limits of edits."""
+    layers = [kind._asdict() for kind in config.layer_kinds]
+    own = {"layers": layers, "rotated_width": config.rotated_width, "edits": limits.described(config)}
+    return dataclasses.asdict(config) | own

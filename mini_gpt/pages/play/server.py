@@ -6,14 +6,11 @@ Origin, so that no other page in the same browser can send requests.
 
 import asyncio
 import base64
-import collections
 import json
 import logging
-import time
 from collections.abc import AsyncIterator, Iterator
-from typing import Any, ClassVar
+from typing import Any
 
-import h11
 import numpy as np
 import uvicorn
 from starlette.applications import Starlette
@@ -21,18 +18,13 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from starlette.types import ASGIApp
 
 from mini_gpt.pages.play.answers import Answers, Reply
 from mini_gpt.runtime.errors import UserError
 
 ADDRESS = "127.0.0.1"  # of this machine only
 MOST_BYTES = 2**20  # of a request
-ARRIVAL_SECONDS = 5.0  # in which the headers and the body of a request must arrive
-MOST_ARRIVING = 32  # connections whose request has not arrived; the oldest of more is closed
-MOST_WAITING = 8  # requests that have arrived and are not yet answered
-MOST_IN_A_SECOND = 40  # requests
 HEADERS = {
     "Cache-Control": "no-store",
     "Content-Security-Policy": "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
@@ -52,8 +44,6 @@ class Server:
         self.html, self.answers = html, answers
         self.hosts = {f"{name}:{port}" for name in (ADDRESS, "localhost")}
         self.lock = asyncio.Lock()  # the model computes for one request at a time
-        self.waiting = 0  # requests to /ask, from their last byte to the last one of the answer
-        self.recent: collections.deque[float] = collections.deque(maxlen=MOST_IN_A_SECOND)
         routes = [Route("/", self.page), Route("/ask", self.ask, methods=["POST"])]
         self.app = Starlette(routes=routes)
         self.app.router.redirect_slashes = False  # a redirection would name the request's host
@@ -74,15 +64,13 @@ class Server:
                     return PlainTextResponse(f"a request has at most {MOST_BYTES} bytes", 413, headers=HEADERS)
         except ClientDisconnect:
             return PlainTextResponse("the whole request did not arrive", 408, headers=HEADERS)
-        if refusal := self._too_many():
-            return refusal
         try:
             asked = json.loads(body)
         except (ValueError, RecursionError):
             return PlainTextResponse("the request is not JSON", 400, headers=HEADERS)
         if not isinstance(asked, dict):
             return PlainTextResponse("the request is not a JSON object", 400, headers=HEADERS)
-        return _Answer(self, asked)
+        return StreamingResponse(self._lines(asked), media_type="application/x-ndjson", headers=HEADERS)
 
     async def _lines(self, asked: dict[str, Any]) -> AsyncIterator[str]:
         """Yield the replies as lines. Other requests may be answered between two replies."""
@@ -105,69 +93,10 @@ class Server:
         is_json = request.headers.get("content-type", "").partition(";")[0].strip().lower() == "application/json"
         return None if is_own and is_json else PlainTextResponse("only the page may ask", 403, headers=HEADERS)
 
-    def _too_many(self) -> Response | None:
-        now = time.monotonic()
-        is_fast = len(self.recent) == MOST_IN_A_SECOND and now - self.recent[0] < 1
-        if is_fast or self.waiting >= MOST_WAITING:
-            return PlainTextResponse(_refused("The server is busy. Type more slowly."), 429, headers=HEADERS)
-        self.recent.append(now)
-        return None
-
-
-class _Answer(StreamingResponse):
-    """The replies to a request, one a line. The request counts as waiting until the last one is sent."""
-
-    def __init__(self, server: Server, asked: dict[str, Any]):
-        super().__init__(server._lines(asked), media_type="application/x-ndjson", headers=HEADERS)
-        self.server = server
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self.server.waiting += 1
-        try:
-            await super().__call__(scope, receive, send)
-        finally:
-            self.server.waiting -= 1
-
-
-class _Connection(H11Protocol):
-    """A connection that is closed if it waits too long for a whole request: uvicorn has no such limit.
-
-    arriving: the connections that wait, oldest first, each with its time limit. If there are too many, the oldest is
-    closed: a request of the page arrives in a moment.
-    """
-
-    arriving: ClassVar[dict["_Connection", asyncio.TimerHandle]] = {}
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        self._watch()
-
-    def data_received(self, data: bytes) -> None:
-        super().data_received(data)
-        self._watch()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._forget()
-        super().connection_lost(exc)
-
-    def _watch(self) -> None:
-        if self.conn.their_state not in (h11.IDLE, h11.SEND_BODY):
-            self._forget()
-        elif self not in self.arriving:  # parts of a request do not give more time
-            self.arriving[self] = self.loop.call_later(ARRIVAL_SECONDS, self.transport.close)
-            if len(self.arriving) > MOST_ARRIVING:
-                oldest = next(iter(self.arriving))
-                oldest.transport.close()
-                oldest._forget()
-
-    def _forget(self) -> None:
-        if self in self.arriving:
-            self.arriving.pop(self).cancel()
-
 
 def make_server(app: ASGIApp) -> uvicorn.Server:
     """Return the HTTP server of an application."""
-    return uvicorn.Server(uvicorn.Config(app, http=_Connection, log_level="warning"))
+    return uvicorn.Server(uvicorn.Config(app, http="h11", log_level="warning"))
 
 
 def _written(replies: Iterator[Reply]) -> Iterator[str]:

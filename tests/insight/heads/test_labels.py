@@ -12,7 +12,8 @@ from mini_gpt.insight.heads import inputs as head_inputs
 from mini_gpt.insight.heads import report as head_report
 from mini_gpt.insight.heads import scores as head_scores
 from mini_gpt.insight.heads import templates as head_templates
-from mini_gpt.insight.heads.templates import PLACES, Vocabulary
+from mini_gpt.insight.heads.kinds import PLACES
+from mini_gpt.insight.heads.templates import Vocabulary
 from mini_gpt.insight.observing import AttentionMaps, Layer
 from tests.conftest import slow
 from tests.random_models import random_model

@@ -22,7 +22,6 @@ from mini_gpt.runtime.errors import UserError
 from mini_gpt.suites.base import SuiteOptions
 from mini_gpt.training import loop
 from mini_gpt.training.run import Run
-from tests.commands.test_command_line import type_in
 from tests.random_models import random_model
 
 V, L = 9, 16  # vocabulary: eight letters and the separator; context length
@@ -160,14 +159,6 @@ def test_the_suite_writes_a_figure_a_table_and_all_results(small, tmp_path, caps
             assert result["heads"][4 * layer + head]["pair"]["weight"] == pytest.approx(away.max(), rel=1e-4)
 
 
-def test_all_documents_of_a_window_have_relations():
-    tokenizer = CharacterTokenizer("\n()a")
-    document = tokenizer.encode("(a)\n")
-    tokens = np.concatenate([[*document, tokenizers.separator(tokenizer)]] * 4)
-    related, _ = head_inputs.parsed_relations(tokens, tokenizer, np.array([0]), len(tokens))
-    assert np.argwhere(related([0])["matching bracket"]).tolist() == [[0, 5 * n + 2, 5 * n] for n in range(4)]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("length", "12345")
 def test_the_shortest_contexts_have_no_induction_score(small, tmp_path, length):
@@ -269,21 +260,6 @@ def test_an_own_text_is_measured_in_equal_windows(small, tmp_path):
     assert result["request"] == {"text": text}
     one = suites.evaluate(run, "heads", SuiteOptions(text="a"))["heads"]
     assert {(head["label"], head["offset"]) for head in one} == {("mixed", None)}
-
-
-@pytest.mark.slow
-def test_a_context_too_short_for_a_problem_is_refused(small, tmp_path, monkeypatch):
-    loop.train(small(train__steps=1, context_length=12, **TASK), tmp_path, conclude=False)
-    for suite in ("heads", "pruning", "figures", "explorer"):
-        arguments = [f"--workdir={tmp_path}", f"--suite={suite}", "--config.context_length=5"]
-        line = type_in(monkeypatch, "eval.py", *arguments)
-        assert line == "error: context_length: found 5; task:copy with data.task_length=4 needs at least 9"
-
-
-def test_a_sweep_refuses_a_suite_with_nothing_to_compare(monkeypatch):
-    arguments = ["--config=configs/tiny.py", "--vary", "model.num_heads=2,4", "--suite=figures"]
-    line = type_in(monkeypatch, "mini_gpt.sweep", *arguments)
-    assert line.startswith("error: suites: found 'figures'; has nothing to compare; must be one of perplexity, extra")
 
 
 def test_a_study_compares_the_means_of_all_heads():

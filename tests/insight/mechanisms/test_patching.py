@@ -140,15 +140,6 @@ def test_a_line_of_pairs_is_two_texts(tmp_path, wrong):
         patching_suite._texts(SuiteOptions(pairs=str(file)))
 
 
-def test_the_figure_of_a_deep_model_is_compact():
-    random = np.random.default_rng(0)
-    by_place = {site: random.normal(size=(30, 15)) for site in patching.BY_PLACE}
-    effects = patching.Effects(0, 0, by_place, random.normal(size=(30, 9)), random.normal(size=(30, 9, 15)))
-    figure = patching.patching_figure(effects, random.normal(size=(30, 10)), ["token"] * 15, title="a title")
-    width, height = figure.get_size_inches()
-    assert width < 20 and height < 14
-
-
 @pytest.mark.slow
 def test_patches_keep_the_edits_of_the_model(small):
     """With head 0.1 of a random model off, a patch of head 0.0 equals the same patch of a model without head 0.1."""

@@ -48,14 +48,6 @@ def test_the_address_restores_the_page(pages, browser):
 
 
 @pytest.mark.slow
-def test_a_page_does_not_write_over_an_address_that_it_has_not_read(pages, browser):
-    go(browser, pages / "text.html", "tab=Text")
-    script = "location.hash = 'tab=Positions'; fragment.write({tab: 'Heads'}); return location.hash;"
-    assert browser.execute_script(script) == "#tab=Positions"
-    WebDriverWait(browser, 10).until(lambda b: "tab=Positions&layer=0" in b.current_url)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "fragment", ["tab=X&layer=99&head=-1&pin=1e9&cell=a,b&base=abc&length=7&theme=x", "%", "cell=99,0"]
 )
@@ -176,65 +168,3 @@ def test_controls_are_large_enough_for_fingers(pages, browser, sized):
         assert small == [], tab
         hints = browser.find_elements(By.CLASS_NAME, "by-pointer")
         assert hints and not any(hint.is_displayed() for hint in hints)
-
-
-@pytest.mark.slow
-def test_the_address_changes_once_for_a_dragged_slider(pages, browser):
-    go(browser, pages / "text.html", "tab=Positions&theme=dark")
-    script = """const [done] = arguments, slider = document.getElementById("length"), replace = history.replaceState;
-        let count = 0;
-        history.replaceState = (...given) => { count++; replace.apply(history, given); };
-        (async () => {
-            for (let n = 0; n < 30; n++) {
-                slider.value = 16 * (n + 10);
-                slider.dispatchEvent(new Event("input", { bubbles: true }));
-                await new Promise((next) => setTimeout(next, 10));
-            }
-            setTimeout(() => done(count), 300);
-        })();"""
-    assert browser.execute_async_script(script) <= 3
-    assert "length=624" in browser.current_url
-    browser.execute_script("location.hash = 'tab=Text'")
-    WebDriverWait(browser, 10).until(lambda b: b.find_elements(By.ID, "queries"))
-    assert browser.execute_script("return document.documentElement.dataset.theme") == "dark"
-
-
-@pytest.mark.slow
-def test_a_cell_can_be_pinned_again(pages, browser, sized):
-    sized(1440)
-    go(browser, pages / "text.html", "tab=Map")
-    browser.execute_script("document.getElementById('map').scrollIntoView({block: 'center'})")
-    at = plot(browser)
-    x, y = (at[f"{side}_"] + at[side] + (n + 0.5) * at["cell"] for side, n in (("left", 2), ("top", 9)))
-    mouse = lambda kind, x, y, buttons, button="left": browser.execute_cdp_cmd(
-        "Input.dispatchMouseEvent",
-        {"type": kind, "x": x, "y": y, "button": button, "buttons": buttons, "clickCount": 1},
-    )
-
-    def click_pins(is_pinned):
-        mouse("mousePressed", x, y, 1)
-        mouse("mouseReleased", x, y, 0)
-        WebDriverWait(browser, 10).until(lambda b: ("cell=9%2C2" in b.current_url) == is_pinned)
-
-    for is_pinned in (True, False, True):
-        click_pins(is_pinned)
-    browser.execute_script("document.querySelector('.map').focus()")
-    ActionChains(browser).send_keys("\ue00c").perform()  # Escape
-    WebDriverWait(browser, 10).until(lambda b: "cell=" not in b.current_url)
-    click_pins(True)
-    # A drag that ends outside the map.
-    mouse("mousePressed", x, y, 1)
-    mouse("mouseMoved", x, at["top_"] - 20, 1)
-    mouse("mouseReleased", x, at["top_"] - 20, 0)
-    mouse("mouseMoved", x, y - at["cell"], 0, "none")
-    WebDriverWait(browser, 10).until(lambda b: b.find_element(By.ID, "pointed").text.startswith("query 8"))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("tab, key, head", [("Text", "h", 0), ("Text", "H", 3), ("Map", "h", 1), ("Lines", "H", 3)])
-def test_a_step_from_the_mean_of_heads_changes_the_head(pages, browser, tab, key, head):
-    go(browser, pages / "text.html", f"tab={tab}&head=mean")
-    pressed = lambda head: browser.find_element(By.ID, f"head-{head}").get_attribute("aria-pressed") == "true"
-    assert pressed("mean" if tab == "Text" else 0)
-    chromium.press(browser, key)
-    WebDriverWait(browser, 10).until(lambda _: pressed(head))

@@ -224,42 +224,6 @@ def test_the_position_page_follows_its_sliders(opened):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("width", [1200, 420])
-def test_the_map_stays_in_place_under_the_pointer(opened, width):
-    browser, _, run = opened
-    browser.set_window_size(width, 1500)
-    go(browser, run.workdir / "eval" / "explorer.html", "tab=Map")
-    place = lambda: browser.execute_script("return document.getElementById('map').getBoundingClientRect().toJSON()")
-    before = place()
-    for row in (0, 1, 31):
-        assert "weight" in point_at(browser, row, 0) and place() == before
-        box = browser.execute_script(
-            "const e = document.getElementById('pointed'); return [e.scrollHeight, e.clientHeight]"
-        )
-        assert box[0] <= box[1], "the whole text is visible"
-    browser.set_window_size(1200, 1500)
-
-
-@pytest.mark.slow
-def test_the_position_page_shows_an_overridden_rope(opened):
-    browser, find, run = opened
-    changed = {"model.rope.base": "500", "model.rope.scaling": "linear", "model.rope.factor": "4"}
-    suites.evaluate(Run(run.workdir, overrides=changed), "explorer", SuiteOptions())
-    (path,) = (run.workdir / "eval").glob("explorer,model.rope*.html")
-    show(browser, path)
-    press(browser, "4")
-    assert find("scaling").text == "Frequencies with this run's scaling: linear, factor 4."
-    assert find("base-value").text == "500"
-    circle = browser.execute_script(
-        "const c = document.querySelector('circle'); return [c.cx, c.cy, c.r].map((v) => v.baseVal.value)"
-    )
-    tip = [float(find("turn-0-4").get_attribute(end)) for end in ("x2", "y2")]
-    turned = [circle[0] + circle[2] * np.cos(1), circle[1] - circle[2] * np.sin(1)]  # 4 tokens: 1 radian
-    np.testing.assert_allclose(tip, turned, atol=1e-3)
-    show(browser, run.workdir / "eval" / "explorer.html")
-
-
-@pytest.mark.slow
 def test_a_long_page_says_which_weights_are_means(opened, tmp_path, monkeypatch):
     browser, _, run = opened
     for module, name, value in ((explorer, "MOST_PAIRS", 0), (largest, "KEPT", 4), (largest, "BLOCK", 8)):

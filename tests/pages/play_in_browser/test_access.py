@@ -43,31 +43,3 @@ def test_axe_finds_nothing(page, width, theme):
                 assert page.js("return document.documentElement.scrollWidth <= innerWidth"), (name, view)
     finally:
         page.browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
-
-
-def test_the_selected_tab_is_visible_on_a_phone(page):
-    size = {"width": 390, "height": 900, "deviceScaleFactor": 1, "mobile": True}
-    page.browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-    try:
-        for view in VIEWS:
-            box = page.open("one", view=view).find(f"tab-{view}").rect
-            assert box["x"] >= 0 and box["x"] + box["width"] <= 390, view
-            assert page.js("return scrollY") == 0
-    finally:
-        page.browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
-
-
-def test_the_place_of_the_lens_is_in_view_on_a_narrow_screen(page):
-    window = page.browser.get_window_size()
-    try:
-        page.browser.set_window_size(500, 900)
-        page.open("one", view="lens")
-        page.wait(lambda: page.js("return document.querySelector('.lens .here')"))
-        read = (
-            "const {left, right} = document.querySelector(arguments[0]).getBoundingClientRect(); return [left, right]"
-        )
-        (left, right), (first, last) = page.js(read, ".scroll"), page.js(read, ".lens .here")
-        assert left <= first < last <= right
-        assert page.js("return document.querySelectorAll('.lens .here, .lens th button').length") == 14
-    finally:
-        page.browser.set_window_size(window["width"], window["height"])

@@ -26,13 +26,6 @@ def test_the_address_restores_text_edits_and_view(page):
     assert json.loads(page.state["edits0"]) == edits and page.state["pin"] == "4"
 
 
-def test_an_empty_text_stays_empty(page):
-    page.open("one").write("x\b")
-    assert page.find("text").get_attribute("value") == "" and page.state.get("text") == ""
-    page.open("one", **page.state)
-    assert page.find("text").get_attribute("value") == ""
-
-
 @pytest.mark.parametrize(
     "state",
     [
@@ -87,11 +80,3 @@ def test_texts_of_a_picture_are_in_their_fields(page):
     assert [text for text, *_ in fields] == [TEXT, "the dog sat on the mat"]
     for _, inner, outer in fields:
         assert all(near >= far for near, far in zip(inner, outer, strict=True))
-
-
-def test_a_new_address_changes_the_page(page):
-    page.open("one", view="loss", theme="dark")
-    page.js("location.hash = 'text=another+text&view=lens'")
-    page.wait(lambda: page.find("text").get_attribute("value") == "another text")
-    assert page.find("tab-lens").get_attribute("aria-selected") == "true"
-    assert page.js("return document.documentElement.dataset.theme") == "dark"  # the reader's own choice stays

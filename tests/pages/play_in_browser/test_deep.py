@@ -14,7 +14,6 @@ from tests.pages.test_play import shown
 
 pytestmark = pytest.mark.slow
 BANDS = "return [...document.querySelectorAll('.band:not([name])')].map((b) => [b.open, b.firstChild.textContent])"
-OF_LAYERS = BANDS.replace(":not([name])", "[name]")
 COUNT = "return document.querySelectorAll(arguments[0]).length"
 
 
@@ -39,35 +38,6 @@ def test_the_buttons_of_a_deep_model_fold_and_say_their_edits(deep):
     assert page.js(COUNT, ".head") == 8 * 4
 
 
-def test_the_maps_of_a_deep_model_fold(deep):
-    deep.browser.get((deep.root / "explorer.html").as_uri() + "#tab=Heads")
-    deep.wait(lambda: deep.js(BANDS))
-    assert deep.js(BANDS) == [[True, "layers 0 to 5"], [False, "layers 6 to 11"], [False, "layers 12 to 13"]]
-    assert deep.js(COUNT, ".thumb") == 6 * 4
-    deep.js("document.getElementById('band-12').click()")
-    deep.wait(lambda: deep.js(COUNT, "#thumb-13-3 canvas"))
-
-
-@pytest.mark.parametrize("name", ["play", "explorer"])
-def test_the_choice_of_a_layer_folds_with_one_open_band(deep, name):
-    deep.browser.get((deep.root / f"{name}.html").as_uri() + "#tab=Map&view=map&layer=7")
-    said = ["layers 0 to 5", "layers 6 to 11", "layers 12 to 13"]
-
-    def has(open_, chosen, buttons):
-        texts = [f"{text}: {chosen}" if n == chosen // 6 else text for n, text in enumerate(said)]
-        deep.wait(lambda: deep.js(OF_LAYERS) == [[n == open_, text] for n, text in enumerate(texts)])
-        deep.wait(lambda: deep.js(COUNT, "[id^=layer-]") == buttons)
-
-    has(1, 7, 6)
-    deep.js("document.getElementById('fold-12').click()")
-    has(2, 7, 2)
-    deep.js("document.getElementById('layer-13').click()")
-    has(2, 13, 2)
-    if name == "explorer":  # by a shortcut
-        chromium.press(deep.browser, "l")
-        has(0, 0, 6)
-
-
 @pytest.mark.parametrize("width", [1440, 390])
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_axe_finds_nothing(deep, width, theme):
@@ -76,6 +46,6 @@ def test_axe_finds_nothing(deep, width, theme):
             for tab in ("Heads", "Map"):
                 deep.browser.get("about:blank")
                 deep.browser.get((deep.root / f"{name}.html").as_uri() + f"#tab={tab}&view=map")
-                deep.wait(lambda: deep.js(BANDS) + deep.js(OF_LAYERS))
+                deep.wait(lambda: deep.js(COUNT, ".band"))
                 assert chromium.axe_violations(deep.browser) == [], (name, tab)
                 assert deep.js("return document.documentElement.scrollWidth <= innerWidth"), (name, tab)

@@ -10,13 +10,6 @@ from tests.pages.play_in_browser.play_page import LIMIT, TEXT, losses_of, withou
 pytestmark = pytest.mark.slow
 
 
-def test_the_other_text_of_the_command_is_there(page):
-    page.open("words")
-    assert page.find("other").get_attribute("value") == "the dog ran"
-    page.click("head-0.1").click("head-0.1").click("head-0.1")
-    assert page.said.startswith("Head 0.1 from the other text")
-
-
 def test_an_edit_changes_the_loss_as_in_the_model(page, runs):
     page.open("one").click("head-1.2")
     edited = losses_of(without_head(runs[0].model, 1, 2), TEXT).mean()
@@ -58,17 +51,6 @@ def test_a_head_takes_its_output_from_another_text(page):
     assert "Patching needs equal numbers" in page.find("other-count").text and len(page.losses()[0]) == 1
 
 
-def test_a_table_of_positions_that_ends_is_said(page):
-    page.open("learned", edits0=json.dumps({"start": 20}))
-    assert "The learned table has 32 positions" in page.said
-    page.click("reset")
-    assert len(page.losses()[0]) == 1
-    page.write("a" * 40)
-    assert "The learned table has 32 positions" in page.said
-    page.write("a" * 30)
-    assert len(page.losses()[0]) == 1
-
-
 def test_controls_have_the_limits_and_values_of_the_run(page):
     page.open("ssmax")
     assert page.js("return [...document.querySelectorAll('[id^=mask-]')].map((e) => e.id)") == [
@@ -96,45 +78,3 @@ def test_a_slider_returns_to_the_value_of_the_run(page):
     assert "No window:" in move(page, "window", 120).said
     move(page, "window", own)
     assert len(page.losses()[0]) == 1 and "edits0" not in page.state
-
-
-def test_changes_are_those_of_the_selected_part(page):
-    rows = "return [...document.querySelectorAll('.history tbody td')].map((cell) => cell.textContent)"
-    select = """const field = document.getElementById("text"); field.focus(); field.setSelectionRange(...arguments);
-        field.dispatchEvent(new Event("select", { bubbles: true }));"""
-    move(page.open("one"), "attention-temperature", 90)
-    assert page.js(rows)[0] == "Attention temperature 3.2"
-    page.js(select, 4, 7)
-    assert page.settle().js(rows) == ["Switch off a head, or move a slider."]
-    before = page.losses()[0][1]
-    move(page, "attention-temperature", 110)
-    assert page.js(rows)[1:3] == [f"{loss:.3f}" for loss in (before, page.losses()[0][1])]
-
-
-def test_the_place_of_a_patch_is_that_of_the_edit(page):
-    edits = {"heads": {"1.0": "patch"}, "places": [3]}
-    page.open("one", pin=5, other=TEXT.replace("mat", "dog"), edits0=json.dumps(edits))
-    assert page.find("places-some").text == "place 3 only"
-    page.click("places-all")
-    assert page.find("places-some").text == "place 5 only"
-
-
-def test_the_page_is_busy_from_the_moment_of_a_change(page):
-    busy_after = """const done = arguments[1]; document.getElementById(arguments[0]).click();
-        Promise.resolve().then(() => done(document.documentElement.dataset.busy));"""
-    page.open("ssmax", edits0='{"mask":"shifted"}', view="loss")
-    assert page.browser.execute_async_script(busy_after, "tab-lens") == "no"
-    assert page.browser.execute_async_script(busy_after, "reset") == "yes"
-    for name, expected in (("tab-loss", "no"), ("tab-lens", "no"), ("mask-none", "yes")):
-        assert page.settle().browser.execute_async_script(busy_after, name) == expected
-    page.open("ssmax", view="loss")
-    assert page.browser.execute_async_script(busy_after, "tab-lens") == "yes"
-
-
-def test_a_change_is_in_the_table_as_soon_as_its_loss_is_there(page):
-    page.open("one")
-    script = """const done = arguments[0], root = document.documentElement;
-        const read = () => done(document.querySelector('.history tbody td').textContent);
-        new MutationObserver(() => root.dataset.busy === "no" && setTimeout(read)).observe(root, { attributes: true });
-        document.getElementById("head-1.2").click();"""
-    assert page.browser.execute_async_script(script) == "Head 1.2 off"

@@ -1,11 +1,10 @@
 """The losses of a typed text, of a selected part and of an answer in Chromium are the model's."""
 
 import pytest
-from selenium.webdriver.common.keys import Keys
 
 from mini_gpt.data.subwords import BpeTokenizer
 from tests.conftest import make_text
-from tests.pages.play_in_browser.play_page import COPY, LETTERS, LIMIT, TEXT, WORDS, losses_of, without_head
+from tests.pages.play_in_browser.play_page import COPY, LETTERS, LIMIT, TEXT, losses_of, without_head
 from tests.pages.test_play import shown
 
 pytestmark = pytest.mark.slow
@@ -56,14 +55,6 @@ def test_subwords_have_the_losses_of_the_model(page, pages):
     assert page.losses() == [[pytest.approx(wanted.mean(), abs=LIMIT)]]
 
 
-def test_words_without_a_token_are_left_out_and_said(page):
-    page.open("words").write("the cat zzz sat")
-    unknown = page.js("return [...document.querySelectorAll('.paint .unknown')].map((part) => part.textContent)")
-    assert unknown == [" zzz"] and page.js("return document.querySelector('.note').textContent").endswith("␣zzz")
-    wanted = losses_of(shown("words", WORDS).model, "the cat sat", WORDS)
-    assert page.losses() == [[pytest.approx(wanted.mean(), abs=LIMIT)]]
-
-
 def test_a_selected_part_has_its_own_loss(page, runs):
     wanted = losses_of(runs[0].model, TEXT)
     select = """const field = document.getElementById("text"); field.focus(); field.setSelectionRange(...arguments);
@@ -87,34 +78,3 @@ def test_the_loss_of_a_task_is_that_of_the_answer(page):
     wanted = losses_of(shown("task", LETTERS, **COPY).model, "abc=abc\n", LETTERS)[3:]
     assert page.open("task").losses() == [[pytest.approx(wanted.mean(), abs=LIMIT)]]
     assert page.said.startswith("The loss of the answer is") and "(4 predicted tokens)" in page.said
-
-
-def test_an_empty_text_is_said(page):
-    page.open("one").write(Keys.BACKSPACE)
-    assert "at least one token" in page.said
-    page.write("ab")
-    assert len(page.losses()[0]) == 1
-
-
-def test_fast_typing_ends_with_the_last_text(page, runs):
-    text = make_text(3, 12)
-    page.open("one").write(text)
-    assert page.losses() == [[pytest.approx(losses_of(runs[0].model, text).mean(), abs=LIMIT)]]
-
-
-def test_an_empty_text_is_asked_for_in_every_part(page):
-    page.open("two", view="loss")
-    page.find("text").send_keys(Keys.CONTROL, "a")
-    page.find("text").send_keys(Keys.BACKSPACE)
-    page.settle()
-    assert not page.find("write").is_enabled()
-    assert page.find("panel").text == "Type a text: the model needs at least one token."
-    assert "append" not in page.js("return document.querySelector('[aria-labelledby=next-title]').textContent")
-
-
-@pytest.mark.parametrize("letters", [33, 34])
-def test_the_loss_of_a_short_text_is_not_smoothed(page, letters):
-    page.open("one", view="loss", text="a" * letters)
-    text = page.find("panel").text
-    assert ("the loss of each token" in text) is (letters < 34)
-    assert ("the mean over the 33 tokens" in text) is (letters >= 34)

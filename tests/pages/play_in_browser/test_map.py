@@ -67,12 +67,3 @@ def test_keys_move_through_the_map(opened, runs):
     ):
         ActionChains(opened.browser).send_keys(key).perform()
         opened.wait(lambda row=row, column=column: is_said(opened, row, column))
-
-
-def test_a_cell_under_the_mouse_can_be_beyond_a_shorter_text(opened, runs):
-    move_to(opened, 20, 3).perform()
-    opened.wait(lambda: is_said(opened, 20, 3))
-    script = "const field = document.getElementById('text'); field.value = 'the cat';"
-    opened.js(script + "field.dispatchEvent(new Event('input', { bubbles: true }))")
-    opened.settle()
-    opened.wait(lambda: is_said(opened, 6, most_read(runs, 6, "the cat")))

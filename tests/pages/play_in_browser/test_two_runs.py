@@ -3,8 +3,6 @@
 import numpy as np
 import pytest
 
-from mini_gpt.data.tokenizers import ByteTokenizer
-from mini_gpt.pages.play import page as playground
 from tests.conftest import make_text
 from tests.pages.play_in_browser.play_page import LIMIT, TEXT, losses_of, without_head
 
@@ -25,16 +23,6 @@ def test_two_runs_read_the_same_text(page, runs):
     edited = losses_of(without_head(runs[1].model, 1, 2), text).mean()
     assert page.losses()[0] == [pytest.approx(wanted[0], abs=LIMIT)]
     assert page.losses()[1] == [pytest.approx(wanted[1], abs=LIMIT), pytest.approx(edited, abs=LIMIT)]
-
-
-@pytest.mark.parametrize("steps", [(7, 7), (7, 9), (0, 9)])
-def test_different_steps_of_two_runs_are_said(page, pages, runs, steps):
-    stepped = [run._replace(step=step) for run, step in zip(runs, steps, strict=True)]
-    (pages / "steps.html").write_text(playground.play(stepped, ByteTokenizer(), TEXT, title="steps"), encoding="utf-8")
-    page.open("steps")
-    said = page.js("return document.getElementById('steps')?.textContent ?? ''")
-    assert ("one at 7, two at 9" in said) is (steps == (7, 9))
-    assert bool(said) is (steps == (7, 9))
 
 
 def test_measured_heads_are_those_of_one_run(page):
@@ -70,11 +58,6 @@ def test_a_moved_word_moves_the_predictions_as_the_models_say(page, runs):
     page.click("order-first")
     assert page.js("return document.getElementById('text').value") == "one two three"
     page.wait(lambda: page.js("return document.getElementById('duel')") is None)
-
-
-def test_the_duel_says_why_a_run_has_no_prediction(page):
-    page.open("learned", text="one two three", edits0='{"start": 30}').js(MOVE)
-    page.wait(lambda: "table" in page.js("return document.querySelector('#duel tbody').textContent"))
 
 
 def known_movement(p_V, q_V):

@@ -5,9 +5,7 @@ import json
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
-from selenium.webdriver.common.keys import Keys
 
 from mini_gpt.data.tokenizers import ByteTokenizer
 from mini_gpt.insight import observing
@@ -15,24 +13,6 @@ from mini_gpt.insight.attention import attention_maps
 from tests.pages.play_in_browser.play_page import LIMIT, TEXT, losses_of, without_head
 
 pytestmark = pytest.mark.slow
-
-
-def test_the_lens_is_computed_only_where_it_is_shown(page):
-    page.open("one", view="loss", text="the cat")
-    page.click("measure")
-    page.wait(lambda: page.find("measure").is_enabled())
-    effects = page.find("head-1.3").get_attribute("aria-label")
-    page.js(
-        "window.asked = []; const send = engines.send;"
-        "engines.send = (request, reply) => { asked.push(request.ask?.lens); return send(request, reply); };"
-    )
-    page.click("tab-lens")
-    assert page.js("return asked") == [3] and page.browser.find_elements(By.CSS_SELECTOR, "td[data-layer='1']")
-    assert "off changes the loss by" in effects and effects == page.find("head-1.3").get_attribute("aria-label")
-    page.click("tab-loss").click("tab-lens").click("tab-stream")
-    assert page.js("return asked") == [3]
-    page.write("the dog")
-    assert set(page.js("return asked.slice(1)")) == {0}
 
 
 def test_the_bars_are_the_models_next_tokens(page, runs):
@@ -45,18 +25,6 @@ def test_the_bars_are_the_models_next_tokens(page, runs):
     bars = page.js(f"return [...document.querySelectorAll('#next-0 .next')].map({read})")
     assert [token for token, _ in bars[:5]] == np.argsort(-shares_V)[:5].tolist()
     for token, share in bars:
-        assert share == pytest.approx(shares_V[token], abs=LIMIT)
-
-
-def test_ghosts_are_the_unedited_models_probabilities(page, runs):
-    page.open("one", edits0=json.dumps({"scale": "off"}))
-    tokens = ByteTokenizer().encode(TEXT)[None].astype(np.int32)
-    logits_V = np.asarray(runs[0].model.logits(tokens))[0, -1].astype(np.float64)
-    shares_V = np.exp(logits_V - logits_V.max()) / np.exp(logits_V - logits_V.max()).sum()
-    read = "(ghost) => [+ghost.closest('.next').dataset.token, parseFloat(ghost.style.width) / 100]"
-    ghosts = page.js(f"return [...document.querySelectorAll('#next-0 .ghost')].map({read})")
-    assert len(ghosts) >= 3
-    for token, share in ghosts:
         assert share == pytest.approx(shares_V[token], abs=LIMIT)
 
 
@@ -115,28 +83,6 @@ def test_each_view_opens_on_a_token_that_fits_it(page, runs):
         page.open("one", view=view, text=text, pin=5)
         page.wait(lambda script=script: page.js(script.replace(".pointed", ".pinned")) == 5)
         assert not page.browser.find_elements(By.ID, "opening")
-
-
-def test_the_cursor_chooses_the_place(page):
-    page.open("one")
-    field = page.find("text")
-    field.click()
-    field.send_keys(Keys.CONTROL, Keys.HOME)
-    field.send_keys(*[Keys.ARROW_RIGHT] * 7)
-    page.settle()
-    assert page.state["pin"] == "6" and "the cat" in page.browser.find_element(By.CSS_SELECTOR, ".after").text
-    actual = page.js("return [...document.querySelectorAll('#next-0 .actual')].map((bar) => +bar.dataset.token)")
-    assert set(actual) <= {ord(" ")}
-
-
-def test_typing_shows_the_end_also_under_a_resting_mouse(page):
-    page.open("one")
-    field, after = page.find("text"), page.browser.find_element(By.CSS_SELECTOR, ".after q")
-    ActionChains(page.browser).move_to_element_with_offset(field, 30 - field.size["width"] // 2, -50).perform()
-    assert len(page.settle() and after.text) < 5  # the place under the mouse
-    page.js("arguments[0].focus(); arguments[0].setSelectionRange(999, 999)", field)
-    ActionChains(page.browser).send_keys("!").perform()
-    assert page.settle() and after.text.endswith("mat!")
 
 
 @pytest.mark.parametrize(("start", "end", "place"), [(0, 0, 0), (4, 7, 6), (9, 9, 8), (21, 21, 20)])

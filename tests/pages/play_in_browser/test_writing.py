@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from selenium.webdriver.common.keys import Keys
 
 from mini_gpt.data.tokenizers import ByteTokenizer
 from tests.pages.play_in_browser.play_page import TEXT
@@ -51,44 +50,9 @@ def test_writing_on_repeats_with_a_seed_and_stops(page):
     assert len(page.find("text").get_attribute("value")) == size
 
 
-def test_writing_ends_with_the_separator(page):
-    page.open("words", temperature=2, topK=0, count=400).click("write")
-    page.wait(lambda: page.js("return !document.getElementById('stop')"))
-    assert "ends the text" in page.settle().find("writer-message").text
-    assert page.find("text").get_attribute("value").startswith("the cat sat")
-
-
 def test_a_chosen_bar_is_appended(page):
     page.open("one")
     token = page.js("const bar = document.querySelector('#next-0 button'); bar.click(); return +bar.dataset.token")
     assert page.settle().find("text").get_attribute("value") == TEXT + ByteTokenizer().decode([token]).replace(
         "\r", "\n"
     )
-
-
-def test_typing_while_the_model_writes_ends_the_writing(page):
-    page.open("one", count=480).js("document.getElementById('write').click()")
-    page.wait(lambda: len(page.find("text").get_attribute("value")) > 30)
-    page.find("text").send_keys("typed")
-    page.wait(lambda: page.js("return !document.getElementById('stop')"))
-    text = page.settle().find("text").get_attribute("value")
-    assert "typed" in text
-    page.settle()
-    assert page.find("text").get_attribute("value") == text
-
-
-def test_a_refused_writing_is_said(page):
-    page.open("learned", count=2000).write("a" * 30).click("write")
-    page.wait(lambda: page.js("return !document.getElementById('stop')"))
-    assert "The learned table has 32 positions" in page.find("writer-message").text
-    assert page.settle().find("text").get_attribute("value").startswith("a" * 30)
-    page.write("b")
-    assert page.find("writer-message").text == ""
-
-
-def test_a_number_out_of_range_becomes_the_nearest(page):
-    page.open("one", count="9999", topK="2.6")
-    assert [page.find(name).get_attribute("value") for name in ("count", "topK")] == ["2000", "3"]
-    page.find("count").send_keys(Keys.CONTROL, "a")
-    page.find("count").send_keys("0", Keys.TAB)
-    assert page.settle().find("count").get_attribute("value") == "1"

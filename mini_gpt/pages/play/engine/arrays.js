@@ -8,59 +8,11 @@ export function product(x, linear) {
   return y;
 }
 
-// Two rows and four outputs at a time: each number that is read takes part in two or four products. At the edges, the
-// last row or output is computed several times.
+// Without WebAssembly. Sums are in float64.
 function productInJavaScript(x, { weights, inputs, outputs }) {
-  const rows = x.length / inputs;
-  const y = new Float32Array(rows * outputs);
-  for (let o = 0; o < outputs; o += 4) {
-    const o1 = Math.min(o + 1, outputs - 1);
-    const o2 = Math.min(o + 2, outputs - 1);
-    const o3 = Math.min(o + 3, outputs - 1);
-    const w0 = o * inputs;
-    const w1 = o1 * inputs;
-    const w2 = o2 * inputs;
-    const w3 = o3 * inputs;
-    for (let r = 0; r < rows; r += 2) {
-      const s = Math.min(r + 1, rows - 1);
-      const xr = r * inputs;
-      const xs = s * inputs;
-      const yr = r * outputs;
-      const ys = s * outputs;
-      let r0 = 0;
-      let r1 = 0;
-      let r2 = 0;
-      let r3 = 0;
-      let s0 = 0;
-      let s1 = 0;
-      let s2 = 0;
-      let s3 = 0;
-      for (let k = 0; k < inputs; k++) {
-        const a = x[xr + k];
-        const b = x[xs + k];
-        const c0 = weights[w0 + k];
-        const c1 = weights[w1 + k];
-        const c2 = weights[w2 + k];
-        const c3 = weights[w3 + k];
-        r0 += a * c0;
-        r1 += a * c1;
-        r2 += a * c2;
-        r3 += a * c3;
-        s0 += b * c0;
-        s1 += b * c1;
-        s2 += b * c2;
-        s3 += b * c3;
-      }
-      y[yr + o] = r0;
-      y[yr + o1] = r1;
-      y[yr + o2] = r2;
-      y[yr + o3] = r3;
-      y[ys + o] = s0;
-      y[ys + o1] = s1;
-      y[ys + o2] = s2;
-      y[ys + o3] = s3;
-    }
-  }
+  const y = new Float32Array((x.length / inputs) * outputs);
+  for (let n = 0; n < y.length; n++)
+    y[n] = dot(x, Math.floor(n / outputs) * inputs, weights, (n % outputs) * inputs, inputs);
   return y;
 }
 

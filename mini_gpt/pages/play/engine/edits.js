@@ -17,10 +17,12 @@
 //                                         pass over other tokens, as many as in the text, with the other edits
 
 import { alibiSlopes } from "./biases.js";
-import { Refusal } from "./refusal.js";
+
+// A request that can't be answered. The message is for the reader of the page.
+export class Refusal extends Error {}
 
 const isWithin = (number, [least, most]) => Number.isFinite(number) && number >= least && number <= most;
-export const isBelow = (number, end) => Number.isInteger(number) && number >= 0 && number < end;
+const isBelow = (number, end) => Number.isInteger(number) && number >= 0 && number < end;
 const areLayers = (layers, { config }) => layers.every((layer) => isBelow(layer, config.num_layers));
 
 function isHead(name, { config }) {

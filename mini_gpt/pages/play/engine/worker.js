@@ -5,8 +5,9 @@
 // {id, kind: "load", model: 0 | 1, packed}: the dict of pack.py → {kind: "loaded", model}
 //
 // {id, kind: "run", model, slot, tokens: [int], edits: {…}, ask: {top: 8, lens: 3}} → {kind: "result", …}
-//   slot: one of SLOTS, "main" by default. Each slot of a model keeps the last text and its caches. A newer run of the
-//   same model and slot cancels an older one. The page uses a slot each for the edited and the unedited model.
+//   slot: "main" (by default) and "plain", of the edited and the unedited model; "probe", of single heads; "order", of
+//   words in their first order; "generated". Each slot of a model keeps the last text and its caches. A newer run of
+//   the same model and slot cancels an older one.
 //   edits: see edits.js. ask.top: number of likely next tokens; ask.lens: the same for the logit lens, 0: no lens.
 //   The result, with L tokens, N layers and V tokens in the vocabulary:
 //   length, layers  L and N
@@ -31,15 +32,11 @@
 // as that a learned table of positions is too short.
 
 import { randomNumbers } from "../../common/random.js";
-import { isBelow } from "./edits.js";
+import { Refusal } from "./edits.js";
 import { Pass } from "./engine.js";
 import { Model } from "./model.js";
 import { drawn, lastLogits, predictions } from "./predictions.js";
-import { Refusal } from "./refusal.js";
 
-const MODELS = 2; // at most, side by side
-// The edited and the unedited model, single heads, words in their first order, writing on.
-const SLOTS = ["main", "plain", "probe", "order", "generated"];
 const WORK = 10; // milliseconds of computation between two looks at new messages
 
 class JobQueue {
@@ -52,8 +49,6 @@ class JobQueue {
     const { kind, model } = request;
     if (kind === "cancel") return this.cancel(request);
     const slot = kind === "generate" ? "generated" : (request.slot ?? "main");
-    if (!isBelow(model, MODELS) || !SLOTS.includes(slot))
-      return this.answer(request, { kind: "refused", message: `There is no slot “${slot}” of a model ${model}.` });
     if (kind === "run" || kind === "generate") this.cancel({ model, slot });
     this.jobs.push({ ...request, slot, cancelled: false, finished: false });
     if (!this.busy) this.work();

@@ -5,8 +5,7 @@ import { TabPanel, Tabs } from "../../common/controls.js";
 import { html } from "../../common/preact.js";
 import { AttentionView, LensView, MapView, StreamView, Waiting } from "./inside_views.js";
 import { LossChart } from "./loss_chart.js";
-import { OPENINGS, openingOf } from "./opening.js";
-import { useAttention } from "./results.js";
+import { OPENINGS, openingOf, useAttention } from "./results.js";
 import { VIEWS } from "./state.js";
 
 // chosen: the token that is pointed at or pinned, or null. last: the last one.

@@ -9,7 +9,7 @@ import { html, useLayoutEffect, useRef, useState } from "../../common/preact.js"
 import { useDark } from "../../common/theme.js";
 import { FlowingText, shown } from "../../common/tokens.js";
 import { labelOf, percent } from "./next_card.js";
-import { indexOfLargest } from "./opening.js";
+import { indexOfLargest } from "./results.js";
 import { keptHead } from "./state.js";
 
 export const Waiting = () => html`<p class="soft" role="status">Computing …</p>`;

@@ -1,10 +1,11 @@
 // The order duel: words that the reader moves, and how far that moves the prediction of each run.
 
 import { seriesColour } from "../../common/colours.js";
+import { TableHead } from "../../common/controls.js";
 import { indices } from "../../common/numbers.js";
 import { OrderChips, movedOrder } from "../../common/order.js";
 import { html, useEffect, useLayoutEffect, useMemo, useState } from "../../common/preact.js";
-import { ask } from "./ask.js";
+import { ask } from "./engines.js";
 import { labelOf, percent } from "./next_card.js";
 import { ASKED, meanLoss } from "./results.js";
 import { UNITS } from "./state.js";
@@ -126,14 +127,7 @@ function Duel({ facts, duel, tokenizer, unit }) {
   const sorted = known ? [...duel].sort((a, b) => b.moved - a.moved) : [];
   return html`<div class="wide" tabindex="0" role="group" aria-label="How far predictions moved">
       <table id="duel">
-        <thead>
-          <tr>
-            <th scope="col">run</th>
-            <th scope="col">moved</th>
-            <th scope="col">most likely next token</th>
-            <th scope="col">mean loss (${unit})</th>
-          </tr>
-        </thead>
+        <${TableHead} columns=${["run", "moved", "most likely next token", `mean loss (${unit})`]} />
         <tbody>
           ${facts.map((run, n) => {
             const { refused, ...found } = duel[n] ?? {};

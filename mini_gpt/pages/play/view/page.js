@@ -2,9 +2,10 @@
 
 import { seriesColour } from "../../common/colours.js";
 import { fragment, useFragment } from "../../common/fragment.js";
-import { html, render, useMemo, useRef, useState } from "../../common/preact.js";
+import { html, useMemo, useRef, useState } from "../../common/preact.js";
+import { startPage } from "../../common/start.js";
 import { ThemeButton, useDark } from "../../common/theme.js";
-import { ask, start, workers } from "./ask.js";
+import { ask, served, start, workers } from "./engines.js";
 import { EditsCard } from "./edits_card.js";
 import { InsideCard } from "./inside_card.js";
 import { NextCard } from "./next_card.js";
@@ -12,7 +13,6 @@ import { OrderCard } from "./order_card.js";
 import { savePicture } from "./picture.js";
 import { useResults } from "./results.js";
 import { Headline, useHistory } from "./said.js";
-import { served } from "./served.js";
 import { engineEdits, entriesOf, factsOf, readState, thousands } from "./state.js";
 import { TextCard } from "./text_card.js";
 import { Tokenizer } from "./tokenizers.js";
@@ -149,20 +149,15 @@ function withoutPatches({ heads = {}, ...others }) {
   return Object.keys(kept).length ? { ...others, heads: kept } : others;
 }
 
-(async () => {
-  const data = JSON.parse(document.getElementById("data").textContent);
-  const root = document.getElementById("app");
+startPage(async (data) => {
   document.title = data.title;
-  const facts = data.models.map(factsOf);
   const tokenizer = Tokenizer.of(data.tokenizer);
   const asTyped = (text) => text.replace(/\r\n?/g, "\n");
   const first = { text: asTyped(data.text), other: asTyped(data.other), opening: data.opening };
+  const facts = data.models.map(factsOf);
   start(data.served ? served() : workers());
   const loaded = await Promise.all(data.models.map(({ packed }, model) => ask({ kind: "load", model, packed })));
   for (const model of data.models) delete model.packed.data;
-  root.textContent = "";
   const refused = loaded.find((reply) => reply.kind === "refused");
-  if (refused) return void (root.textContent = refused.message);
-  render(html`<${App} ...${{ data, tokenizer, facts, first }} />`, root);
-  document.documentElement.dataset.ready = Math.round(performance.now());
-})();
+  return refused ? refused.message : html`<${App} ...${{ data, tokenizer, facts, first }} />`;
+});

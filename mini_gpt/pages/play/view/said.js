@@ -1,7 +1,8 @@
 // Sentences and tables about losses: what the edits changed.
 
+import { TableHead } from "../../common/controls.js";
 import { html, useLayoutEffect, useRef, useState } from "../../common/preact.js";
-import { ask } from "./ask.js";
+import { ask } from "./engines.js";
 import { signedNumber } from "./head_grid.js";
 import { meanLoss, predicted, sameTokens } from "./results.js";
 import { UNITS, phrases, thousands } from "./state.js";
@@ -83,14 +84,7 @@ export function History({ rows, unit }) {
         <caption>
           The newest first, in ${unit} per token
         </caption>
-        <thead>
-          <tr>
-            <th scope="col">change</th>
-            <th scope="col">before</th>
-            <th scope="col">after</th>
-            <th scope="col">difference</th>
-          </tr>
-        </thead>
+        <${TableHead} columns=${["change", "before", "after", "difference"]} />
         <tbody>
           ${
             rows.length

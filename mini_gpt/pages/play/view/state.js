@@ -71,38 +71,21 @@ export function factsOf({ name, step, parameters, kept, trained_context, packed:
   };
 }
 
-const readList = (value) =>
-  Array.isArray(value) && [...new Set(value)].filter((n) => Number.isInteger(n) && n >= 0).sort((a, b) => a - b);
-const isRecord = (value) => typeof value === "object" && value !== null && !Array.isArray(value);
-const isEditOfHead = ([name, how]) => /^\d+\.\d+$/.test(name) && ["off", "mean", "patch"].includes(how);
-// The edits of an object from outside that have the right types; the engine checks the values.
-const READERS = {
-  heads: (value) => isRecord(value) && Object.fromEntries(Object.entries(value).filter(isEditOfHead)),
-  layers: readList,
-  attentions: readList,
-  feedForwards: readList,
-  scale: (value) => value === "off" && value,
-  mask: (value) => value !== "causal" && MASKS.includes(value) && value,
-  temperature: (value) => value > 0 && +value,
-  window: (value) => (value === null || (Number.isInteger(value) && value > 0) ? value : undefined),
-  start: (value) => Number.isInteger(value) && value > 0 && value,
-  rope: (value) =>
-    isRecord(value) &&
-    Object.fromEntries(Object.entries(value).filter(([name]) => ["base", "scaling", "factor"].includes(name))),
-  slopes: (value) => Number.isFinite(value) && value,
-  places: readList,
-};
+// A value of the type of each edit. The engine checks the values; the names of heads are shown in a command to copy.
+const TYPES = { heads: {}, layers: [], attentions: [], feedForwards: [], scale: "", mask: "", temperature: 0 };
+Object.assign(TYPES, { window: 0, start: 0, rope: {}, slopes: 0, places: [] });
+const typeOf = (value) => (Array.isArray(value) ? "list" : value === null ? "null" : typeof value);
+const isEdit = ([name, value]) =>
+  Object.hasOwn(TYPES, name) &&
+  (typeOf(value) === typeOf(TYPES[name]) || (name === "window" && value === null)) &&
+  (typeof value !== "object" || value === null || Object.keys(value).length > 0);
+const isEditOfHead = ([name, how]) => /^\d+\.\d+$/.test(name) && Object.hasOwn(HEAD_STATES, how);
+const only = (record, test) => Object.fromEntries(Object.entries(record).filter(test));
+
 function cleanEdits(found) {
-  const edits = {};
-  for (const [name, read] of Object.entries(READERS)) {
-    const value = isRecord(found) && Object.hasOwn(found, name) ? read(found[name]) : undefined;
-    const isEmpty =
-      value === undefined ||
-      value === false ||
-      (value !== null && typeof value === "object" && !Object.keys(value).length);
-    if (!isEmpty) edits[name] = value;
-  }
-  return edits;
+  const record = typeOf(found) === "object" ? found : {};
+  const heads = typeOf(record.heads) === "object" ? only(record.heads, isEditOfHead) : {};
+  return only({ ...record, heads }, isEdit);
 }
 
 // What was entered for a number of the writer, as the nearest possible value; null if it is not a number.

@@ -1,7 +1,7 @@
 // The text goes on: tokens are sampled one by one and appended to the text.
 
 import { html, useRef, useState } from "../../common/preact.js";
-import { ask } from "./ask.js";
+import { ask } from "./engines.js";
 import { WRITING, allowedNumber } from "./state.js";
 
 const PACE = 80; // milliseconds between two changes of the text, which the page draws again

@@ -1,7 +1,51 @@
-// The engine on a server: the requests of worker.js as JSON, one reply a line. Arrays are base64 of their bytes.
+// The engine behind one function: workers of this page, or a server that answers the same requests (worker.js).
 
 import { bytesOf } from "../../common/arrays.js";
 
+let engines; // workers() or served()
+
+export function start(chosen) {
+  engines = chosen;
+}
+
+// Each model has a worker of its own, so that two runs compute at the same time.
+export function workers() {
+  const source = document.querySelector('script[type="text/js-worker"]').textContent;
+  const made = [];
+  const waiting = new Map();
+  let next = 0;
+  const worker = (model) => {
+    if (made[model]) return made[model];
+    made[model] = new Worker(URL.createObjectURL(new Blob([source], { type: "text/javascript" })));
+    made[model].onmessage = ({ data }) => waiting.get(data.id)?.(data);
+    return made[model];
+  };
+  return {
+    send(request, onReply) {
+      const id = next++;
+      worker(request.model).postMessage({ ...request, id });
+      if (onReply)
+        waiting.set(id, (reply) => {
+          if (!PARTIAL.includes(reply.kind)) waiting.delete(id);
+          onReply(reply);
+        });
+    },
+  };
+}
+const PARTIAL = ["token"]; // kinds of replies that others follow
+
+// Send a request. onReply: called with each reply. Returns a promise of the last reply.
+export function ask(request, onReply) {
+  return new Promise((done) => {
+    if (request.kind === "cancel") return done(engines.send(request));
+    engines.send(request, (reply) => {
+      onReply?.(reply);
+      if (!PARTIAL.includes(reply.kind)) done(reply);
+    });
+  });
+}
+
+// A server: the requests of worker.js as JSON, one reply a line. Arrays are base64 of their bytes.
 const ARRAYS = { float32: Float32Array, int32: Int32Array };
 
 // Replace {float32: …} and {int32: …} by typed arrays, also inside `next` and `lens`.
@@ -40,8 +84,7 @@ export function served() {
     try {
       const options = { method: "POST", headers: { "Content-Type": "application/json" }, signal: own.signal };
       const response = await fetch("ask", { ...options, body: JSON.stringify({ ...request, slot }) });
-      // A 429 has a reply as its text.
-      if (!response.ok && response.status !== 429)
+      if (!response.ok)
         return void reply({ kind: "refused", message: `The server refuses the request: ${await response.text()}.` });
       for await (const line of lines(response)) if (line) reply(unpacked(JSON.parse(line)));
     } catch (error) {
