@@ -50,7 +50,8 @@ def write_cells(
     fontsize: float = 8,
 ) -> None:
     """Write a text into each cell (row, column) of a map, by its place and value."""
-    for place, value in np.ndenumerate(np.ma.filled(image.get_array(), np.nan)):
+    values: Any = image.get_array()
+    for place, value in np.ndenumerate(np.ma.filled(values, np.nan)):
         style: Any = {"color": ink_on(image, value), "weight": "bold" if is_bold(place) else "normal"}
         image.axes.text(place[1], place[0], text_of(place, value), ha="center", va="center", fontsize=fontsize, **style)
 
