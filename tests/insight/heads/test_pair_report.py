@@ -53,7 +53,7 @@ def test_cross_scores_equal_sums_over_single_pairs(small):
     model, of = made(small)
     rows = report.pair_report(model, TOKENIZER, of, of)
     weights = [exact_weights(model, pair.inputs, pair.source)["cross"] for pair in of]
-    at_a_time = model.rows_at_a_time(7, "maps", len(of))  # strongest pairs are from the longest sources of a batch
+    at_a_time = report._rows_at_a_time(model, 7, len(of))  # strongest pairs are from the longest sources of a batch
     sources = [len(pair.source) for pair in of]
     longest = [max(sources[row // at_a_time * at_a_time :][:at_a_time]) for row in range(len(of))]
     assert 1 < at_a_time < len(of), "the last batch is filled with copies"
