@@ -30,7 +30,12 @@ exit "$status"
 
 
 def script(plan: Plan, arguments: Sequence[str], shards: int, jobs: int) -> str:
-    """Return the script. arguments: of `study run`. shards: array tasks. jobs: runs at a time, one core each."""
+    """Return the script.
+
+    arguments: of `study run`.
+    shards: array tasks.
+    jobs: runs at a time, one core each.
+    """
     command = shlex.join([sys.executable, "-m", "mini_gpt.study", "run", *arguments, f"--jobs={jobs}"])
     return SCRIPT.format(
         name=plan.name, job=files.plain_name(plan.name), runs=len(plan.runs), shards=shards, last=shards - 1, jobs=jobs,
