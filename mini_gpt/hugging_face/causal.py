@@ -11,6 +11,8 @@ from mini_gpt.hugging_face.fields import Field, first_window, shortest, window_i
 from mini_gpt.hugging_face.settings import Settings
 from mini_gpt.hugging_face.tensors import Shape, Tensor
 
+USUAL_D_FF = Field("", "d_ff", FOUR_WIDTHS, written=False)  # no field of config.json changes it
+
 
 class GPT2(Architecture):
     """GPT-2 (Radford et al. 2019): learned positions. Matrices are stored [in, out], as in mini_gpt.
@@ -144,14 +146,15 @@ class MPT(Architecture):
     fixed: ClassVar = {"expansion_ratio": 4, "no_bias": True}
     neutral: ClassVar = {"logit_scale": None}
     attention: ClassVar = {"alibi": True}
+    table: ClassVar = (USUAL_D_FF,)
     prefix = "transformer."
     tables: ClassVar = {"wte": "embedding"}
     layers, final_norm = "blocks", "norm_f"
     layer, parameters = "norm_1 attn.Wqkv attn.out_proj norm_2 ffn.up_proj ffn.down_proj", JOINED
 
     def supported(self, model: ModelConfig) -> dict[str, tuple]:
-        own = {"d_ff": 4 * model.d_model, "variants.clip_qkv": model.variants.clip_qkv, "alibi_exponent": 8.0}
-        return super().supported(model) | {name: (value,) for name, value in own.items()}
+        own = {"variants.clip_qkv": (model.variants.clip_qkv,), "alibi_exponent": (8.0,)}
+        return super().supported(model) | own
 
     def describe(self, config: Config, ids: Ids) -> dict[str, Any]:
         attention = self.attention | {"alibi_bias_max": 8, "clip_qkv": config.model.variants.clip_qkv}
@@ -161,11 +164,8 @@ class MPT(Architecture):
         attention = settings.section("attn_config")
         attention.require(self.attention | {"qk_ln": False, "prefix_lm": False, "softmax_scale": None})
         fields = super().fields(settings)
-        return fields | {
-            "model.variants.clip_qkv": attention.number("clip_qkv", 0.0) or None,
-            "model.alibi_exponent": attention.number("alibi_bias_max", 8.0),
-            "model.d_ff": FOUR_WIDTHS(fields),
-        }
+        fields["model.variants.clip_qkv"] = attention.number("clip_qkv", 0.0) or None
+        return fields | {"model.alibi_exponent": attention.number("alibi_bias_max", 8.0)}
 
 
 class Bloom(Architecture):
@@ -179,6 +179,7 @@ class Bloom(Architecture):
     aliases: ClassVar = {"n_embed": "hidden_size"}
     activations: ClassVar = {"gelu": "gelu"}  # always the tanh form
     epsilon = ("layer_norm_epsilon", 1e-5)
+    table: ClassVar = (USUAL_D_FF,)
     fixed: ClassVar = {"apply_residual_connection_post_layernorm": False}
     dropouts = (None, "hidden_dropout", "attention_dropout")
     prefix = "transformer."
@@ -189,13 +190,6 @@ class Bloom(Architecture):
         "post_attention_layernorm mlp.dense_h_to_4h mlp.dense_4h_to_h"
     )
     parameters = JOINED
-
-    def supported(self, model: ModelConfig) -> dict[str, tuple]:
-        return super().supported(model) | {"d_ff": (4 * model.d_model,)}
-
-    def fields(self, settings: Settings) -> dict[str, Any]:
-        fields = super().fields(settings)
-        return fields | {"model.d_ff": FOUR_WIDTHS(fields)}
 
     def tensors(self, model: ModelConfig) -> list[Tensor]:
         embedding_norm = self._module(f"{self.prefix}word_embeddings_layernorm", ["embedding_norm"], model)

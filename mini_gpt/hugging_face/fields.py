@@ -21,7 +21,7 @@ class Field:
     default: Transformers' value of a missing field, or a function of the fields that are read before.
     kind: the method of `Settings` that reads it, or our names of true and false.
     nullable: null is None; for other fields, null is the default.
-    written: an export writes it; if not, only the default can be exported.
+    written: an export writes it; if not, only the default can be exported, a function of width and heads.
     """
 
     theirs: str
@@ -54,7 +54,7 @@ class Field:
         first, *_ = names = self.ours.split()
         value = operator.attrgetter(first)(model)
         if not self.written:
-            return {}
+            return {first: (self.default({"model.d_model": model.d_model, "model.num_heads": model.num_heads}),)}
         if not isinstance(self.kind, str):
             return {first: tuple(self.kind.values())}
         return dict.fromkeys(names, ("one number for all layers" if isinstance(value, tuple) else value,))

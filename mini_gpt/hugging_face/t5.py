@@ -73,10 +73,8 @@ class T5(Architecture):
     def describe(self, config: Config, ids: Ids) -> dict[str, Any]:
         ends = ids.get("eos_token_id")
         start = ids.get("decoder_start_token_id", ends[0] if isinstance(ends, list) else ends)
-        return super().describe(config, ids) | {
-            "decoder_start_token_id": start,
-            "scale_decoder_outputs": config.model.tie_embeddings,
-        }
+        own = {"decoder_start_token_id": start, "scale_decoder_outputs": config.model.tie_embeddings}
+        return super().describe(config, ids) | own
 
     def fields(self, settings: Settings) -> dict[str, Any]:
         """Return also whether the model is tied. Only the weights tell it of a model of Transformers 5."""
@@ -85,20 +83,18 @@ class T5(Architecture):
         return super().fields(settings) | own
 
     def tensors(self, model: ModelConfig) -> list[Tensor]:
+        of_self = "SelfAttention.{} attention/{}", "layer_norm attention_norm"
+        of_cross = "EncDecAttention.{} cross_attention/{}", "layer_norm cross_norm"
+        up = ("wi_0 mlp/gate", "wi_1 mlp/up") if model.gated else ("wi mlp/up",)
+        of_mlp = *(f"DenseReluDense.{pair}" for pair in (*up, "wo mlp/down")), "layer_norm mlp_norm"
         listed = [Tensor("shared.weight", ("embedding",))]
-        modules = {f"SelfAttention.{theirs}": f"attention/{ours}" for theirs, ours in PROJECTIONS.items()}
-        of_self = modules | {"layer_norm": "attention_norm"}
-        modules = {f"EncDecAttention.{theirs}": f"cross_attention/{ours}" for theirs, ours in PROJECTIONS.items()}
-        of_cross = modules | {"layer_norm": "cross_norm"}
-        up = {"wi_0": "gate", "wi_1": "up"} if model.gated else {"wi": "up"}
-        modules = {f"DenseReluDense.{theirs}": f"mlp/{ours}" for theirs, ours in (up | {"wo": "down"}).items()}
-        feed_forward = modules | {"layer_norm": "mlp_norm"}
         for stack, ours, layers, sublayers in (
-            ("encoder", "encoder/", model.encoder_layers, (of_self, feed_forward)),
-            ("decoder", "", model.num_layers, (of_self, of_cross, feed_forward)),
+            ("encoder", "encoder/", model.encoder_layers, (of_self, of_mlp)),
+            ("decoder", "", model.num_layers, (of_self, of_cross, of_mlp)),
         ):
-            for layer, (number, sublayer) in itertools.product(range(layers), enumerate(sublayers)):
-                for theirs, path in sublayer.items():
+            for layer, (number, pairs) in itertools.product(range(layers), enumerate(sublayers)):
+                for pair in dict.fromkeys(pair.format(*each) for pair in pairs for each in PROJECTIONS.items()):
+                    theirs, path = pair.split()
                     name = f"{stack}.block.{layer}.layer.{number}.{theirs}"
                     listed += self._module(name, [f"{ours}blocks/{layer}/{path}"], model)
             table = f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
