@@ -124,7 +124,7 @@ BAD = [
 BAD_OF_TASK = [
     (["--suite=extrapolation"], "--suite=extrapolation needs text, and data.corpus is task:copy; use --suite=tasks"),
     (["--suite=diagnose"], "--suite=diagnose needs text, and data.corpus is task:copy; use --suite=tasks"),
-    (["--suite=tasks", "--config.data.corpus=task:copi"], "data.corpus: found 'task:copi'"),
+    (["--suite=tasks", "--config.data.corpus=task:copi"], "data.corpus: .*found 'task:copi'"),
     (["--suite=tasks", "--lengths=1"], "--lengths: found 1; task:copy has problems of length 2 to 100000"),
 ]
 
