@@ -128,9 +128,12 @@ def utf8(text: str) -> str:
         raise UserError(f"{shown(text)}: found text that is not UTF-8; give UTF-8") from None
 
 
-def config_overrides(arguments: Sequence[str]) -> dict[str, str]:
-    """Return the values of --config.FIELD=VALUE and --config.FIELD VALUE. Raise UserError for any other argument."""
-    overrides, rest = dict[str, str](), list(arguments)
+def config_overrides(arguments: Sequence[str], earlier: Sequence[str] = ()) -> dict[str, str]:
+    """Return the values of --config.FIELD=VALUE and --config.FIELD VALUE. Raise UserError for any other argument.
+
+    earlier: those of --override=FIELD=VALUE, the name in earlier versions.
+    """
+    overrides, rest = dict(map(loading.parse_override, earlier)), list(arguments)
     while rest:
         argument = rest.pop(0)
         if not argument.startswith("--config."):

@@ -3,6 +3,7 @@
 python eval.py --workdir=runs/tiny [--suite=perplexity,extrapolation] [--config.FIELD=VALUE ...]
 """
 
+import argparse
 import dataclasses
 
 from mini_gpt import suites
@@ -17,8 +18,9 @@ def main() -> None:
     parser.add_argument("--suite", default="perplexity", help=f"comma-separated, from: {', '.join(suites.SUITES)}")
     suite_flags.add(parser)
     command_line.add_process_flags(parser)
+    parser.add_argument("--override", action="append", default=[], help=argparse.SUPPRESS)
     flags, rest = parser.parse_known_args()
-    overrides = command_line.config_overrides(rest)
+    overrides = command_line.config_overrides(rest, flags.override)
     names = [*dict.fromkeys(flags.suite.split(","))]
     options = suite_flags.options(flags)
     suites.check(names, options)

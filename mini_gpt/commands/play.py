@@ -3,6 +3,7 @@
 python -m mini_gpt.play --workdir=RUN [--beside=OTHER_RUN] [--port=8008]
 """
 
+import argparse
 import socket
 
 from mini_gpt.commands import command_line, staging
@@ -26,8 +27,9 @@ def main() -> None:
     add("--beside", type=command_line.place, metavar="RUN", help="a second run with the same tokenizer")
     add("--text", type=command_line.utf8, help="the first text; default: text of the split")
     add("--port", type=int, default=PORT, help="port on this machine; 0: any free one")
+    parser.add_argument("--override", action="append", default=[], help=argparse.SUPPRESS)
     flags, rest = parser.parse_known_args()
-    overrides = command_line.config_overrides(rest)
+    overrides = command_line.config_overrides(rest, flags.override)
     command_line.set_up()
     which = flags.checkpoint
     with staging.reading(flags.workdir, which) as workdir, staging.reading(flags.beside, which) as beside:

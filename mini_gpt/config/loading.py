@@ -195,7 +195,7 @@ def _checked(values: Values) -> Config:
     unset = {name: spec for name, spec in specs(Config).items() if values[name] is None and spec.follows}
     found = {name: convert(name, values[name], spec.hint) for name, spec in specs(Config).items() if name not in unset}
     for name, spec in unset.items():
-        found[name] = _followed(spec, found)
+        found[name] = convert(name, _followed(spec, found), spec.hint)
     return build(Config, found)
 
 

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
+from matplotlib.figure import Figure
+
 from mini_gpt.evaluation import items
 from mini_gpt.insight import uncertainty
 from mini_gpt.runtime import processes
@@ -90,8 +92,8 @@ def check_run(run: Run, name: str, options: SuiteOptions) -> None:
 def evaluate(run: Run, name: str, options: SuiteOptions) -> Result:
     """Measure a run, print the table, write the files, and return the result.
 
-    All suites write eval/NAME.json. Some also write eval/NAME.csv, .png and other files. The JSON is written last: if
-    it exists, all files exist.
+    All suites write eval/NAME.json. Some also write eval/NAME.csv, .png and other files, and figures and curves to
+    tensorboard/NAME. The JSON is written last: if it exists, all files exist.
     """
     suite = SUITES[name]
     options = SuiteOptions(options.split, **{flag: getattr(options, flag) for flag in suite.flags})
@@ -113,7 +115,11 @@ def evaluate(run: Run, name: str, options: SuiteOptions) -> Result:
     contents: results.Contents = {".csv": results.csv_text(rows)} if rows else {}
     contents |= {} if figure is None else {".png": figure}
     contents |= other_files | {".json": results.json_text(result)}
+    figures = {name + ending: each for ending, each in contents.items() if isinstance(each, Figure)}
     print(suite.printed(result))
+    if figures:
+        shown = {named.removesuffix(".png"): each for named, each in figures.items()}
+        results.write_tensorboard(run.workdir / "tensorboard" / stem, suite.scalars(result), shown, run.step)
     print("\nWritten to", *results.write(run.workdir / "eval", stem, contents), sep="\n")
     return result
 

@@ -5,7 +5,8 @@ import dataclasses
 import hashlib
 import math
 import os
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -122,7 +123,16 @@ class Suite:
         return [_cells(row) for row in result["rows"]] if "rows" in result else None
 
     def figure(self, result: Result) -> Figure | None:
-        """Return the figure of the PNG file, or None. `evaluate` puts the run's name before its title."""
+        """Return the figure for PNG and TensorBoard, or None. `evaluate` puts the run's name before its title."""
+
+    def scalars(self, result: Result) -> Iterator[tuple[str, float, int]]:
+        """Yield (name, value, length) for the curves in TensorBoard."""
+        for label, rows in self.by_label(self.compared_rows(result) if self.values else ()).items():
+            tag = "/".join(filter(None, [self.name, re.sub(r"\W+", "_", label)]))
+            for row in rows:
+                for value in self.values:
+                    if row[value] is not None:
+                        yield f"{tag}/{value}", row[value], row["length"]
 
     def printed(self, result: Result) -> str:
         """Return the text to print."""

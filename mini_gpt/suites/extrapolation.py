@@ -1,5 +1,7 @@
 """Measure the loss of the same targets at many context lengths, in blocks and in sliding windows."""
 
+from collections.abc import Iterator
+
 from matplotlib.figure import Figure
 
 from mini_gpt.config.schema import Config
@@ -44,6 +46,12 @@ class Extrapolation(Suite):
 
     def label(self, row: Row) -> str:
         return "blocks" if row["protocol"] == "blocks" else f"sliding, stride {row['stride']}"
+
+    def scalars(self, result: Result) -> Iterator[tuple[str, float, int]]:
+        yield from super().scalars(result)
+        for length, nll in result["by_position"].items():
+            for position, value in enumerate(nll):
+                yield f"{self.name}/by_position/blocks_of_{length}", value, position + 1
 
     def figure(self, result: Result) -> Figure:
         groups = self.by_label(result["rows"])

@@ -3,14 +3,17 @@
 import csv
 import io
 import json
-from collections.abc import Mapping, Sequence
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
+from tensorboardX.utils import figure_to_image
 
 from mini_gpt.insight import curves
 from mini_gpt.runtime import files
+from mini_gpt.training.writers import EventFile
 
 Row = Mapping[str, Any]
 Contents = dict[str, str | Figure]  # a text or figure for each ending of a file name
@@ -45,6 +48,18 @@ def csv_text(rows: Sequence[Row]) -> str:
 def json_text(result: Row) -> str:
     """Return the result as JSON with its checksum. Raise ValueError for non-finite numbers."""
     return json.dumps(files.with_checksum(result), indent=2, allow_nan=False) + "\n"
+
+
+def write_tensorboard(
+    directory: Path, scalars: Iterable[tuple[str, float, int]], figures: Mapping[str, Figure], step: int
+) -> None:
+    """Replace a TensorBoard run by scalars (name, value, step) and figures at `step`."""
+    shutil.rmtree(directory, ignore_errors=True)
+    with EventFile(directory) as events:
+        for scalar in scalars:
+            events.scalar(*scalar)
+        for name, figure in figures.items():
+            events.image(name, figure_to_image(figure, close=False).transpose(1, 2, 0), step)
 
 
 def table(rows: Sequence[Row]) -> str:

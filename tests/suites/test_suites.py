@@ -7,6 +7,7 @@ import re
 
 import numpy as np
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from mini_gpt import suites
 from mini_gpt.evaluation import perplexity
@@ -27,7 +28,7 @@ TASK = {"data__corpus": "task:copy", "data__tokenizer": "characters", "data__tas
 
 
 @pytest.mark.slow
-def test_extrapolation_writes_json_csv_and_png(monkeypatch, trained, capsys):
+def test_extrapolation_writes_json_csv_png_and_tensorboard(monkeypatch, trained, capsys):
     workdir = trained(model__position="learned")
     arguments = [f"--workdir={workdir}", "--suite=extrapolation,perplexity", "--lengths=16,1x,2x", "--strides=8,0.5x"]
     assert type_in(monkeypatch, "eval.py", *arguments) is None
@@ -56,6 +57,16 @@ def test_extrapolation_writes_json_csv_and_png(monkeypatch, trained, capsys):
         ["" if row[name] is None else str(row[name]) for name in shown] for row in result["rows"]
     ]
     assert (workdir / "eval" / "extrapolation.png").read_bytes().startswith(b"\x89PNG")
+    events = EventAccumulator(str(workdir / "tensorboard" / "extrapolation"), {"scalars": 0, "images": 0})
+    events.Reload()
+    curves = {tag: {e.step: e.value for e in events.Scalars(tag)} for tag in events.Tags()["scalars"]}
+    for row in result["rows"]:
+        label = "blocks" if row["protocol"] == "blocks" else f"sliding_stride_{row['stride']}"
+        found = curves[f"extrapolation/{label}/nll"].get(row["length"])
+        assert found == (None if row["nll"] is None else pytest.approx(row["nll"]))
+    by_position = curves["extrapolation/by_position/blocks_of_32"]
+    np.testing.assert_allclose([by_position[i + 1] for i in range(32)], result["by_position"]["32"], rtol=1e-6)
+    assert events.Tags()["images"] == ["extrapolation"]
     output = capsys.readouterr().out
     assert len(re.findall(r"^ *\d+ +(?:blocks|sliding) ", output, re.M)) == 8
     assert output.count("undefined: model.max_positions: the learned table has 32 positions") == 1
