@@ -55,7 +55,7 @@ def write_tensorboard(
 ) -> None:
     """Replace a TensorBoard run by scalars (name, value, step) and figures at `step`."""
     shutil.rmtree(directory, ignore_errors=True)
-    with EventFile(directory) as events:
+    with files.clear_write_errors(directory), EventFile(directory) as events:
         for scalar in scalars:
             events.scalar(*scalar)
         for name, figure in figures.items():
