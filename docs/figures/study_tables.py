@@ -79,12 +79,14 @@ def write_page(text: str) -> str:
 
 
 def take(study: Path) -> None:
-    """Copy the tables of a study, and the sentence that says whether its plan was frozen, to docs/studies/."""
+    """Copy to docs/studies/ a study's tables, the figures that pages show, and whether its plan was frozen."""
     name = json.loads((study / "study.json").read_text(encoding="utf-8"))["name"]
     target = DOCS / "studies" / name
     target.mkdir(parents=True, exist_ok=True)
-    for path in [*study.glob("*.csv"), *study.glob("*.png")]:
-        if path.name not in ("runs.csv", "training.png"):
+    pages = "".join(page.read_text(encoding="utf-8") for page in DOCS.rglob("*.md"))
+    shown = [path for path in study.glob("*.png") if f"studies/{name}/{path.name}" in pages]
+    for path in [*study.glob("*.csv"), *shown]:
+        if path.name != "runs.csv":
             shutil.copyfile(path, target / path.name)
     standing = re.search(
         r"^(Confirmatory|Descriptive|Exploratory): .*$", (study / "report.md").read_text(encoding="utf-8"), re.MULTILINE

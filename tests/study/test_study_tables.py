@@ -114,6 +114,7 @@ def test_the_results_of_a_study_are_taken(docs, tmp_path, standing="Confirmatory
     (study / "report.md").write_text(f"# Which?\n\n{standing}: a sentence.\n\n## Verdicts\n")
     for name in ("comparisons.csv", "training.png", "differences-nll.png"):
         (study / name).write_text(name)
+    (docs / "page.md").write_text("![The differences](studies/new/differences-nll.png)")
     columns = "condition,seed,suite,learned,measured,length,nll,perplexity"
     (study / "runs.csv").write_text(f'{columns}\n"a,b",3,extrapolation,True,blocks,8,1.234567,3.4\n')
     evaluated, left_out = study / "a,b,seed=3" / "eval", study / "a,b,seed=9" / "eval"
