@@ -39,7 +39,10 @@ def pages() -> dict[Path, str]:
 
 
 def help_of(command: str) -> str:
-    """Return the --help of `train.py`, `-m mini_gpt.bench` or `-m mini_gpt.hugging_face export` as a code block."""
+    """Return the help of `train.py`, `-m mini_gpt.bench` or `-m mini_gpt.hugging_face export` as a code block.
+
+    It is what --help prints, without the option --help.
+    """
     file, *arguments = command.removeprefix("-m ").split()
     name = file.removesuffix(".py")
     if importlib.util.find_spec(name).submodule_search_locations:
@@ -50,6 +53,8 @@ def help_of(command: str) -> str:
     with changed, width, contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):
         importlib.import_module(name).main()
     usage, rest = printed.getvalue().strip().split("\n\n", 1)
+    rest = re.sub(r"^  -h, --help +show this help message and exit\n?", "", rest, flags=re.MULTILINE)
+    rest = rest.removesuffix("options:\n").rstrip()
     return f"```text\n{wrapped(usage)}\n\n{rest}\n```"
 
 
