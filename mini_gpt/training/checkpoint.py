@@ -111,7 +111,7 @@ class Checkpoints:
 
         Raises UserError if it is missing or damaged.
         """
-        step = processes.of_main_process(self.resolve(choice))  # the processes can list other steps
+        step = int(multihost_utils.broadcast_one_to_all(self.resolve(choice)))  # the processes can list other steps
         try:
             return step, self._read(step, {"parameters": abstract_parameters})["parameters"]
         except Damaged as reason:
