@@ -26,13 +26,13 @@ def make_schedule(config: OptimizerConfig, steps: int) -> optax.Schedule:
       et al. 2024).
     """
     peak, warmup = config.learning_rate, config.warmup_steps
-    last = peak * config.final_fraction
-    stable = max(0, steps - warmup - max(1, round(steps * config.decay_fraction)))
+    after = max(1, steps - warmup)
+    decay = min(after, max(1, round(steps * config.decay_fraction)))  # of wsd
     after_warmup = {
         "inverse_sqrt": lambda: lambda count: peak * jnp.sqrt(warmup / (count + warmup)),
-        "cosine": lambda: optax.cosine_decay_schedule(peak, max(1, steps - warmup), config.final_fraction),
+        "cosine": lambda: optax.cosine_decay_schedule(peak, after, config.final_fraction),
         "wsd": lambda: optax.join_schedules(
-            [optax.constant_schedule(peak), _linear_decay(peak, last, max(1, steps - warmup - stable))], [stable]
+            [optax.constant_schedule(peak), _linear_decay(peak, peak * config.final_fraction, decay)], [after - decay]
         ),
         "constant": lambda: optax.constant_schedule(peak),
     }[config.schedule]()
@@ -93,10 +93,9 @@ def make_optimizer(config: Config, parameters: Parameters) -> optax.GradientTran
 def _clip(most: float) -> optax.GradientTransformationExtraArgs:
     """Return optax.clip_by_global_norm, for gradients whose norm is known."""
 
-    def update(gradients: Parameters, state: Any, parameters: Any = None, *, norm: jax.Array | None = None, **_: Any):
+    def update(gradients: Parameters, state: Any, parameters: Any = None, *, norm: jax.Array, **_: Any):
         del parameters
-        found = optax.tree.norm(gradients) if norm is None else norm
-        return jax.tree.map(lambda g: jnp.where(found < most, g, g / found * most), gradients), state
+        return jax.tree.map(lambda g: jnp.where(norm < most, g, g / norm * most), gradients), state
 
     return optax.GradientTransformationExtraArgs(optax.init_empty_state, update)
 
