@@ -97,7 +97,8 @@ def held(run: Start, workdir: Path) -> Iterator[None]:
         elif writes:
             workdirs.record_changes(workdir, run.assembly.config)
         processes.barrier("made the run directory")
-        workdirs.check_corpus(workdir, run.corpus)
+        if run.is_new:  # another process may have read another text; `open_run` has checked that of a resumed run
+            workdirs.check_corpus(workdir, run.corpus)
         with workdirs.clear_errors(workdir):
             yield
 
