@@ -55,9 +55,9 @@ class Assembly(NamedTuple):
             parameters = adapters.merged(parameters, self.config.train)
         return LoadedModel(parameters, self.definition, self.config, self.mesh, self.config.batch_tokens, self.layout)
 
-    def compiled_step(self) -> jax.stages.Compiled:
-        """Return the compiled training step. The compiler needs only shapes, so the state can be restored meanwhile."""
-        return self.train_step.lower(self.abstract_state, self.abstract_batch).compile()
+    def lowered_step(self) -> jax.stages.Lowered:
+        """Return the training step, to be compiled. This needs only shapes, so the state can be restored meanwhile."""
+        return self.train_step.lower(self.abstract_state, self.abstract_batch)
 
 
 def make_mesh(config: Config) -> Mesh:

@@ -135,9 +135,8 @@ def prepare(run: Start, checkpoints: Checkpoints) -> tuple[int, TrainState, Trai
     with stopping.at_once(), ThreadPoolExecutor(1) as background:
         compiling = None
         if max(checkpoints.steps(), default=0) < last:
-            # In this thread, where no other one takes turns with it. JAX keeps the result for compiled_step.
-            assembly.train_step.lower(assembly.abstract_state, assembly.abstract_batch)
-            compiling = background.submit(assembly.compiled_step)
+            # Lowered in this thread: Python threads take turns, but the compiler runs beside them.
+            compiling = background.submit(assembly.lowered_step().compile)
         step, state = checkpoints.restore_last(assembly.abstract_state) or (0, assembly.first_state(run.parameters))
         if state.optimizer_state is None:  # of an import
             state = assembly.first_state(state.parameters)
@@ -147,4 +146,5 @@ def prepare(run: Start, checkpoints: Checkpoints) -> tuple[int, TrainState, Trai
         if step >= last:
             return step, state, None
         log.info("compiling the training step ...")
-        return step, state, compiling.result() if compiling else assembly.compiled_step()  # else: the last is damaged
+        compiled = compiling.result() if compiling else assembly.lowered_step().compile()  # else: the last is damaged
+        return step, state, compiled

@@ -18,16 +18,15 @@ from mini_gpt.training import assembly, loop, stopping
 from mini_gpt.training import workdir as workdirs
 from mini_gpt.training.checkpoint import Checkpoints
 from tests.faults.kills import Trainer
-from tests.training.interruption import assert_same_bits, rows, without_rates
+from tests.training.interruption import assert_same_bits, rows, without_rates, wrap_step
 from tests.training.test_loop import HARD
 
 
 def signal_in_step(monkeypatch, number, step_number):
     """Send this process the signal `number` just before training step `step_number` of the run starts."""
-    make = assembly.Assembly.compiled_step
 
-    def compiled_step(run):
-        step, taken = make(run), []
+    def signalling(step):
+        taken = []
 
         def signalled(state, batch):
             taken.append(None)
@@ -37,7 +36,7 @@ def signal_in_step(monkeypatch, number, step_number):
 
         return signalled
 
-    monkeypatch.setattr(assembly.Assembly, "compiled_step", compiled_step)
+    wrap_step(monkeypatch, signalling)
 
 
 @pytest.mark.slow
@@ -167,7 +166,7 @@ FULL_MEMORY = [
 ]
 
 
-@pytest.mark.parametrize("where, error", [("compiled_step", FULL_MEMORY[2]), ("first_state", FULL_MEMORY[4])])
+@pytest.mark.parametrize("where, error", [("lowered_step", FULL_MEMORY[2]), ("first_state", FULL_MEMORY[4])])
 def test_full_memory_names_the_fields_that_need_less(small, tmp_path, monkeypatch, error, where):
     def fail(*_):
         raise error
@@ -193,16 +192,17 @@ def test_full_memory_in_a_resume_damages_no_checkpoint(small, tmp_path, monkeypa
 COMPILING = """
 import ctypes
 import signal
+from types import SimpleNamespace
 from mini_gpt.training import assembly
 
 # A shell starts commands in the background with SIGINT ignored, and processes inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-def compiled_step(run):
+def compile():
     print("compiling", flush=True)
     ctypes.CDLL(None).sleep(60)  # no Python code runs meanwhile, as in the compiler
 
-assembly.Assembly.compiled_step = compiled_step
+assembly.Assembly.lowered_step = lambda run: SimpleNamespace(compile=compile)
 from mini_gpt.commands import train
 train.main()
 """
