@@ -64,7 +64,7 @@ class ModelConfig(Section, prefix="model."):
     """The model: its size, its variants, and its positional encoding."""
 
     position: sections.Position | tuple[sections.Position, ...] = field("rope", "encoding; a tuple repeats over layers")
-    max_positions: Size = field(None, "rows of the table of learned positions", _most_positions)
+    max_positions: Size = field(None, "rows of the table of learned positions", follows=_most_positions)
     dtype: Literal["auto", "float32", "bfloat16"] = field("auto", "of matmuls; auto: bfloat16 if the hardware has it")
     param_dtype: Literal["float32", "bfloat16"] = field("float32", "of parameters; bfloat16: to evaluate or sample")
     block: Literal["attention", "gru"] = field("attention", "gru: a recurrent unit in its place (Cho et al. 2014)")
@@ -81,14 +81,16 @@ class ModelConfig(Section, prefix="model."):
     num_heads: Annotated[int, up_to(MOST_HEADS)] = field(
         4, "query heads; must divide d_model, unless head_width is given"
     )
-    num_kv_heads: Size = field(None, "< num_heads: grouped-query attention (Ainslie et al. 2023)", "model.num_heads")
-    head_width: Size = field(None, "width of a head's queries, keys and values", _head_width)
+    num_kv_heads: Size = field(
+        None, "< num_heads: grouped-query attention (Ainslie et al. 2023)", follows="model.num_heads"
+    )
+    head_width: Size = field(None, "width of a head's queries, keys and values", follows=_head_width)
     heads: tuple[tuple[int, ...], ...] | None = field(None, "numbers of the heads that each layer keeps; None: all")
-    d_ff: Size = field(None, "width of the feed-forward layer", _feed_forward_width)
+    d_ff: Size = field(None, "width of the feed-forward layer", follows=_feed_forward_width)
     dropout: Rate = field(0.0, "default of the three dropout rates below")
-    embedding_dropout: Rate = field(None, "of the embeddings, after positions are added", "model.dropout")
-    sublayer_dropout: Rate = field(None, "of a sublayer's output, before the residual sum", "model.dropout")
-    attention_dropout: Rate = field(None, "of the attention weights", "model.dropout")
+    embedding_dropout: Rate = field(None, "of the embeddings, after positions are added", follows="model.dropout")
+    sublayer_dropout: Rate = field(None, "of a sublayer's output, before the residual sum", follows="model.dropout")
+    attention_dropout: Rate = field(None, "of the attention weights", follows="model.dropout")
     norm: Literal["layernorm", "rmsnorm"] = field("layernorm", "in blocks; pre: also after the last block")
     norm_placement: Literal["pre", "post", "none"] = field(
         "pre", "pre: x + f(norm(x)); post: norm(x + f(x)); none: x + f(x), for output_norm"
@@ -101,8 +103,8 @@ class ModelConfig(Section, prefix="model."):
     norm_epsilon: Epsilon = field(1e-5, "of all norms but QK-norm, added to the mean square")
     embedding_norm: bool = field(False, "a norm of the embeddings, after positions are added")
     use_bias: bool = field(True, "bias in every projection and in layernorm; default of the two biases below")
-    qkv_bias: bool = field(None, "bias of the projections to queries, keys and values", "model.use_bias")
-    attention_out_bias: bool = field(None, "bias of the output projection of attention", "model.use_bias")
+    qkv_bias: bool = field(None, "bias of the projections to queries, keys and values", follows="model.use_bias")
+    attention_out_bias: bool = field(None, "bias of the output projection of attention", follows="model.use_bias")
     activation: Literal["gelu", "gelu_exact", "relu", "swiglu", "geglu"] = field(
         "gelu", "gelu: tanh, as in GPT-2; exact: erf; swiglu, geglu: silu or gelu of a gate (Shazeer 2020)"
     )
@@ -113,7 +115,9 @@ class ModelConfig(Section, prefix="model."):
     prediction_head: bool | None = field(False, "a layer and a norm before the logits (BERT); None: no logits (MiniLM)")
     scale_embeddings: bool = field(False, "multiply by sqrt(d_model), with initial std 1/sqrt(d_model) instead of 0.02")
     scale_attention: bool = field(True, "divide the scores by sqrt(scale_width); false for ablation only")
-    scale_width: Positive = field(None, "its root divides scores (Gemma: query_pre_attn_scalar)", "model.head_width")
+    scale_width: Positive = field(
+        None, "its root divides scores (Gemma: query_pre_attn_scalar)", follows="model.head_width"
+    )
     residual: bool = field(True, "residual connections; false for ablation only")
     remat: Literal["none", "dots", "block"] = field("none", "recompute activations: all, or (dots) all but products")
     scan_layers: bool = field(False, "loop over stacked blocks: 24 layers compile about as fast as 4")

@@ -155,7 +155,9 @@ class Config(Section):
 
     seed: Annotated[int, at_least(0)] = field(0, "for the initial parameters, dropout and random positions")
     context_length: Size = field(256, "tokens per training sequence; with an encoder, of the target")
-    source_length: Size = field(None, "tokens per training sequence of the encoder, if there is one", "context_length")
+    source_length: Size = field(
+        None, "tokens per training sequence of the encoder, if there is one", follows="context_length"
+    )
     model: ModelConfig
     data: DataConfig
     train: TrainConfig
