@@ -134,9 +134,19 @@ class ModelConfig(Section, prefix="model."):
     cope: sections.CopeConfig
     variants: sections.VariantsConfig
 
+    def __post_init__(self):
+        for name, values in zip(PATTERNS, self._patterns, strict=True):
+            if len(values) == 1:  # a pattern of one value becomes this value
+                section = self.rope if name.startswith("rope.") else self
+                object.__setattr__(section, name.removeprefix("rope."), values[0])
+        super().__post_init__()
+
     def check(self) -> None:
-        for name in PATTERNS:
-            self._check_pattern(name)
+        for name, values in zip(PATTERNS, self._patterns, strict=True):
+            if not values:
+                self.refuse(name, "a pattern needs at least one value")
+            if len(values) > self.num_layers:
+                self.refuse(name, f"the pattern must not be longer than model.num_layers ({self.num_layers})")
         if self.d_model % self.num_heads and self.head_width == self.d_model // self.num_heads:
             self.refuse("d_model", f"must be divisible by model.num_heads ({self.num_heads})")
         if self.num_heads % self.num_kv_heads:
@@ -207,17 +217,6 @@ class ModelConfig(Section, prefix="model."):
         if any(encoding.stage not in ("nowhere", "embeddings") for encoding in self.encodings.values()):
             self.refuse("position", "must be none, or added to the embeddings, with model.block=gru")
 
-    def _check_pattern(self, name: str) -> None:
-        """Raise UserError for a pattern of a wrong length. A pattern of one value becomes this value."""
-        section, leaf = (self.rope if name.startswith("rope.") else self), name.removeprefix("rope.")
-        values = sections.pattern(getattr(section, leaf))
-        if not values:
-            self.refuse(name, "a pattern needs at least one value")
-        if len(values) > self.num_layers:
-            self.refuse(name, f"the pattern must not be longer than model.num_layers ({self.num_layers})")
-        if len(values) == 1:
-            object.__setattr__(section, leaf, values[0])
-
     def check_length(self, length: int) -> None:
         """Raise UserError if a length needs more positions than the model has; JAX would silently clamp indices."""
         count = self.random_positions
@@ -253,14 +252,15 @@ class ModelConfig(Section, prefix="model."):
 
     def of_layer(self, kind: sections.LayerKind) -> "ModelConfig":
         """Return the config of one layer's attention: its heads are those that the layer keeps."""
-        layer, groups = copy.copy(self), {head * self.num_kv_heads // self.num_heads for head in kind.heads}
+        groups = {head * self.num_kv_heads // self.num_heads for head in kind.heads}
         kept = tuple(head in kind.heads for head in range(self.num_heads))
+        layer = copy.copy(self)  # not dataclasses.replace: the checks of a whole model do not hold for one layer
         vars(layer).update(num_heads=len(kind.heads), num_kv_heads=len(groups), kept=kept)
         return layer
 
     @functools.cached_property
     def kept(self) -> tuple[bool, ...]:
-        """Whether a layer keeps each head, see `of_layer`."""
+        """Whether each head is kept: in a whole model all are, in the config of one layer those that it keeps."""
         return (True,) * self.num_heads
 
     @property
