@@ -8,7 +8,7 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from mini_gpt import objectives
-from mini_gpt.config.schema import Config, batch_problem
+from mini_gpt.config.schema import Config, check_batch
 from mini_gpt.data import batches, token_store
 from mini_gpt.data.corpora import Corpus
 from mini_gpt.data.layout import Layout
@@ -18,7 +18,7 @@ from mini_gpt.model.attention import core
 from mini_gpt.model.parameters import Parameters
 from mini_gpt.objectives.base import Objective
 from mini_gpt.runtime import devices, sharding
-from mini_gpt.runtime.errors import UserError, require
+from mini_gpt.runtime.errors import require
 from mini_gpt.training import inputs
 from mini_gpt.training import state as states
 from mini_gpt.training.state import TrainState
@@ -74,8 +74,7 @@ def make_mesh(config: Config) -> Mesh:
     devices.check_dtype(config.model.dtype, mesh.devices.flat[0])
     core.check(config.model.attention)
     # Checked again, since the number of devices for `mesh.data=-1` is known only now.
-    if problem := batch_problem(config.train, mesh.shape["data"], mesh.shape["fsdp"]):
-        raise UserError(problem)
+    check_batch(config.train, mesh.shape["data"], mesh.shape["fsdp"])
     return mesh
 
 
