@@ -1,7 +1,6 @@
 """Learning-rate schedules, AdamW and Muon, built from optax."""
 
 import dataclasses
-import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -11,7 +10,7 @@ import optax
 from optax.contrib import MuonDimensionNumbers, scale_by_muon
 
 from mini_gpt.config.schema import Config, OptimizerConfig
-from mini_gpt.model.parameters import Parameters, path_name, with_layers
+from mini_gpt.model.parameters import Parameters, named, with_layers
 
 
 def make_schedule(config: OptimizerConfig, steps: int) -> optax.Schedule:
@@ -147,13 +146,9 @@ def _layers_together(inner: optax.GradientTransformation) -> optax.GradientTrans
 
 def is_hidden_matrix(parameters: Parameters) -> Parameters:
     """Return the mask of the blocks' kernels. Embeddings are not in it: they do not map activations to activations."""
-    return _mask(parameters, r"^(encoder/)?blocks/.*kernel$")
+    return named(parameters, r"^(encoder/)?blocks/.*kernel$")
 
 
 def decays(parameters: Parameters) -> Parameters:
     """Return the mask of weight decay: kernels, adapters and embeddings, but no biases, norm scales or T5's table."""
-    return _mask(parameters, r"(kernel|lora_a|lora_b|embedding)$")
-
-
-def _mask(parameters: Parameters, pattern: str) -> Parameters:
-    return jax.tree_util.tree_map_with_path(lambda path, _: bool(re.search(pattern, path_name(path))), parameters)
+    return named(parameters, r"(kernel|lora_a|lora_b|embedding)$")
