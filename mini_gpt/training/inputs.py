@@ -40,7 +40,7 @@ def layout_of(config: Config, tokenizer: Tokenizer) -> Layout:
 
 def vocab_size(config: Config, tokenizer: Tokenizer) -> int:
     """Return the number of tokens of the model: those of the tokenizer, and those that the objective adds."""
-    return tokenizers.vocab_size(tokenizer) + (config.objective_class.extra_tokens if tokenizer.mask_id is None else 0)
+    return tokenizers.vocab_size(tokenizer) + config.objective_class.added_tokens(tokenizer.mask_id)
 
 
 def make_model_inputs(config: Config, layout: Layout = PLAIN) -> ModelInputs | None:
