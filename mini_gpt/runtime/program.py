@@ -23,7 +23,6 @@ def run(main: Callable[[], None]) -> None:
         code = stop.code if isinstance(stop, SystemExit) else "".join(traceback.format_exception(stop))
         if isinstance(code, str):
             print(code, file=sys.stderr, flush=True)
-        _flush()
         os._exit(1 if isinstance(code, str) else code or 0)
 
 
