@@ -24,7 +24,7 @@ from jax.experimental import multihost_utils
 from mini_gpt.model.parameters import Parameters, by_name
 from mini_gpt.runtime import files, processes
 from mini_gpt.runtime.errors import UserError, first_line, memory_error, require
-from mini_gpt.training.state import TrainState
+from mini_gpt.training.train_state import TrainState
 
 FORMAT = 4
 DAMAGED = "damaged"  # the directory of damaged checkpoints, next to `checkpoints/`

@@ -16,14 +16,13 @@ from mini_gpt.data import batches
 from mini_gpt.objectives.base import Probe
 from mini_gpt.runtime import processes, sharding
 from mini_gpt.runtime.errors import UserError
-from mini_gpt.training import start, stopping, writers
-from mini_gpt.training import workdir as workdirs
+from mini_gpt.training import run_directory, start, stopping, writers
 from mini_gpt.training.assembly import Assembly
 from mini_gpt.training.checkpoint import Checkpoints, Record
 from mini_gpt.training.conclusion import conclude as print_conclusion
-from mini_gpt.training.state import TrainState
 from mini_gpt.training.step import Metrics, TrainStep
 from mini_gpt.training.stopping import StopRequest
+from mini_gpt.training.train_state import TrainState
 from mini_gpt.training.writers import Row, Writer
 
 log = logging.getLogger(__name__)
@@ -50,7 +49,9 @@ def train(
     run = start.open_run(config, workdir, init_from)
     with (
         start.held(run, workdir),
-        contextlib.closing(Checkpoints(workdir / workdirs.CHECKPOINTS, keep=config.checkpoint.keep)) as checkpoints,
+        contextlib.closing(
+            Checkpoints(workdir / run_directory.CHECKPOINTS, keep=config.checkpoint.keep)
+        ) as checkpoints,
     ):
         start.describe(run, parameters=conclude)
         step, state, train_step = start.prepare(run, checkpoints)
@@ -161,7 +162,7 @@ class Loop:
     def _save(self, step: int, state: TrainState, validation_loss: float | None) -> None:
         if validation_loss is not None and not math.isfinite(validation_loss):
             validation_loss = None  # JSON has no NaN
-        workdirs.check_present(self.checkpoints.directory.parent)
+        run_directory.check_present(self.checkpoints.directory.parent)
         self.checkpoints.save(step, state, Record(validation_loss, self.config.eval.tokens, self.bad_steps))
 
     def _allow_non_finite(self, step: int, metrics: Metrics, state: TrainState) -> None:

@@ -22,7 +22,7 @@ from mini_gpt.config import loading
 from mini_gpt.config.schema import Config
 from mini_gpt.runtime import files, progress
 from mini_gpt.runtime.errors import UserError, first_line
-from mini_gpt.training import workdir as workdirs
+from mini_gpt.training import run_directory
 
 SECONDS_BETWEEN_LINES = 5.0
 log = logging.getLogger(__name__)
@@ -70,7 +70,7 @@ class MetricsFile:
     """Writes metrics.jsonl, one JSON object a row. NaN and infinity become null."""
 
     def __init__(self, workdir: Path, start: int):
-        path = workdir / workdirs.METRICS
+        path = workdir / run_directory.METRICS
         kept = [row for row in _rows(path) if row["step"] <= start]
         files.write_text(path, "".join(f"{json.dumps(row)}\n" for row in kept))
         self.file = path.open("a", encoding="utf-8", buffering=1)  # each line is written at once
@@ -128,7 +128,7 @@ class TensorBoard(EventFile):
     """Writes TensorBoard's files."""
 
     def __init__(self, workdir: Path, config: Config, start: int):
-        super().__init__(workdir / workdirs.TENSORBOARD, start)
+        super().__init__(workdir / run_directory.TENSORBOARD, start)
         self.hyperparameters(config)
 
     def write(self, row: Row) -> None:
@@ -192,7 +192,7 @@ class WandbWriter:
             self.run = wandb.init(
                 project=os.environ.get("WANDB_PROJECT", "mini_gpt"),
                 name=workdir.name,
-                id=workdirs.identity(workdir),
+                id=run_directory.identity(workdir),
                 resume="allow",
                 dir=str(workdir),
                 config=loading.flatten(loading.to_dict(config)),

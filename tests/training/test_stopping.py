@@ -14,8 +14,7 @@ import orbax.checkpoint as ocp
 import pytest
 
 from mini_gpt.runtime.errors import UserError
-from mini_gpt.training import assembly, loop, stopping
-from mini_gpt.training import workdir as workdirs
+from mini_gpt.training import assembly, loop, run_directory, stopping
 from mini_gpt.training.checkpoint import Checkpoints
 from tests.faults.kills import Trainer
 from tests.training.interruption import assert_same_bits, rows, without_rates, wrap_step
@@ -126,7 +125,7 @@ def test_a_second_signal_exits_at_once():
 
 
 def hold_the_lock(workdir, held, release):
-    with workdirs.locked(workdir, new=True):
+    with run_directory.locked(workdir, new=True):
         held.set()
         release.wait(60)
 
@@ -144,7 +143,7 @@ def test_a_second_run_is_refused_until_the_first_has_ended(small, tmp_path):
     process.kill()
     process.join()
     loop.train(small(train__steps=1), tmp_path, conclude=False)
-    with pytest.raises(UserError, match="another run has started in"), workdirs.locked(tmp_path, new=True):
+    with pytest.raises(UserError, match="another run has started in"), run_directory.locked(tmp_path, new=True):
         pass
 
 

@@ -9,7 +9,7 @@ import pytest
 from mini_gpt.runtime.errors import UserError
 from mini_gpt.study import new_runs
 from mini_gpt.study.definition import Plan, Study
-from mini_gpt.training import loop, workdir, writers
+from mini_gpt.training import loop, run_directory, writers
 from mini_gpt.training.writers import Row
 from tests.training.interruption import rows
 
@@ -63,7 +63,7 @@ def test_rows_are_those_of_the_file_and_a_resumed_run_keeps_its_id(small, tmp_pa
         {name: row[name] for name in row if name != "step"} for row in rows(run)
     ]
     assert [row["step"] for row in sent.logged] == [1, 2, 3, 4] and sent.finished
-    assert first["id"] == workdir.identity(run) and first["name"] == "my run" and first["resume"] == "allow"
+    assert first["id"] == run_directory.identity(run) and first["name"] == "my run" and first["resume"] == "allow"
     assert first["config"]["model.position"] == "rope" and first["dir"] == str(run)
     loop.train(small(train__logger="wandb", train__steps=6, optimizer__schedule="constant"), run, conclude=False)
     assert [row["step"] for row in fake.run.logged] == [5, 6] and fake.asked[1]["id"] == first["id"]
@@ -107,7 +107,7 @@ def test_the_real_package_writes_files_offline(small, tmp_path, monkeypatch):
     run = tmp_path / "run"
     loop.train(small(train__logger="wandb", train__steps=2, eval__every=2), run, conclude=False)
     (file,) = run.glob("wandb/offline-run-*/*.wandb")
-    assert workdir.identity(run) in file.name
+    assert run_directory.identity(run) in file.name
     content = file.read_bytes()
     assert b"train/loss" in content and b"validation/loss" in content
     assert json.dumps(rows(run)[0]["train/loss"]).encode() in content
