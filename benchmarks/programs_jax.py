@@ -38,7 +38,7 @@ def training(work: dict) -> tasks.Program:
     config = loading.load("configs/shakespeare_char_cpu.py", size | given)
     mesh, corpus = assembly.make_mesh(config), corpora.open_corpus(config.data)
     run = assembly.assemble(config, mesh, corpus, token_store.fit_tokenizer(corpus, config.data))
-    compiled, state = run.compiled_step(), run.first_state()
+    compiled, state = run.lowered_step().compile(), run.first_state()
 
     def losses() -> Iterator[float]:
         nonlocal state

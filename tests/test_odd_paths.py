@@ -22,7 +22,7 @@ from mini_gpt.suites.base import SuiteOptions
 from mini_gpt.training import loop
 from mini_gpt.training.checkpoint import Checkpoints, Record
 from mini_gpt.training.run import Run
-from mini_gpt.training.state import TrainState
+from mini_gpt.training.train_state import TrainState
 from tests.commands.test_command_line import type_in
 from tests.conftest import REPOSITORY, SMALL, slow
 from tests.faults import kills

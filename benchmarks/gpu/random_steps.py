@@ -12,8 +12,7 @@ from mini_gpt.config import loading
 from mini_gpt.config.schema import Config
 from mini_gpt.data import batches
 from mini_gpt.runtime import sharding
-from mini_gpt.training import assembly
-from mini_gpt.training import state as states
+from mini_gpt.training import assembly, train_state
 from mini_gpt.training.step import make_step
 
 TOKENS = 2**20  # in the text that batches are drawn from
@@ -48,14 +47,14 @@ class RandomSteps:
 
     def __init__(self, config: Config, vocabulary: int):
         self.config, self.vocabulary, self.mesh = config, vocabulary, assembly.make_mesh(config)
-        definition, abstract_state = states.abstract(config, vocabulary, self.mesh)
+        definition, abstract_state = train_state.abstract(config, vocabulary, self.mesh)
         step = make_step(definition, config, abstract_state)
         self.batches = sharding.prefetch_to_device(self._batches(), self.mesh)
         first = next(self.batches)
         begin = time.perf_counter()
         self.compiled = step.lower(abstract_state, first).compile()
         self.compile_seconds = time.perf_counter() - begin
-        self.state = states.first(config, vocabulary, abstract_state)
+        self.state = train_state.first(config, vocabulary, abstract_state)
 
     def _batches(self) -> Iterator[batches.Batch]:
         random = np.random.default_rng(0)

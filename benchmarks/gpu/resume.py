@@ -17,7 +17,7 @@ from typing import Any
 from benchmarks.gpu import processes
 from mini_gpt.commands import command_line
 from mini_gpt.runtime.errors import UserError
-from mini_gpt.training import workdir as workdirs
+from mini_gpt.training import run_directory
 
 STEPS = 20
 FIELDS = {
@@ -58,7 +58,7 @@ def train(workdir: Path, steps: int, fields: dict[str, Any], flags: str) -> None
 
 def checksums(workdir: Path) -> dict[str, str]:
     """Return the checksums of all arrays of the checkpoint after the last step, optimizer state included."""
-    path = workdir / workdirs.CHECKPOINTS / str(STEPS) / "format" / "metadata"
+    path = workdir / run_directory.CHECKPOINTS / str(STEPS) / "format" / "metadata"
     return json.loads(path.read_text(encoding="utf-8"))["checksums"]
 
 

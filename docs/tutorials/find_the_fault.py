@@ -33,8 +33,7 @@ from mini_gpt.insight.diagnosis.mistakes import CHECKS, Mistake, make
 from mini_gpt.model import build
 from mini_gpt.runtime.errors import UserError, require
 from mini_gpt.suites.base import Result, SuiteOptions
-from mini_gpt.training import loop
-from mini_gpt.training import workdir as workdirs
+from mini_gpt.training import loop, run_directory
 from mini_gpt.training.run import Run
 
 # {fault: (what is wrong in training, the kinds of mistakes that make it)}
@@ -92,7 +91,9 @@ def main() -> None:
         train(flags.seed, workdir)
         print(LOOK.format(run=workdir, names=", ".join(FAULTS), seed=flags.seed, place=place))
         return
-    if not (workdir / workdirs.CONFIG).exists() or loading.read(workdir / workdirs.CONFIG) != config(flags.seed):
+    if not (workdir / run_directory.CONFIG).exists() or loading.read(workdir / run_directory.CONFIG) != config(
+        flags.seed
+    ):
         again = f"python -m docs.tutorials.find_the_fault --seed={flags.seed}{place}"
         raise UserError(f"--workdir: {workdir} does not hold the run of this seed; train it first: {again}")
     fault = draw(flags.seed)[0]

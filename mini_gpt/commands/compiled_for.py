@@ -18,8 +18,7 @@ from mini_gpt.data import batches
 from mini_gpt.model import parameters as model_parameters
 from mini_gpt.runtime import sharding
 from mini_gpt.runtime.errors import UserError
-from mini_gpt.training import assembly
-from mini_gpt.training import state as states
+from mini_gpt.training import assembly, train_state
 from mini_gpt.training.step import make_step
 
 KINDS = "all-gather|all-reduce|reduce-scatter|all-to-all|collective-permute"
@@ -55,7 +54,7 @@ def report(config: Config, vocab_size: int, found: Sequence[jax.Device]) -> dict
     # The model asks JAX which devices it has, and so chooses the code for them.
     with mock.patch.multiple(jax, devices=lambda *_: found, default_backend=lambda: found[0].platform):
         mesh = assembly.make_mesh(config)
-        definition, abstract_state = states.abstract(config, vocab_size, mesh)
+        definition, abstract_state = train_state.abstract(config, vocab_size, mesh)
         by_rows = sharding.batch_sharding(mesh)
         shapes = batches.shapes(config)
         batch = {name: jax.ShapeDtypeStruct(*of_array, sharding=by_rows) for name, of_array in shapes.items()}

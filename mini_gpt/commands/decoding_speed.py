@@ -15,8 +15,7 @@ from mini_gpt.generation import decoding, prompts
 from mini_gpt.generation.sampling import Sampling
 from mini_gpt.model import parameters as model_parameters
 from mini_gpt.runtime import sharding
-from mini_gpt.training import inputs
-from mini_gpt.training import state as states
+from mini_gpt.training import inputs, train_state
 from mini_gpt.training.inputs import layout_of
 
 ROUNDS = 10  # texts that are decoded
@@ -26,8 +25,8 @@ def random_model(config: Config) -> LoadedModel:
     tokenizer = token_store.fit_tokenizer(corpora.open_corpus(config.data), config.data)
     vocab_size = inputs.vocab_size(config, tokenizer)
     mesh = sharding.make_reading_mesh(config.mesh.fsdp, config.mesh.tensor)
-    definition, abstract_state = states.abstract(config, vocab_size, mesh)
-    parameters, layout = states.first(config, vocab_size, abstract_state).parameters, layout_of(config, tokenizer)
+    definition, abstract_state = train_state.abstract(config, vocab_size, mesh)
+    parameters, layout = train_state.first(config, vocab_size, abstract_state).parameters, layout_of(config, tokenizer)
     return LoadedModel(parameters, definition, config, mesh, config.batch_tokens, layout)
 
 

@@ -18,7 +18,7 @@ from mini_gpt.config.schema import Config
 from mini_gpt.runtime import devices
 from mini_gpt.study import ledger
 from mini_gpt.study.definition import PLACES
-from mini_gpt.training import workdir as workdirs
+from mini_gpt.training import run_directory
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "grain", "tensorflow-datasets", "tokenizers")
 PLUGINS = ("jax-cuda12-plugin", "jax-cuda13-plugin", "jax-rocm7-plugin", "libtpu")
@@ -30,7 +30,7 @@ def main() -> None:
     parser = command_line.parser(__doc__, prog="python -m mini_gpt.environment")
     parser.add_argument("--workdir", type=command_line.directory, help="a run, to print the fields of its config")
     flags = parser.parse_args()
-    config = loading.read(flags.workdir / workdirs.CONFIG) if flags.workdir else None
+    config = loading.read(flags.workdir / run_directory.CONFIG) if flags.workdir else None
     variables = sorted(item for item in os.environ.items() if VARIABLES.fullmatch(item[0]))
     lines = [*software(), *machine(), *accelerators(), *variables, *(fields(config) if config else ())]
     width = max(len(name) for name, _ in lines)

@@ -27,7 +27,7 @@ from mini_gpt.hugging_face.settings import CONFIG
 from mini_gpt.runtime import buckets, files
 from mini_gpt.runtime.buckets import Place
 from mini_gpt.runtime.errors import UserError, require
-from mini_gpt.training import workdir as workdirs
+from mini_gpt.training import run_directory
 from mini_gpt.training.run import Run
 
 log = logging.getLogger("mini_gpt.hugging_face")
@@ -142,7 +142,7 @@ def _compare(flags: argparse.Namespace) -> None:
 
 def _model(given: Path | Place) -> Path | Place:
     """Return a local copy of a bucket's model of Transformers. Anything else is returned as it is."""
-    is_model = isinstance(given, Place) and workdirs.CORPUS not in given.files(recursive=False)
+    is_model = isinstance(given, Place) and run_directory.CORPUS not in given.files(recursive=False)
     return buckets.copied(str(given)) if is_model else given
 
 

@@ -20,12 +20,11 @@ from mini_gpt.commands import command_line
 from mini_gpt.runtime import files, processes
 from mini_gpt.runtime.buckets import Entry, Place
 from mini_gpt.runtime.errors import UserError, require
-from mini_gpt.training import checkpoint
-from mini_gpt.training import workdir as workdirs
+from mini_gpt.training import checkpoint, run_directory
 
 COMPLETE = "complete"  # the folder of the markers
 BEGUN = f"{COMPLETE}/begun"  # says that a command of this package has put the run there
-NOT_COPIED = (workdirs.LOCK, checkpoint.DAMAGED, workdirs.CHECKPOINTS)
+NOT_COPIED = (run_directory.LOCK, checkpoint.DAMAGED, run_directory.CHECKPOINTS)
 EVERY = 2.0  # seconds between two looks at the local copy
 REQUESTS = 16  # at the same time
 log = logging.getLogger(__name__)
@@ -39,7 +38,7 @@ def training(place: Place, flags: argparse.Namespace, *, new: bool) -> Iterator[
         raise UserError(f"--workdir: found {place} for several processes; give a directory that all of them see")
     mirror, stopped = Mirror(place, "train"), threading.Event()
     if new:
-        if workdirs.CONFIG in place.files(recursive=False):
+        if run_directory.CONFIG in place.files(recursive=False):
             raise UserError(f"--workdir: {place} holds a run already; name a new folder")
         shutil.rmtree(mirror.local, ignore_errors=True)
     else:
@@ -66,7 +65,7 @@ def reading(place: Place, choice: str) -> Iterator[Path]:
     try:
         yield mirror.local
     finally:
-        mirror.send_files(workdirs.EVALUATIONS)
+        mirror.send_files(run_directory.EVALUATIONS)
 
 
 class Mirror:
@@ -83,16 +82,16 @@ class Mirror:
     def fetch_to_train(self) -> None:
         """Make the local copy the newest of both. Raises UserError if it is of another run than the bucket's."""
         there, other = self._look()
-        own = workdirs.identity(self.local) if (self.local / workdirs.CONFIG).exists() else None
+        own = run_directory.identity(self.local) if (self.local / run_directory.CONFIG).exists() else None
         if None not in (own, other) and own != other:
             remedy = "if you do not need it, delete the copy"
             raise UserError(f"{self.place}: holds another run than its copy in {self.local}; {remedy}")
         if other is not None and BEGUN not in there:
             remedy = "copy it to a local directory and train there, or name a new folder"
             raise UserError(f"{self.place}: another program has put this run there; {remedy}")
-        begun = {name.split("/")[1] for name in there if name.startswith(f"{workdirs.CHECKPOINTS}/")}
+        begun = {name.split("/")[1] for name in there if name.startswith(f"{run_directory.CHECKPOINTS}/")}
         for cut_off in begun - {*map(str, self.markers)}:  # by a command that was killed
-            self.place.delete(f"{workdirs.CHECKPOINTS}/{cut_off}")
+            self.place.delete(f"{run_directory.CHECKPOINTS}/{cut_off}")
         if own is not None and max(self.local_steps(), default=0) >= max(self.markers, default=0):
             return
         shutil.rmtree(self.local, ignore_errors=True)
@@ -111,13 +110,13 @@ class Mirror:
         require(possible, "--checkpoint", choice, f"must be last, best or one of {str(steps)[1:-1]}")
         shutil.rmtree(self.local, ignore_errors=True)
         self._fetch(there, [step for step in steps if choice in ("best", str(step))] or steps[-1:])
-        (self.local.parent / workdirs.ADDRESS).write_text(self.place.address)
+        (self.local.parent / run_directory.ADDRESS).write_text(self.place.address)
         self.sent = self.small_files()
 
     def local_steps(self) -> dict[int, str]:
         """Return {step: hash of its record} of the complete local checkpoints."""
         found = {}
-        for record in (self.local / workdirs.CHECKPOINTS).glob("*/format/metadata"):
+        for record in (self.local / run_directory.CHECKPOINTS).glob("*/format/metadata"):
             with contextlib.suppress(FileNotFoundError):  # training deletes checkpoints
                 if (step := record.parents[1].name).isdecimal():
                     found[int(step)] = hashlib.sha256(record.read_bytes()).hexdigest()
@@ -134,7 +133,7 @@ class Mirror:
                     status = path.lstat()
                     if path.is_file() and not path.is_symlink():
                         found[path.relative_to(self.local).as_posix()] = Entry(status.st_size, status.st_mtime_ns)
-        return dict(sorted(found.items(), key=lambda item: (item[0] == workdirs.CONFIG, item[0])))
+        return dict(sorted(found.items(), key=lambda item: (item[0] == run_directory.CONFIG, item[0])))
 
     def keep_copying(self, stopped: threading.Event) -> None:
         """Copy what changes, until `stopped` is set. Errors are logged, since the end of the command copies again."""
@@ -168,7 +167,7 @@ class Mirror:
     def _send_step(self, step: int, record: str) -> None:
         """Copy a checkpoint, and last its marker. Copy nothing if training deletes it meanwhile."""
         self._delete_step(step)  # from before training went back
-        folder = f"{workdirs.CHECKPOINTS}/{step}"
+        folder = f"{run_directory.CHECKPOINTS}/{step}"
         with contextlib.suppress(FileNotFoundError):
             self.place.upload(self.local / folder, folder)
         if self.local_steps().get(step) == record:
@@ -179,7 +178,7 @@ class Mirror:
 
     def _delete_step(self, step: int) -> None:
         self.place.delete(f"{COMPLETE}/{step}.json")
-        self.place.delete(f"{workdirs.CHECKPOINTS}/{step}")
+        self.place.delete(f"{run_directory.CHECKPOINTS}/{step}")
         self.markers.pop(step, None)
 
     def _look(self) -> tuple[dict[str, Entry], str | None]:
@@ -188,13 +187,13 @@ class Mirror:
         names = [name for name in there if name.startswith(f"{COMPLETE}/") and name != BEGUN]
         self.markers = {int(Path(name).stem): json.loads(self.place.read(name))["record"] for name in names}
         self.markers = dict(sorted(self.markers.items()))
-        is_run = {workdirs.CONFIG, workdirs.RUN} <= there.keys()
-        return there, json.loads(self.place.read(workdirs.RUN))["identity"] if is_run else None
+        is_run = {run_directory.CONFIG, run_directory.RUN} <= there.keys()
+        return there, json.loads(self.place.read(run_directory.RUN))["identity"] if is_run else None
 
     def _fetch(self, there: dict[str, Entry], steps: list[int]) -> None:
         """Copy small files and checkpoints from the bucket. Raises UserError if a file is deleted meanwhile."""
-        wanted = tuple(f"{workdirs.CHECKPOINTS}/{step}/" for step in steps)
-        apart = (f"{workdirs.CHECKPOINTS}/", f"{COMPLETE}/")
+        wanted = tuple(f"{run_directory.CHECKPOINTS}/{step}/" for step in steps)
+        apart = (f"{run_directory.CHECKPOINTS}/", f"{COMPLETE}/")
         names = [name for name in there if name.startswith(wanted) or not name.startswith(apart)]
         with files.directory_written_whole(self.local) as draft, ThreadPoolExecutor(REQUESTS) as pool:
             try:

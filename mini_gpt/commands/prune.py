@@ -34,11 +34,10 @@ from mini_gpt.runtime.errors import UserError, require
 from mini_gpt.study.worker import forward_seconds
 from mini_gpt.suites import base, results
 from mini_gpt.suites.pruning import scorer
-from mini_gpt.training import assembly, loop
-from mini_gpt.training import workdir as workdirs
+from mini_gpt.training import assembly, loop, run_directory
 from mini_gpt.training.checkpoint import Checkpoints, Record
 from mini_gpt.training.run import Run
-from mini_gpt.training.state import TrainState
+from mini_gpt.training.train_state import TrainState
 
 TIMES = 5  # a forward pass of each model is measured, in turns; the shortest time counts
 MOST_ROWS = 64  # of the table of kept heads, at equal distances
@@ -197,8 +196,8 @@ def _source(run: Run, smaller: LoadedModel) -> dict[str, Any]:
 def _write(run: Run, model: LoadedModel, output: Path, source: Mapping[str, Any]) -> None:
     """Write the model as a run at step 0 with its config. A failure leaves no files."""
     with files.directory_written_whole(output) as draft:
-        workdirs.claim(draft, model.config, run.corpus, run.tokenizer)
-        with contextlib.closing(Checkpoints(draft / workdirs.CHECKPOINTS)) as checkpoints:
+        run_directory.claim(draft, model.config, run.corpus, run.tokenizer)
+        with contextlib.closing(Checkpoints(draft / run_directory.CHECKPOINTS)) as checkpoints:
             state = TrainState(jnp.int32(0), model.parameters, None, jnp.bool(False))
             checkpoints.save(0, jax.block_until_ready(state), Record())
         origin.record_import(draft, run.workdir, source)

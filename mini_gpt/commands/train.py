@@ -15,7 +15,7 @@ from mini_gpt.insight import training_curves
 from mini_gpt.runtime import files
 from mini_gpt.runtime.errors import UserError
 from mini_gpt.training import loop
-from mini_gpt.training.workdir import CONFIG
+from mini_gpt.training.run_directory import CONFIG
 
 
 @command_line.command

@@ -85,9 +85,9 @@ class RopeConfig(Section, prefix="model.rope."):
         "none", "for longer contexts: linear (Chen 2023), ntk, dynamic, three forms of yarn (Peng 2023), llama3"
     )
     factor: Factor | tuple[Factor, ...] = field(1.0, "target / original context; a tuple repeats over the layers")
-    original_context: Count = field(None, "tokens, before scaling", _original_context)
+    original_context: Count = field(None, "tokens, before scaling", follows=_original_context)
     beta_slow: Positive = field(1.0, "yarns, llama3: pairs with fewer turns in the original context are interpolated")
-    beta_fast: float = field(None, "yarns, llama3: pairs with more turns are unchanged", beta_fast)
+    beta_fast: float = field(None, "yarns, llama3: pairs with more turns are unchanged", follows=beta_fast)
     attention_factor: Annotated[float | None, above(0)] = field(None, "yarns: factor of q and k; None: the paper's")
 
     @property
@@ -143,20 +143,22 @@ class T5Config(Section, prefix="model.t5."):
 class HardAlibiConfig(Section, prefix="model.hard_alibi."):
     """Hard-ALiBi: some heads see only the last tokens (Jelassi et al. 2024)."""
 
-    heads: Annotated[int, at_least(0)] = field(None, "head i of these sees i + 1 tokens", _half_of_the_heads)
+    heads: Annotated[int, at_least(0)] = field(None, "head i of these sees i + 1 tokens", follows=_half_of_the_heads)
 
 
 class FireConfig(Section, prefix="model.fire."):
     """FIRE: a trained function of relative distances (Li et al. 2024)."""
 
     width: Size = field(32, "of the hidden layer")
-    threshold: Positive = field(None, "initial L; divides distances as max(L, position), in logs", _half_of_the_context)
+    threshold: Positive = field(
+        None, "initial L; divides distances as max(L, position), in logs", follows=_half_of_the_context
+    )
 
 
 class CopeConfig(Section, prefix="model.cope."):
     """CoPE: positions that count the gates between key and query (Golovneva et al. 2024)."""
 
-    positions: Size = field(None, "rows of the table; keys further away share the last", _at_most_64)
+    positions: Size = field(None, "rows of the table; keys further away share the last", follows=_at_most_64)
 
 
 def _ssmax_start(values: Values) -> float:
@@ -184,7 +186,7 @@ class VariantsConfig(Section, prefix="model.variants."):
     query_scale: Literal["none", "ssmax", "llama4"] = field(
         "none", "factor of queries: s · ln(visible keys) (Nakanishi 2025), or Llama 4's by position"
     )
-    ssmax_start: Positive = field(None, "initial s of ssmax", _ssmax_start)
+    ssmax_start: Positive = field(None, "initial s of ssmax", follows=_ssmax_start)
     soft_cap: Annotated[float | None, above(0)] = field(None, "c: logits become c · tanh(logits / c) (Gemma Team 2024)")
     normaliser: Literal["softmax", "stick_breaking"] = field(
         "softmax", "of the logits; stick_breaking: recent keys first (Tan et al. 2025)"

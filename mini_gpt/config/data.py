@@ -45,7 +45,9 @@ class DataConfig(Section, prefix="data."):
     vocab_size: Count = field(8192, "for bpe, above 257: 256 bytes, a document separator, and merges")
     tokenizer_sample: Count = field(100_000_000, "for bpe: bytes of files to train on, from all of a larger corpus")
     task_length: Count = field(20, "task:NAME: length of the longest training problems, in the task's own unit")
-    seed: Annotated[int, at_least(0)] = field(None, "for the order of the training data, and their masks", "seed")
+    seed: Annotated[int, at_least(0)] = field(
+        None, "for the order of the training data, and their masks", follows="seed"
+    )
     position_ids: Literal["sequence", "coupled", "abacus"] = field(
         "sequence", "coupled, abacus: positions restart at each character that is no letter or digit"
     )

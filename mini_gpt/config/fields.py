@@ -16,6 +16,7 @@ KINDS = {int: "a whole number below 2**31", float: "a number", bool: "true or fa
 NUMBERS: dict[Any, Any] = {int: (Integral, 2**31 - 1), float: ((Integral, float), sys.float_info.max)}
 UNIONS = (types.UnionType, typing.Union)
 Values = Mapping[str, Any]  # values of fields, by dotted name
+Follows = str | Callable[[Values], Any] | None
 
 
 class Range(NamedTuple):
@@ -56,14 +57,14 @@ class Spec(NamedTuple):
 
     default: Any
     description: str
-    follows: str | Callable[[Mapping[str, Any]], Any] | None = None
+    follows: Follows = None
     hint: Any = None
     section: type["Section"] | None = None
 
 
-def field(*stated: Any, **more: Any) -> Any:
-    """Return a dataclass field with Spec(*stated, **more) as metadata. The annotation gives type and range."""
-    return dataclasses.field(metadata={"spec": Spec(*stated, **more)})
+def field(default: Any, description: str, *, follows: Follows = None) -> Any:
+    """Return a dataclass field with a Spec as metadata. The annotation gives type and range."""
+    return dataclasses.field(metadata={"spec": Spec(default, description, follows)})
 
 
 @typing.dataclass_transform(frozen_default=True, field_specifiers=(field,))

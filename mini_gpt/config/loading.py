@@ -59,7 +59,8 @@ def override(config: Config, overrides: Values) -> Config:
     old = flatten(to_dict(config))
     values = old | _parse_overrides(overrides)
     if "model.rope.beta_fast" not in overrides and values["model.rope.beta_fast"] == beta_fast(old):
-        values["model.rope.beta_fast"] = None  # it was filled in for the previous scaling
+        # Computed for the previous scaling. Other computed fields are facts of the weights, and keep their values.
+        values["model.rope.beta_fast"] = None
     return _checked(values)
 
 

@@ -64,7 +64,7 @@ class ModelConfig(Section, prefix="model."):
     """The model: its size, its variants, and its positional encoding."""
 
     position: sections.Position | tuple[sections.Position, ...] = field("rope", "encoding; a tuple repeats over layers")
-    max_positions: Size = field(None, "rows of the table of learned positions", _most_positions)
+    max_positions: Size = field(None, "rows of the table of learned positions", follows=_most_positions)
     dtype: Literal["auto", "float32", "bfloat16"] = field("auto", "of matmuls; auto: bfloat16 if the hardware has it")
     param_dtype: Literal["float32", "bfloat16"] = field("float32", "of parameters; bfloat16: to evaluate or sample")
     block: Literal["attention", "gru"] = field("attention", "gru: a recurrent unit in its place (Cho et al. 2014)")
@@ -81,14 +81,16 @@ class ModelConfig(Section, prefix="model."):
     num_heads: Annotated[int, up_to(MOST_HEADS)] = field(
         4, "query heads; must divide d_model, unless head_width is given"
     )
-    num_kv_heads: Size = field(None, "< num_heads: grouped-query attention (Ainslie et al. 2023)", "model.num_heads")
-    head_width: Size = field(None, "width of a head's queries, keys and values", _head_width)
+    num_kv_heads: Size = field(
+        None, "< num_heads: grouped-query attention (Ainslie et al. 2023)", follows="model.num_heads"
+    )
+    head_width: Size = field(None, "width of a head's queries, keys and values", follows=_head_width)
     heads: tuple[tuple[int, ...], ...] | None = field(None, "numbers of the heads that each layer keeps; None: all")
-    d_ff: Size = field(None, "width of the feed-forward layer", _feed_forward_width)
+    d_ff: Size = field(None, "width of the feed-forward layer", follows=_feed_forward_width)
     dropout: Rate = field(0.0, "default of the three dropout rates below")
-    embedding_dropout: Rate = field(None, "of the embeddings, after positions are added", "model.dropout")
-    sublayer_dropout: Rate = field(None, "of a sublayer's output, before the residual sum", "model.dropout")
-    attention_dropout: Rate = field(None, "of the attention weights", "model.dropout")
+    embedding_dropout: Rate = field(None, "of the embeddings, after positions are added", follows="model.dropout")
+    sublayer_dropout: Rate = field(None, "of a sublayer's output, before the residual sum", follows="model.dropout")
+    attention_dropout: Rate = field(None, "of the attention weights", follows="model.dropout")
     norm: Literal["layernorm", "rmsnorm"] = field("layernorm", "in blocks; pre: also after the last block")
     norm_placement: Literal["pre", "post", "none"] = field(
         "pre", "pre: x + f(norm(x)); post: norm(x + f(x)); none: x + f(x), for output_norm"
@@ -101,8 +103,8 @@ class ModelConfig(Section, prefix="model."):
     norm_epsilon: Epsilon = field(1e-5, "of all norms but QK-norm, added to the mean square")
     embedding_norm: bool = field(False, "a norm of the embeddings, after positions are added")
     use_bias: bool = field(True, "bias in every projection and in layernorm; default of the two biases below")
-    qkv_bias: bool = field(None, "bias of the projections to queries, keys and values", "model.use_bias")
-    attention_out_bias: bool = field(None, "bias of the output projection of attention", "model.use_bias")
+    qkv_bias: bool = field(None, "bias of the projections to queries, keys and values", follows="model.use_bias")
+    attention_out_bias: bool = field(None, "bias of the output projection of attention", follows="model.use_bias")
     activation: Literal["gelu", "gelu_exact", "relu", "swiglu", "geglu"] = field(
         "gelu", "gelu: tanh, as in GPT-2; exact: erf; swiglu, geglu: silu or gelu of a gate (Shazeer 2020)"
     )
@@ -113,7 +115,9 @@ class ModelConfig(Section, prefix="model."):
     prediction_head: bool | None = field(False, "a layer and a norm before the logits (BERT); None: no logits (MiniLM)")
     scale_embeddings: bool = field(False, "multiply by sqrt(d_model), with initial std 1/sqrt(d_model) instead of 0.02")
     scale_attention: bool = field(True, "divide the scores by sqrt(scale_width); false for ablation only")
-    scale_width: Positive = field(None, "its root divides scores (Gemma: query_pre_attn_scalar)", "model.head_width")
+    scale_width: Positive = field(
+        None, "its root divides scores (Gemma: query_pre_attn_scalar)", follows="model.head_width"
+    )
     residual: bool = field(True, "residual connections; false for ablation only")
     remat: Literal["none", "dots", "block"] = field("none", "recompute activations: all, or (dots) all but products")
     scan_layers: bool = field(False, "loop over stacked blocks: 24 layers compile about as fast as 4")
@@ -130,9 +134,19 @@ class ModelConfig(Section, prefix="model."):
     cope: sections.CopeConfig
     variants: sections.VariantsConfig
 
+    def __post_init__(self):
+        for name, values in zip(PATTERNS, self._patterns, strict=True):
+            if len(values) == 1:  # a pattern of one value becomes this value
+                section = self.rope if name.startswith("rope.") else self
+                object.__setattr__(section, name.removeprefix("rope."), values[0])
+        super().__post_init__()
+
     def check(self) -> None:
-        for name in PATTERNS:
-            self._check_pattern(name)
+        for name, values in zip(PATTERNS, self._patterns, strict=True):
+            if not values:
+                self.refuse(name, "a pattern needs at least one value")
+            if len(values) > self.num_layers:
+                self.refuse(name, f"the pattern must not be longer than model.num_layers ({self.num_layers})")
         if self.d_model % self.num_heads and self.head_width == self.d_model // self.num_heads:
             self.refuse("d_model", f"must be divisible by model.num_heads ({self.num_heads})")
         if self.num_heads % self.num_kv_heads:
@@ -203,17 +217,6 @@ class ModelConfig(Section, prefix="model."):
         if any(encoding.stage not in ("nowhere", "embeddings") for encoding in self.encodings.values()):
             self.refuse("position", "must be none, or added to the embeddings, with model.block=gru")
 
-    def _check_pattern(self, name: str) -> None:
-        """Raise UserError for a pattern of a wrong length. A pattern of one value becomes this value."""
-        section, leaf = (self.rope if name.startswith("rope.") else self), name.removeprefix("rope.")
-        values = sections.pattern(getattr(section, leaf))
-        if not values:
-            self.refuse(name, "a pattern needs at least one value")
-        if len(values) > self.num_layers:
-            self.refuse(name, f"the pattern must not be longer than model.num_layers ({self.num_layers})")
-        if len(values) == 1:
-            object.__setattr__(section, leaf, values[0])
-
     def check_length(self, length: int) -> None:
         """Raise UserError if a length needs more positions than the model has; JAX would silently clamp indices."""
         count = self.random_positions
@@ -249,14 +252,15 @@ class ModelConfig(Section, prefix="model."):
 
     def of_layer(self, kind: sections.LayerKind) -> "ModelConfig":
         """Return the config of one layer's attention: its heads are those that the layer keeps."""
-        layer, groups = copy.copy(self), {head * self.num_kv_heads // self.num_heads for head in kind.heads}
+        groups = {head * self.num_kv_heads // self.num_heads for head in kind.heads}
         kept = tuple(head in kind.heads for head in range(self.num_heads))
+        layer = copy.copy(self)  # not dataclasses.replace: the checks of a whole model do not hold for one layer
         vars(layer).update(num_heads=len(kind.heads), num_kv_heads=len(groups), kept=kept)
         return layer
 
     @functools.cached_property
     def kept(self) -> tuple[bool, ...]:
-        """Whether a layer keeps each head, see `of_layer`."""
+        """Whether each head is kept: in a whole model all are, in the config of one layer those that it keeps."""
         return (True,) * self.num_heads
 
     @property

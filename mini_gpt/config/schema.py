@@ -22,7 +22,6 @@ from mini_gpt.config.fields import (
     field,
 )
 from mini_gpt.config.model import ModelConfig
-from mini_gpt.runtime.errors import UserError
 
 OBJECTIVES = {  # {train.objective: its class for texts}, which is imported when a config chooses it
     "next_token": "mini_gpt.objectives.text:TextObjective",
@@ -31,12 +30,12 @@ OBJECTIVES = {  # {train.objective: its class for texts}, which is imported when
 }
 
 
-def batch_problem(train: "TrainConfig", data: int, fsdp: int) -> str | None:
-    """Return an error message if devices × accumulation steps does not divide the batch size, else None."""
+def check_batch(train: "TrainConfig", data: int, fsdp: int) -> None:
+    """Raise UserError if devices × accumulation steps does not divide the batch size."""
     shares = data * fsdp * train.accumulation_steps
     product = f"{data * fsdp} devices (mesh.data × mesh.fsdp) × {train.accumulation_steps} train.accumulation_steps"
-    remedy = f"must be divisible by {shares}: {product}"
-    return f"train.batch_size: found {train.batch_size}; {remedy}" if train.batch_size % shares else None
+    if train.batch_size % shares:
+        train.refuse("batch_size", f"must be divisible by {shares}: {product}")
 
 
 def _is_expression(text: str) -> bool:
@@ -155,7 +154,9 @@ class Config(Section):
 
     seed: Annotated[int, at_least(0)] = field(0, "for the initial parameters, dropout and random positions")
     context_length: Size = field(256, "tokens per training sequence; with an encoder, of the target")
-    source_length: Size = field(None, "tokens per training sequence of the encoder, if there is one", "context_length")
+    source_length: Size = field(
+        None, "tokens per training sequence of the encoder, if there is one", follows="context_length"
+    )
     model: ModelConfig
     data: DataConfig
     train: TrainConfig
@@ -212,8 +213,8 @@ class Config(Section):
         for name, axis in divided.items():
             if getattr(model, name) % (size := getattr(mesh, axis)):
                 self.refuse(f"model.{name}", f"must be divisible by mesh.{axis} ({size})")
-        if mesh.data != -1 and (problem := batch_problem(self.train, mesh.data, mesh.fsdp)):
-            raise UserError(problem)
+        if mesh.data != -1:
+            check_batch(self.train, mesh.data, mesh.fsdp)
 
     @functools.cached_property
     def objective_class(self) -> Any:

@@ -2,7 +2,7 @@
 
 import hashlib
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 
 from mini_gpt.config.data import DataConfig
 from mini_gpt.data.corpora import Corpus, Piece
@@ -31,32 +31,52 @@ def split_pieces(corpus: Corpus, data: DataConfig) -> Iterator[tuple[str, Piece]
     require(total > 0, "data.split_fractions", data.split_fractions, "must be above 0 for train")
     shares = {split: share / total for split, share in shares.items()}
     if split_kind(corpus, data) == "documents":
-        split = ""
-        for number, (part, piece) in enumerate(corpus.pieces()):
-            if piece.is_new and not (corpus.paired and number % 2):  # a target is in the split of its source
-                split = part if part in own else _by_hash(piece.text, shares)
-            yield split, piece
-        return
-    sizes = (1 if corpus.paired else len(piece.text) for part, piece in corpus.pieces() if part not in own)
-    length = sum(sizes) // (2 if corpus.paired else 1)
-    ends = [round(length * share) for share in itertools.accumulate(shares.values())]
-    offset, last = 0, ""  # characters or texts of pairs before the current piece, and the split of the piece before
+        yield from _by_documents(corpus, own, shares)
+    elif corpus.paired:
+        yield from _pairs_by_place(corpus, own, shares)
+    else:
+        yield from _by_place(corpus, own, shares)
+
+
+def _by_documents(corpus: Corpus, own: Set[str], shares: dict[str, float]) -> Iterator[tuple[str, Piece]]:
+    split = ""
+    for number, (part, piece) in enumerate(corpus.pieces()):
+        if piece.is_new and not (corpus.paired and number % 2):  # a target is in the split of its source
+            split = part if part in own else _by_hash(piece.text, shares)
+        yield split, piece
+
+
+def _pairs_by_place(corpus: Corpus, own: Set[str], shares: dict[str, float]) -> Iterator[tuple[str, Piece]]:
+    ends = _ends(sum(part not in own for part, _ in corpus.pieces()) // 2, shares)
+    texts = 0  # before the current one, of the pairs without a split of their own
+    for part, piece in corpus.pieces():
+        if part in own:
+            yield part, piece
+        else:
+            yield next(split for split, end in ends.items() if texts // 2 < end), piece
+            texts += 1
+
+
+def _by_place(corpus: Corpus, own: Set[str], shares: dict[str, float]) -> Iterator[tuple[str, Piece]]:
+    ends = _ends(sum(len(piece.text) for part, piece in corpus.pieces() if part not in own), shares)
+    offset, last = 0, ""  # characters before the current piece, and the split of the piece before
     for part, piece in corpus.pieces():
         if part in own:
             yield part, piece
             continue
-        if corpus.paired:
-            yield next(split for split, end in zip(shares, ends, strict=True) if offset // 2 < end), piece
-            offset += 1
-            continue
         begin = 0
-        for split, end in zip(shares, ends, strict=True):
+        for split, end in ends.items():
             cut = min(len(piece.text), max(begin, end - offset))
             if cut > begin:
                 yield split, Piece(piece.text[begin:cut], piece.is_new or split != last)
                 last = split
             begin = cut
         offset += len(piece.text)
+
+
+def _ends(total: int, shares: dict[str, float]) -> dict[str, int]:
+    """Return the place at which each split ends, among `total` pairs or characters."""
+    return {split: round(total * end) for split, end in zip(shares, itertools.accumulate(shares.values()), strict=True)}
 
 
 def by_eighths(text: str) -> str:

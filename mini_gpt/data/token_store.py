@@ -44,11 +44,11 @@ class TokenStore:
 
 def open_store(corpus: Corpus, data: DataConfig, tokenizer: Tokenizer) -> TokenStore:
     """Open the store of a corpus, split and tokenizer. Builds it if it is missing."""
-    kind = splits.split_kind(corpus, data)
-    if kind != data.split:
+    split = splits.split_kind(corpus, data)
+    if split != data.split:
         few = f"fewer than {splits.FEWEST_DOCUMENTS} documents ({corpus.num_documents})"
         log.info(f"{corpus.name} has {few}: data.split=contiguous is used instead of documents")
-    key = FORMAT, corpus.fingerprint, kind, data.split_fractions, tokenizers.fingerprint(tokenizer)
+    key = FORMAT, corpus.fingerprint, split, data.split_fractions, tokenizers.fingerprint(tokenizer)
     directory = files.cache_directory() / "tokens" / digest(key)[:16]
     files.made_once(directory, lambda draft: _build(draft, corpus, data, tokenizer))
     return TokenStore(directory, files.read_json(directory / META))
@@ -123,15 +123,21 @@ def fit_tokenizer(corpus: Corpus, data: DataConfig) -> Tokenizer:
     if data.tokenizer == "bytes":
         return tokenizers.ByteTokenizer()
     share = min(1.0, data.tokenizer_sample / max(1, corpus.size)) if data.tokenizer == "bpe" else 1.0
-    kind = splits.split_kind(corpus, data)
-    key = corpus.fingerprint, kind, data.split_fractions, data.tokenizer, data.vocab_size, share
+    split = splits.split_kind(corpus, data)
+    key = corpus.fingerprint, split, data.split_fractions, data.tokenizer, data.vocab_size, share
     directory = files.cache_directory() / "tokenizers" / digest(key)[:16]
 
     def write(draft: Path) -> None:
         log.info("making the tokenizer (%s) of %s", data.tokenizer, corpus.name)
-        kind = tokenizers.CharacterTokenizer if data.tokenizer == "characters" else tokenizers.WordTokenizer
         texts = (piece.text for _, piece in splits.split_pieces(corpus, data))
-        tokenizers.save(_trained(corpus, data, share) if data.tokenizer == "bpe" else kind.of_texts(texts), draft)
+        match data.tokenizer:
+            case "bpe":
+                made: Tokenizer = _trained(corpus, data, share)
+            case "characters":
+                made = tokenizers.CharacterTokenizer.of_texts(texts)
+            case _:
+                made = tokenizers.WordTokenizer.of_texts(texts)
+        tokenizers.save(made, draft)
 
     return tokenizers.load(files.made_once(directory, write))
 

@@ -85,9 +85,7 @@ class LoadedModel:
     @property
     def vocab_size(self) -> int:
         """The size of the tokenizer's vocabulary; mask tokens and sentinels that the objective adds are not in it."""
-        return len(self.parameters["embedding"]) - (
-            self.config.objective_class.extra_tokens if self.layout.mask_id is None else 0
-        )
+        return len(self.parameters["embedding"]) - self.config.objective_class.added_tokens(self.layout.mask_id)
 
     @property
     def mask_id(self) -> int:

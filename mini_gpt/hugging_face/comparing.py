@@ -7,7 +7,7 @@ import numpy as np
 from mini_gpt.hugging_face import readers
 from mini_gpt.hugging_face.readers import MOST, Reader, Reading
 from mini_gpt.runtime.errors import require
-from mini_gpt.training import workdir as workdirs
+from mini_gpt.training import run_directory
 
 TINY = np.finfo(np.float32).tiny
 
@@ -24,7 +24,7 @@ def compare(left: Path, right: Path, text: str, tolerance: float) -> tuple[str, 
     Of a model without a prediction head, layers are compared only. Raises UserError for a text of one token or with a
     token that the right lacks, if neither layers nor logits can be compared, and the errors of `readers`.
     """
-    is_run = (right / workdirs.CORPUS).exists()
+    is_run = (right / run_directory.CORPUS).exists()
     ours = readers.of_run(left)
     theirs = readers.of_run(right) if is_run else readers.of_transformers(right, has_head=ours.has_head)
     ids_L, same_tokens, said = _tokens(ours, theirs, text)

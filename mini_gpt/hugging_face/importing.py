@@ -33,10 +33,9 @@ from mini_gpt.model import parameters as model_parameters
 from mini_gpt.model.parameters import Parameters
 from mini_gpt.runtime import files
 from mini_gpt.runtime.errors import UserError, printable, require, shown
-from mini_gpt.training import state as states
-from mini_gpt.training import workdir as workdirs
+from mini_gpt.training import run_directory, train_state
 from mini_gpt.training.checkpoint import Checkpoints, Record
-from mini_gpt.training.state import TrainState
+from mini_gpt.training.train_state import TrainState
 
 MOST_CONTEXT = 2048  # tokens; with BATCH_TOKENS for a laptop, unless an override says otherwise
 BATCH_TOKENS = 4096  # of one pass through the model in training
@@ -71,10 +70,10 @@ def import_run(
     if config.model.prediction_head is None:
         log.info(f"{source}: no prediction head, so that only tools for activations and attention can read the run")
     corpus = corpora.open_corpus(config.data)
-    shapes = states.parameter_shapes(config, vocab_size)[1]
+    shapes = train_state.parameter_shapes(config, vocab_size)[1]
     with files.directory_written_whole(workdir) as draft:
-        workdirs.claim(draft, config, corpus, tokenizer)
-        with contextlib.closing(Checkpoints(draft / workdirs.CHECKPOINTS)) as checkpoints:
+        run_directory.claim(draft, config, corpus, tokenizer)
+        with contextlib.closing(Checkpoints(draft / run_directory.CHECKPOINTS)) as checkpoints:
             parameters = _tree(arrays, shapes, stacked=config.model.scan_layers)
             checkpoints.save(0, TrainState(jnp.int32(0), parameters, None, jnp.bool(False)), Record())
         record_import(draft, source, {"architecture": architecture.title, "context_length": length, **origin})

@@ -12,7 +12,7 @@ from mini_gpt.hugging_face.origin import described_origin, imported_from
 from mini_gpt.model import parameters as model_parameters
 from mini_gpt.runtime import files
 from mini_gpt.runtime.errors import UserError, printable
-from mini_gpt.training import workdir as workdirs
+from mini_gpt.training import run_directory
 from mini_gpt.training.run import Run
 
 HUB_COPY = re.compile(r"models--([\w.-]+?)--([\w.-]+)", re.ASCII)  # a directory of the Hub's cache
@@ -124,7 +124,7 @@ def _base_model(workdir: Path) -> str | None:
             if imported := imported_from(workdir):
                 found = HUB_COPY.fullmatch(Path(imported["directory"]).parent.parent.name)
                 return imported.get("model") or (f"{found[1]}/{found[2]}" if found else None)
-            before = workdirs.initial_run(workdir)
+            before = run_directory.initial_run(workdir)
             if before is None:
                 return None
             workdir = Path(before.workdir)

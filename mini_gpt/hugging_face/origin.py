@@ -6,13 +6,13 @@ from typing import Any
 
 from mini_gpt.runtime import files
 from mini_gpt.runtime.errors import UserError, shown
-from mini_gpt.training import workdir as workdirs
+from mini_gpt.training import run_directory
 from mini_gpt.training.run import Run
 
 
 def record_import(workdir: Path, source: Path, model: Mapping[str, Any]) -> None:
     """Write the directory and the model that a run was imported from. model: see `imported_from`."""
-    files.write_json(workdir / workdirs.IMPORTED_FROM, {"directory": str(source.resolve()), **model})
+    files.write_json(workdir / run_directory.IMPORTED_FROM, {"directory": str(source.resolve()), **model})
 
 
 def imported_from(workdir: Path) -> dict[str, Any] | None:
@@ -21,10 +21,10 @@ def imported_from(workdir: Path) -> dict[str, Any] | None:
     context_length: of the model, which may be longer than the run's.
     model, commit: its name on the Hugging Face Hub, and the commit of its files. A record may lack these three.
     """
-    path = workdir / workdirs.IMPORTED_FROM
+    path = workdir / run_directory.IMPORTED_FROM
     if not path.exists():
         return None
-    record = workdirs.read_record(path, "initial weights", {"directory": str, "architecture": str})
+    record = run_directory.read_record(path, "initial weights", {"directory": str, "architecture": str})
     for name, kind in {"context_length": int, "model": str, "commit": str}.items():
         if not isinstance(record.get(name, kind()), kind):
             raise UserError(f"{path}: not a record of initial weights ({name}: {shown(record[name])})")
@@ -36,7 +36,7 @@ def described_origin(workdir: Path) -> str | None:
     if source := imported_from(workdir):
         on_hub = f"{source.get('model')} (commit {source.get('commit')})" if "model" in source else None
         return f"those of {on_hub or Path(source['directory']).name}, a {source['architecture']}"
-    if run := workdirs.initial_run(workdir):
+    if run := run_directory.initial_run(workdir):
         return f"those of the run {Path(run.workdir).name}, step {run.checkpoint_step}"
     return None
 

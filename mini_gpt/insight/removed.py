@@ -16,7 +16,7 @@ from mini_gpt.insight.curves import Curve, finish, new_figure, plot_curve
 from mini_gpt.model import editing
 from mini_gpt.model import parameters as model_parameters
 from mini_gpt.runtime.errors import UserError, require
-from mini_gpt.training import state as states
+from mini_gpt.training import train_state
 
 Heads = Sequence[Sequence[int]]  # the numbers of the heads of each layer, in order
 Unit = tuple[int, tuple[int, ...]]  # (layer, heads) that are removed together
@@ -72,7 +72,7 @@ def existing(config: ModelConfig) -> list[tuple[int, int]]:
 def _converted(model: LoadedModel, fields: dict[str, Any], convert: Any) -> LoadedModel:
     """Return the model with other fields. convert: (values, their new shape, `_at`) -> the new values."""
     config, size = loading.override(model.config, fields), len(model.parameters["embedding"])
-    definition, target = states.abstract_parameters(config, size, model.mesh)
+    definition, target = train_state.abstract_parameters(config, size, model.mesh)
     old = model_parameters.by_name(model_parameters.with_layers(model.parameters, stacked=False))
     pruned = config.model if config.model.heads else model.config.model
 

@@ -1,6 +1,5 @@
 """An encoder, and a decoder that reads it by cross-attention (Vaswani et al. 2017)."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -57,7 +56,7 @@ class Encoder(Stack):
         keys = dropout_keys(dropout_key, self.config.num_layers + 1)
         x_BSD = self.embed(table, tokens_BS, source.positions_BL)
         x_BSD = dropout(x_BSD, self.config.embedding_dropout, keys[-1])
-        x_BSD = _apply_blocks(self, x_BSD, Context(source, source, shared=self.positions), keys[:-1])
+        x_BSD = self.after_blocks(x_BSD, Context(source, source, shared=self.positions), keys[:-1])
         observe(self, "stream", x_BSD)
         return x_BSD if self.final_norm is None else self.final_norm(x_BSD)
 
@@ -125,7 +124,7 @@ class EncoderDecoder(MiniGPT):
         keys = dropout_keys(dropout_key, self.config.num_layers + 1)
         x_BLD = self.embed(self.embedding, tokens_BL, coordinates.positions_BL)
         x_BLD = dropout(x_BLD, self.config.embedding_dropout, keys[-1])
-        return self.finish(_apply_blocks(self, x_BLD, contexts, keys[:-1]))
+        return self.finish(self.after_blocks(x_BLD, contexts, keys[:-1]))
 
     def cross_context(self, target: Coordinates, encoder_BSD: jax.Array, source: Coordinates) -> Context:
         """Return the context of cross-attention: each query sees all keys of its segment.
@@ -155,12 +154,3 @@ class EncoderDecoder(MiniGPT):
         key = None if dropout_key is None else jax.random.fold_in(dropout_key, ENCODER_KEY)
         table = self.embedding if self.source_embedding is None else self.source_embedding
         return self.encoder(table, jnp.maximum(source_BS, 0), source, key), source
-
-
-def _apply_blocks(stack: Stack, x_BLD: jax.Array, context: Any, keys: Sequence[Any]) -> jax.Array:
-    """Return x_BLD after all blocks of a stack, as in `MiniGPT.hidden`."""
-    if stack.run_blocks is not None:
-        return stack.run_blocks(stack.blocks, x_BLD, context, keys)
-    for block, key in zip(stack.blocks, keys, strict=True):
-        x_BLD = block(x_BLD, context, key)
-    return x_BLD

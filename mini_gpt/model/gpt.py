@@ -5,6 +5,7 @@ Shape suffixes of names, one letter per axis; some modules use further letters:
     H heads    G key-value heads       K width of one head    F feed-forward width    V vocabulary
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -71,6 +72,14 @@ class Stack(nnx.Module):
             x_BLD = self.positions[self.input_encoding].embed(x_BLD, positions_BL)
         return x_BLD if self.embedding_norm is None else self.embedding_norm(x_BLD)
 
+    def after_blocks(self, x_BLD: jax.Array, context: Any, keys: Sequence[Any]) -> jax.Array:
+        """Return the residual stream x_BLD after all blocks. keys: a dropout key for each, or None."""
+        if self.run_blocks is not None:
+            return self.run_blocks(self.blocks, x_BLD, context, keys)
+        for block, key in zip(self.blocks, keys, strict=True):
+            x_BLD = block(x_BLD, context, key)
+        return x_BLD
+
 
 class MiniGPT(Stack):
     """A decoder; with `causal=False`, an encoder. Parameters are float32, matrix products are in `dtype`.
@@ -127,12 +136,7 @@ class MiniGPT(Stack):
         *keys, embedding_key = dropout_keys(dropout_key, self.config.num_layers + 1)
         x_BLD = self.embed(self.embedding, tokens_BL, coordinates.positions_BL)
         x_BLD = dropout(x_BLD, self.config.embedding_dropout, embedding_key)
-        if self.run_blocks is not None:
-            x_BLD = self.run_blocks(self.blocks, x_BLD, context, keys)
-        else:
-            for block, key in zip(self.blocks, keys, strict=True):
-                x_BLD = block(x_BLD, context, key)
-        return self.finish(x_BLD)
+        return self.finish(self.after_blocks(x_BLD, context, keys))
 
     def finish(self, x_BLD: jax.Array) -> jax.Array:
         """Return what `hidden` returns, from the residual stream after the last block; the lens gives other blocks'."""

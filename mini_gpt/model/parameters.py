@@ -21,6 +21,11 @@ def by_name(tree: Any) -> dict[str, Any]:
     return {path_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
 
 
+def named(parameters: Parameters, pattern: str) -> Parameters:
+    """Return the mask of the parameters in whose names a regular expression is found."""
+    return jax.tree_util.tree_map_with_path(lambda path, _: bool(re.search(pattern, path_name(path))), parameters)
+
+
 def non_finite(parameters: Parameters) -> str | None:
     """Return a message that names a parameter with NaN or infinity, or None if all are finite."""
     are_finite = jax.jit(lambda tree: jax.tree.map(lambda leaf: jnp.isfinite(leaf).all(), tree))(parameters)

@@ -46,6 +46,11 @@ class TextObjective(Objective):
             config.refuse("data.corpus", remedy)
 
     @classmethod
+    def added_tokens(cls, mask_id: int | None) -> int:
+        """Return `extra_tokens`, or 0 if the tokenizer is of a model that has them. mask_id: the tokenizer's own."""
+        return cls.extra_tokens if mask_id is None else 0
+
+    @classmethod
     def text_length(cls, config: Config) -> int:
         """Return the tokens of text in one row."""
         return config.context_length

@@ -29,10 +29,6 @@ SHORTENED = 100  # characters kept when a name must be changed
 log = logging.getLogger(__name__)
 
 
-class Exists(UserError):
-    """The directory to be written exists already."""
-
-
 def is_address(text: str) -> bool:
     """Return whether a text names a place with a scheme, not a local path."""
     return re.match(r"\w[\w+.-]*://", text) is not None
@@ -66,7 +62,7 @@ def cache_directory() -> Path:
 def directory_written_whole(target: Path) -> Iterator[Path]:
     """Yield a draft directory; rename it to `target` if the block succeeds, and delete it if the block fails.
 
-    Raises Exists if another process has made `target` meanwhile.
+    Raises UserError if another process has made `target` meanwhile.
     """
     with clear_write_errors(target):
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -126,9 +122,9 @@ def make_directory(directory: Path) -> None:
 
 
 def check_new(directory: Path) -> None:
-    """Raise Exists if a directory to be written exists."""
+    """Raise UserError if a directory to be written exists."""
     if os.path.lexists(directory):
-        raise Exists(f"{directory}: exists already; name a new directory")
+        raise UserError(f"{directory}: exists already; name a new directory")
 
 
 def plain_name(text: str) -> str:

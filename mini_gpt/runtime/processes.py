@@ -1,14 +1,11 @@
 """The processes of one job: how they connect, barriers, and which process writes files."""
 
-import pickle
 import socket
 import sys
 import time
-from typing import Any, TypeVar
+from typing import Any
 
 import jax
-import numpy as np
-from jax.experimental import multihost_utils
 
 from mini_gpt.runtime import program
 from mini_gpt.runtime.errors import UserError, first_line, require
@@ -16,7 +13,6 @@ from mini_gpt.runtime.errors import UserError, first_line, require
 START_TIMEOUT = 300  # seconds
 LONGEST_WAIT = 24 * 3600  # seconds
 CLUSTERS = ("slurm", "ompi", "gcetpu", "gketpu")  # JAX's names of clusters that give each process a rank
-Value = TypeVar("Value")
 
 
 def start(
@@ -85,16 +81,6 @@ def barrier(name: str) -> None:
     except jax.errors.JaxRuntimeError as error:
         reason = first_line(error).split(" [type.")[0]
         raise UserError(f"another process of this job has failed; see its own error message ({reason})") from None
-
-
-def of_main_process(value: Value) -> Value:
-    """Return process 0's value in all processes; must be called in all of them."""
-    if not are_several():
-        return value
-    content = np.frombuffer(pickle.dumps(value), np.uint8)
-    # Padded: each size needs a compilation. pickle stops at its own end.
-    size = int(multihost_utils.broadcast_one_to_all(np.int32(1 << len(content).bit_length())))
-    return pickle.loads(multihost_utils.broadcast_one_to_all(np.resize(content, size)).tobytes())
 
 
 def _cluster() -> Any:

@@ -5,7 +5,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 from mini_gpt.runtime.errors import UserError, memory_error, printable
 
@@ -23,7 +23,6 @@ def run(main: Callable[[], None]) -> None:
         code = stop.code if isinstance(stop, SystemExit) else "".join(traceback.format_exception(stop))
         if isinstance(code, str):
             print(code, file=sys.stderr, flush=True)
-        _flush()
         os._exit(1 if isinstance(code, str) else code or 0)
 
 
@@ -33,21 +32,24 @@ def _run(main: Callable[[], None]) -> None:
         sys.stdout.flush()
     except BrokenPipeError:
         sys.exit(1)  # the reader of the pipe has closed it
-    except (UserError, OSError, MemoryError, RuntimeError) as error:
-        message, full = str(error), None if isinstance(error, UserError) else memory_error(error)
-        if full is not None:
-            message = f"out of memory ({full}); free memory, raise its limit (ulimit -v), or reduce the model or text"
-        elif isinstance(error, RuntimeError):
+    except UserError as error:
+        _fail(str(error))
+    except (OSError, MemoryError, RuntimeError) as error:
+        if full := memory_error(error):
+            _fail(f"out of memory ({full}); free memory, raise its limit (ulimit -v), or reduce the model or text")
+        if not isinstance(error, OSError):
             raise
-        elif isinstance(error, OSError):
-            message = f"{error.filename}: {error.strerror}" if error.filename else error.strerror or message
-        sys.exit(printable(f"error: {message}").replace("\n", "\\n"))
+        _fail(f"{error.filename}: {error.strerror}" if error.filename else error.strerror or str(error))
     except UnicodeEncodeError as error:
         sys.exit(f"error: found text that is not valid Unicode ({error.reason}); give UTF-8")
     except KeyboardInterrupt:
         sys.exit(130)
     finally:
         _flush()
+
+
+def _fail(message: str) -> NoReturn:
+    sys.exit(printable(f"error: {message}").replace("\n", "\\n"))
 
 
 class _Log(io.FileIO):

@@ -15,8 +15,7 @@ from mini_gpt.runtime import files
 from mini_gpt.study.definition import Comparison, Plan, PlannedRun
 from mini_gpt.suites import SUITES
 from mini_gpt.suites.base import Result, Row
-from mini_gpt.training import workdir as workdirs
-from mini_gpt.training import writers
+from mini_gpt.training import run_directory, writers
 
 log = logging.getLogger("mini_gpt.study")
 
@@ -36,14 +35,14 @@ class Results:
     def of_run(self, run: PlannedRun) -> dict[str, Result]:
         """Read the complete results of one run."""
         workdir = self.workdir / run.name
-        if not (workdir / workdirs.CONFIG).exists():
+        if not (workdir / run_directory.CONFIG).exists():
             return {}
-        workdirs.check_same_config(workdir, run.config)
+        run_directory.check_same_config(workdir, run.config)
         found = {suite: self._read(run, workdir, suite) for suite in self.plan.suites}
         complete = {suite: result for suite, result in found.items() if result is not None}
         if complete:
             same_text = dataclasses.replace(run.config.data, seed=0)  # so that the cache opens a corpus once
-            workdirs.check_corpus(workdir, self._corpus(same_text))
+            run_directory.check_corpus(workdir, self._corpus(same_text))
         return complete
 
     def missing(self, run: PlannedRun) -> list[str]:
@@ -106,7 +105,7 @@ class Results:
         """Return {condition: losses of each run that has started}: the means in equal parts of the training."""
         found: dict[str, list[np.ndarray]] = {}
         for run in self.plan.runs:
-            losses = _training_loss(self.workdir / run.name / workdirs.METRICS, run.config.train.steps, parts)
+            losses = _training_loss(self.workdir / run.name / run_directory.METRICS, run.config.train.steps, parts)
             if np.isfinite(losses).any():
                 found.setdefault(run.condition, []).append(losses)
         return found

@@ -15,8 +15,7 @@ from mini_gpt.runtime.errors import UserError
 from mini_gpt.study.definition import PlannedRun
 from mini_gpt.study.machine import Slot
 from mini_gpt.study.results import Results
-from mini_gpt.training import stopping, writers
-from mini_gpt.training import workdir as workdirs
+from mini_gpt.training import run_directory, stopping, writers
 
 POLL_SECONDS = 0.25
 LOGS = "logs"  # the folder of the runs' logs, each locked by the process that writes it
@@ -50,7 +49,7 @@ class Job:
 
     def last_row(self) -> dict[str, Any]:
         """Return the last complete row of metrics.jsonl; {} if there is none."""
-        return (writers.read(self.workdir / workdirs.METRICS) or [{}])[-1]
+        return (writers.read(self.workdir / run_directory.METRICS) or [{}])[-1]
 
 
 End = tuple[Job, int | None, str | None]  # the status of its process, None if another has the run; why it failed

@@ -68,7 +68,7 @@ def _cost(config: Config, options: dict[str, SuiteOptions]) -> Cost:
     corpus = corpora.open_corpus(config.data)
     tokenizer = token_store.fit_tokenizer(corpus, config.data)
     run = assembly.assemble(config, assembly.make_mesh(config), corpus, tokenizer)
-    train_step, state = run.compiled_step(), run.first_state()
+    train_step, state = run.lowered_step().compile(), run.first_state()
     start = time.perf_counter() - begin
     prepared = batches.iterate(run.objective.train_batches, 0, WARMUP_STEPS + MEASURED_STEPS)
     seconds = []

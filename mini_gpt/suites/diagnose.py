@@ -10,8 +10,7 @@ from mini_gpt.runtime import progress
 from mini_gpt.runtime.errors import UserError
 from mini_gpt.suites import base
 from mini_gpt.suites.base import Result, Row, Suite, SuiteOptions
-from mini_gpt.training import workdir as workdirs
-from mini_gpt.training import writers
+from mini_gpt.training import run_directory, writers
 from mini_gpt.training.run import Run
 
 # Overrides after which no recorded loss is comparable.
@@ -31,7 +30,7 @@ class Diagnose(Suite):
             raise UserError(f"--suite=diagnose needs text, and data.corpus is {corpus}; use --suite=tasks")
 
     def measure(self, run: Run, options: SuiteOptions) -> Result:
-        path = run.workdir / workdirs.METRICS
+        path = run.workdir / run_directory.METRICS
         history = writers.read(path)
         if any(name.startswith(OTHER_LOSS) for name in run.overrides):
             history = []

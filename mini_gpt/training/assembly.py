@@ -8,7 +8,7 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from mini_gpt import objectives
-from mini_gpt.config.schema import Config, batch_problem
+from mini_gpt.config.schema import Config, check_batch
 from mini_gpt.data import batches, token_store
 from mini_gpt.data.corpora import Corpus
 from mini_gpt.data.layout import Layout
@@ -18,11 +18,10 @@ from mini_gpt.model.attention import core
 from mini_gpt.model.parameters import Parameters
 from mini_gpt.objectives.base import Objective
 from mini_gpt.runtime import devices, sharding
-from mini_gpt.runtime.errors import UserError, require
-from mini_gpt.training import inputs
-from mini_gpt.training import state as states
-from mini_gpt.training.state import TrainState
+from mini_gpt.runtime.errors import require
+from mini_gpt.training import inputs, train_state
 from mini_gpt.training.step import make_step
+from mini_gpt.training.train_state import TrainState
 
 
 class Assembly(NamedTuple):
@@ -44,8 +43,8 @@ class Assembly(NamedTuple):
     layout: Layout
 
     def first_state(self, parameters: Parameters | None = None) -> TrainState:
-        """Return the state at step 0, see `state.first`."""
-        return states.first(self.config, self.vocab_size, self.abstract_state, parameters)
+        """Return the state at step 0, see `train_state.first`."""
+        return train_state.first(self.config, self.vocab_size, self.abstract_state, parameters)
 
     def loaded(self, parameters: Parameters) -> LoadedModel:
         """Return the model with these parameters, for evaluation. Adapters are merged."""
@@ -55,9 +54,9 @@ class Assembly(NamedTuple):
             parameters = adapters.merged(parameters, self.config.train)
         return LoadedModel(parameters, self.definition, self.config, self.mesh, self.config.batch_tokens, self.layout)
 
-    def compiled_step(self) -> jax.stages.Compiled:
-        """Return the compiled training step. The compiler needs only shapes, so the state can be restored meanwhile."""
-        return self.train_step.lower(self.abstract_state, self.abstract_batch).compile()
+    def lowered_step(self) -> jax.stages.Lowered:
+        """Return the training step, to be compiled. This needs only shapes, so the state can be restored meanwhile."""
+        return self.train_step.lower(self.abstract_state, self.abstract_batch)
 
 
 def make_mesh(config: Config) -> Mesh:
@@ -74,15 +73,14 @@ def make_mesh(config: Config) -> Mesh:
     devices.check_dtype(config.model.dtype, mesh.devices.flat[0])
     core.check(config.model.attention)
     # Checked again, since the number of devices for `mesh.data=-1` is known only now.
-    if problem := batch_problem(config.train, mesh.shape["data"], mesh.shape["fsdp"]):
-        raise UserError(problem)
+    check_batch(config.train, mesh.shape["data"], mesh.shape["fsdp"])
     return mesh
 
 
 def assemble(config: Config, mesh: Mesh, corpus: Corpus, tokenizer: Tokenizer) -> Assembly:
     """Return the parts of a run; tokenize the corpus if needed. Raises UserError if the corpus is too short."""
     vocab_size = inputs.vocab_size(config, tokenizer)
-    definition, abstract_state = states.abstract(config, vocab_size, mesh)
+    definition, abstract_state = train_state.abstract(config, vocab_size, mesh)
     rows = sharding.host_rows(config.train.batch_size, mesh)
     store = functools.cache(lambda: token_store.open_store(corpus, config.data, tokenizer))  # a task never opens it
     objective = objectives.make(config, tokenizer, lambda split: store().tokens(split), rows=rows)
@@ -90,7 +88,7 @@ def assemble(config: Config, mesh: Mesh, corpus: Corpus, tokenizer: Tokenizer) -
     by_rows, shapes = sharding.batch_sharding(mesh), batches.shapes(config)
     abstract_batch = {name: jax.ShapeDtypeStruct(*of_array, sharding=by_rows) for name, of_array in shapes.items()}
     train_step = make_step(definition, config, abstract_state, layout)
-    plain_definition = states.parameter_shapes(config, vocab_size)[0] if config.train.lora_rank else definition
+    plain_definition = train_state.parameter_shapes(config, vocab_size)[0] if config.train.lora_rank else definition
     return Assembly(
         config=config,
         vocab_size=vocab_size,

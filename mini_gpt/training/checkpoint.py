@@ -24,7 +24,7 @@ from jax.experimental import multihost_utils
 from mini_gpt.model.parameters import Parameters, by_name
 from mini_gpt.runtime import files, processes
 from mini_gpt.runtime.errors import UserError, first_line, memory_error, require
-from mini_gpt.training.state import TrainState
+from mini_gpt.training.train_state import TrainState
 
 FORMAT = 4
 DAMAGED = "damaged"  # the directory of damaged checkpoints, next to `checkpoints/`
@@ -52,6 +52,11 @@ class Record:
     eval_tokens: int | None = None
     bad_steps: int = 0
     checksums: dict[str, str] = dataclasses.field(default_factory=dict)
+
+    @property
+    def is_import(self) -> bool:
+        """Whether the checkpoint has parameters only, from before any training."""
+        return not any(name.startswith("training/") for name in self.checksums)
 
 
 class Checkpoints:
@@ -101,7 +106,8 @@ class Checkpoints:
 
         abstract_state: ShapeDtypeStructs with shardings. Raises Damaged, or UserError for an unknown format.
         """
-        restored = self._read(step, _parts(abstract_state))
+        stored = abstract_state._replace(optimizer_state=None) if self.record(step).is_import else abstract_state
+        restored = self._read(step, _parts(stored))
         training, scalar = restored.get("training", {}), abstract_state.halted.sharding
         zero, halted = jax.jit(lambda: (jnp.int32(0), jnp.bool(False)), out_shardings=scalar)()
         return TrainState(training.get("step", zero), restored["parameters"], training.get("optimizer_state"), halted)
@@ -111,7 +117,7 @@ class Checkpoints:
 
         Raises UserError if it is missing or damaged.
         """
-        step = processes.of_main_process(self.resolve(choice))  # the processes can list other steps
+        step = int(multihost_utils.broadcast_one_to_all(self.resolve(choice)))  # the processes can list other steps
         try:
             return step, self._read(step, {"parameters": abstract_parameters})["parameters"]
         except Damaged as reason:
@@ -189,9 +195,6 @@ class Checkpoints:
 
     def _read(self, step: int, abstract: dict[str, Any]) -> dict[str, Any]:
         """Return the parts of a checkpoint. Raises Damaged in all processes if one of them can't read its share."""
-        written = self.record(step).checksums
-        if not any(name.startswith("training/") for name in written):  # an import
-            abstract = {"parameters": abstract["parameters"]}
         handler = ocp.StandardCheckpointHandler()  # the manager would make all wait for a process that fails to read
         restored, problem = {}, ""
         try:
@@ -206,6 +209,7 @@ class Checkpoints:
             problem = problem or "found by another process"
         if problem:
             raise Damaged(problem)
+        written = self.record(step).checksums
         for name, found in checksums(restored).items():
             if found != written.get(name):
                 raise Damaged(f"{name} has another checksum than when it was written")

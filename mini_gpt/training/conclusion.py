@@ -10,8 +10,7 @@ from mini_gpt.evaluation.loaded import LoadedModel
 from mini_gpt.evaluation.perplexity import MOST_RISE
 from mini_gpt.objectives.base import Objective
 from mini_gpt.runtime import files, processes
-from mini_gpt.training import workdir as workdirs
-from mini_gpt.training import writers
+from mini_gpt.training import run_directory, writers
 
 SUMMARY_TOKENS = 200  # of the sample
 
@@ -26,7 +25,7 @@ def program_prefix() -> str:
 
 def risen_loss(workdir: Path) -> str | None:
     """Return a sentence if the loss of the validation sample has risen from its lowest value, else None."""
-    rows = writers.read(workdir / workdirs.METRICS)
+    rows = writers.read(workdir / run_directory.METRICS)
     losses = {int(row["step"]): row["validation/loss"] for row in rows if "validation/loss" in row}
     best, last = min(losses, key=losses.__getitem__, default=0), max(losses, default=0)
     if not losses or losses[last] <= losses[best] + MOST_RISE:

@@ -16,9 +16,7 @@ from mini_gpt.model import parameters as model_parameters
 from mini_gpt.model.parameters import Parameters
 from mini_gpt.runtime import files, sharding
 from mini_gpt.runtime.errors import UserError
-from mini_gpt.training import adapters, inputs
-from mini_gpt.training import state as states
-from mini_gpt.training import workdir as workdirs
+from mini_gpt.training import adapters, inputs, run_directory, train_state
 from mini_gpt.training.checkpoint import Checkpoints
 
 log = logging.getLogger(__name__)
@@ -30,11 +28,11 @@ class SavedRun:
     def __init__(self, workdir: str | Path):
         self.workdir = workdir = Path(workdir)
         files.check_contents(workdir)
-        self.trained: Config = loading.read(workdir / workdirs.CONFIG)
-        self.tokenizer: Tokenizer = tokenizers.load(workdir / workdirs.TOKENIZER)
+        self.trained: Config = loading.read(workdir / run_directory.CONFIG)
+        self.tokenizer: Tokenizer = tokenizers.load(workdir / run_directory.TOKENIZER)
 
     def open_checkpoints(self) -> contextlib.closing[Checkpoints]:
-        return contextlib.closing(Checkpoints(self.workdir / workdirs.CHECKPOINTS, read_only=True))
+        return contextlib.closing(Checkpoints(self.workdir / run_directory.CHECKPOINTS, read_only=True))
 
     def read_parameters(self, choice: str, config: Config, abstract: Parameters, source: str) -> tuple[int, Parameters]:
         """Return the step of a checkpoint, and its parameters in the layout of `config`, sharded like `abstract`.
@@ -45,7 +43,7 @@ class SavedRun:
         with `source`, if a parameter differs from `abstract` in name or shape.
         """
         mesh, vocab_size = sharding.mesh_of(abstract), inputs.vocab_size(self.trained, self.tokenizer)
-        written = states.abstract_parameters(self.trained, vocab_size, mesh)[1]
+        written = train_state.abstract_parameters(self.trained, vocab_size, mesh)[1]
         one_by_one = functools.partial(jax.eval_shape, functools.partial(model_parameters.with_layers, stacked=False))
         left, right = (model_parameters.by_name(one_by_one(parameters)) for parameters in (written, abstract))
         for name in sorted(left.keys() | right.keys()):
@@ -53,7 +51,7 @@ class SavedRun:
             if have != want:
                 raise UserError(f"{source} has {have} for the parameter {name}; the config needs {want}")
         if self.trained.train.lora_rank:
-            written = states.abstract(self.trained, vocab_size, mesh)[1].parameters
+            written = train_state.abstract(self.trained, vocab_size, mesh)[1].parameters
         with self.open_checkpoints() as checkpoints:
             step, restored = checkpoints.restore_parameters(choice, written)
         restored = adapters.merged(restored, self.trained.train)
@@ -75,7 +73,7 @@ def read(source: Path, step: int | None, config: Config, mesh: Mesh) -> tuple[in
     """
     run = SavedRun(source)
     _check_same(run, config)
-    shapes = states.abstract_parameters(config, inputs.vocab_size(config, run.tokenizer), mesh)[1]
+    shapes = train_state.abstract_parameters(config, inputs.vocab_size(config, run.tokenizer), mesh)[1]
     choice = "last" if step is None else str(step)
     step, parameters = run.read_parameters(choice, config, shapes, f"--init_from: {source}")
     if bad := model_parameters.non_finite(parameters):

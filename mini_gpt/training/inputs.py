@@ -23,12 +23,15 @@ def layout_of(config: Config, tokenizer: Tokenizer) -> Layout:
     corruption has one pair per row, and its text may have separators of documents.
     """
     data, has_pairs = config.data, config.model.has_encoder and not config.objective_class.corrupts
-    separator_id = tokenizers.separator(tokenizer) if data.isolate_documents or has_pairs else None
-    mask_id = tokenizer.mask_id if config.objective_class.masks else None
-    first_id = None if has_pairs else tokenizer.first  # pairs begin with the separator, or with start_id
-    start_id = tokenizer.start if has_pairs else first_id  # an isolated document begins as a row does
-    start_id = start_id if separator_id is not None else None
-    layout = Layout(separator_id, start_id=start_id, first_id=first_id, mask_id=mask_id)
+    separator_id, first_id = tokenizers.separator(tokenizer), tokenizer.first
+    if has_pairs:
+        layout = Layout(separator_id, start_id=tokenizer.start)
+    elif data.isolate_documents:  # a document begins as a row does
+        layout = Layout(separator_id, start_id=first_id, first_id=first_id)
+    else:
+        layout = Layout(first_id=first_id)
+    if config.objective_class.masks:
+        layout = layout._replace(mask_id=tokenizer.mask_id)
     if data.position_ids == "sequence":
         return layout
     characters = [text.decode() for text in tokenizer.texts]
@@ -37,7 +40,7 @@ def layout_of(config: Config, tokenizer: Tokenizer) -> Layout:
 
 def vocab_size(config: Config, tokenizer: Tokenizer) -> int:
     """Return the number of tokens of the model: those of the tokenizer, and those that the objective adds."""
-    return tokenizers.vocab_size(tokenizer) + (config.objective_class.extra_tokens if tokenizer.mask_id is None else 0)
+    return tokenizers.vocab_size(tokenizer) + config.objective_class.added_tokens(tokenizer.mask_id)
 
 
 def make_model_inputs(config: Config, layout: Layout = PLAIN) -> ModelInputs | None:

@@ -5,7 +5,7 @@ import logging
 import math
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,14 +16,14 @@ from mini_gpt.data import batches
 from mini_gpt.objectives.base import Probe
 from mini_gpt.runtime import processes, sharding
 from mini_gpt.runtime.errors import UserError
-from mini_gpt.training import start, stopping, writers
-from mini_gpt.training import workdir as workdirs
+from mini_gpt.training import run_directory, start, stopping, writers
 from mini_gpt.training.assembly import Assembly
 from mini_gpt.training.checkpoint import Checkpoints, Record
 from mini_gpt.training.conclusion import conclude as print_conclusion
-from mini_gpt.training.state import TrainState
 from mini_gpt.training.step import Metrics, TrainStep
-from mini_gpt.training.writers import Row
+from mini_gpt.training.stopping import StopRequest
+from mini_gpt.training.train_state import TrainState
+from mini_gpt.training.writers import Row, Writer
 
 log = logging.getLogger(__name__)
 
@@ -49,13 +49,21 @@ def train(
     run = start.open_run(config, workdir, init_from)
     with (
         start.held(run, workdir),
-        contextlib.closing(Checkpoints(workdir / workdirs.CHECKPOINTS, keep=config.checkpoint.keep)) as checkpoints,
+        contextlib.closing(
+            Checkpoints(workdir / run_directory.CHECKPOINTS, keep=config.checkpoint.keep)
+        ) as checkpoints,
     ):
         start.describe(run, parameters=conclude)
         step, state, train_step = start.prepare(run, checkpoints)
         signal = None
         if train_step is not None:
-            state, signal = Loop(run.assembly, train_step, checkpoints, probe).run(workdir, step, state)
+            with contextlib.ExitStack() as stack:
+                made = writers.make(workdir, run.assembly.config, start=step) if processes.is_main_process() else []
+                opened = [stack.enter_context(contextlib.closing(writer)) for writer in made]
+                stop = stack.enter_context(stopping.listening())
+                state = Loop(run.assembly, train_step, checkpoints, step, opened, stop, probe).run(state)
+                checkpoints.wait()  # a signal during the last save must not lose it
+            signal = stop.signal
         if conclude and signal is None:
             model = run.assembly.loaded(state.parameters)
             print_conclusion(workdir, run.assembly.objective, model, int(state.step))
@@ -66,33 +74,31 @@ def train(
 
 
 class Loop:
-    """Runs the training steps."""
+    """Runs the training steps after step `begin`."""
 
-    def __init__(self, assembly: Assembly, train_step: TrainStep, checkpoints: Checkpoints, probe: Probe | None):
-        self.assembly, self.train_step = assembly, train_step
-        self.checkpoints, self.probe = checkpoints, probe
+    def __init__(
+        self,
+        assembly: Assembly,
+        train_step: TrainStep,
+        checkpoints: Checkpoints,
+        begin: int,
+        opened: Sequence[Writer],
+        stop: StopRequest,
+        probe: Probe | None,
+    ):
+        self.assembly, self.train_step, self.checkpoints, self.begin = assembly, train_step, checkpoints, begin
+        self.writers, self.stop, self.probe = opened, stop, probe
         self.config = assembly.config
         self.clock = Clock(self.config.train.batch_size * self.config.context_length)
         self.best_loss = checkpoints.best_loss(self.config.eval.tokens)
+        self.bad_steps = checkpoints.record(begin).bad_steps if begin else 0
 
-    def run(self, workdir: Path, begin: int, state: TrainState) -> tuple[TrainState, int | None]:
-        """Train from the state of step `begin`; return the last state, which is saved, and the signal that ended it.
+    def run(self, state: TrainState) -> TrainState:
+        """Train from the state of step `begin`; return the last state, whose checkpoint may still be incomplete.
 
         Raises UserError for a non-finite loss or gradient that `train.nonfinite` and its limit do not allow.
         """
-        self.bad_steps = self.checkpoints.record(begin).bad_steps if begin else 0
-        with contextlib.ExitStack() as stack:
-            made = writers.make(workdir, self.config, start=begin) if processes.is_main_process() else []
-            self.writers = [stack.enter_context(contextlib.closing(writer)) for writer in made]
-            self.stop = stack.enter_context(stopping.listening())
-            state = self._steps(begin, state)
-            self.checkpoints.wait()  # a signal during the last save must not lose it
-            if not processes.are_several():
-                self.stop.signal = self.stop.received  # a signal may have come after the last step
-        return state, self.stop.signal
-
-    def _steps(self, begin: int, state: TrainState) -> TrainState:
-        """Return the last state, whose checkpoint may still be incomplete."""
+        begin = self.begin
         steps = range(begin + 1, self.config.train.steps + 1)
         host_batches = batches.iterate(self.assembly.objective.train_batches, begin, len(steps))
         pending: tuple[int, Metrics, Due] | None = None  # read when the next step runs, so that no device is idle
@@ -156,7 +162,7 @@ class Loop:
     def _save(self, step: int, state: TrainState, validation_loss: float | None) -> None:
         if validation_loss is not None and not math.isfinite(validation_loss):
             validation_loss = None  # JSON has no NaN
-        workdirs.check_present(self.checkpoints.directory.parent)
+        run_directory.check_present(self.checkpoints.directory.parent)
         self.checkpoints.save(step, state, Record(validation_loss, self.config.eval.tokens, self.bad_steps))
 
     def _allow_non_finite(self, step: int, metrics: Metrics, state: TrainState) -> None:

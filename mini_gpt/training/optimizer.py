@@ -1,7 +1,6 @@
 """Learning-rate schedules, AdamW and Muon, built from optax."""
 
 import dataclasses
-import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -11,7 +10,7 @@ import optax
 from optax.contrib import MuonDimensionNumbers, scale_by_muon
 
 from mini_gpt.config.schema import Config, OptimizerConfig
-from mini_gpt.model.parameters import Parameters, path_name, with_layers
+from mini_gpt.model.parameters import Parameters, named, with_layers
 
 
 def make_schedule(config: OptimizerConfig, steps: int) -> optax.Schedule:
@@ -26,13 +25,13 @@ def make_schedule(config: OptimizerConfig, steps: int) -> optax.Schedule:
       et al. 2024).
     """
     peak, warmup = config.learning_rate, config.warmup_steps
-    last = peak * config.final_fraction
-    stable = max(0, steps - warmup - max(1, round(steps * config.decay_fraction)))
+    after = max(1, steps - warmup)
+    decay = min(after, max(1, round(steps * config.decay_fraction)))  # of wsd
     after_warmup = {
         "inverse_sqrt": lambda: lambda count: peak * jnp.sqrt(warmup / (count + warmup)),
-        "cosine": lambda: optax.cosine_decay_schedule(peak, max(1, steps - warmup), config.final_fraction),
+        "cosine": lambda: optax.cosine_decay_schedule(peak, after, config.final_fraction),
         "wsd": lambda: optax.join_schedules(
-            [optax.constant_schedule(peak), _linear_decay(peak, last, max(1, steps - warmup - stable))], [stable]
+            [optax.constant_schedule(peak), _linear_decay(peak, peak * config.final_fraction, decay)], [after - decay]
         ),
         "constant": lambda: optax.constant_schedule(peak),
     }[config.schedule]()
@@ -93,10 +92,9 @@ def make_optimizer(config: Config, parameters: Parameters) -> optax.GradientTran
 def _clip(most: float) -> optax.GradientTransformationExtraArgs:
     """Return optax.clip_by_global_norm, for gradients whose norm is known."""
 
-    def update(gradients: Parameters, state: Any, parameters: Any = None, *, norm: jax.Array | None = None, **_: Any):
+    def update(gradients: Parameters, state: Any, parameters: Any = None, *, norm: jax.Array, **_: Any):
         del parameters
-        found = optax.tree.norm(gradients) if norm is None else norm
-        return jax.tree.map(lambda g: jnp.where(found < most, g, g / found * most), gradients), state
+        return jax.tree.map(lambda g: jnp.where(norm < most, g, g / norm * most), gradients), state
 
     return optax.GradientTransformationExtraArgs(optax.init_empty_state, update)
 
@@ -148,13 +146,9 @@ def _layers_together(inner: optax.GradientTransformation) -> optax.GradientTrans
 
 def is_hidden_matrix(parameters: Parameters) -> Parameters:
     """Return the mask of the blocks' kernels. Embeddings are not in it: they do not map activations to activations."""
-    return _mask(parameters, r"^(encoder/)?blocks/.*kernel$")
+    return named(parameters, r"^(encoder/)?blocks/.*kernel$")
 
 
 def decays(parameters: Parameters) -> Parameters:
     """Return the mask of weight decay: kernels, adapters and embeddings, but no biases, norm scales or T5's table."""
-    return _mask(parameters, r"(kernel|lora_a|lora_b|embedding)$")
-
-
-def _mask(parameters: Parameters, pattern: str) -> Parameters:
-    return jax.tree_util.tree_map_with_path(lambda path, _: bool(re.search(pattern, path_name(path))), parameters)
+    return named(parameters, r"(kernel|lora_a|lora_b|embedding)$")

@@ -13,9 +13,7 @@ from mini_gpt.evaluation.loaded import LoadedModel
 from mini_gpt.model import parameters as model_parameters
 from mini_gpt.runtime import devices, sharding
 from mini_gpt.runtime.errors import UserError
-from mini_gpt.training import inputs
-from mini_gpt.training import state as states
-from mini_gpt.training import workdir as workdirs
+from mini_gpt.training import inputs, run_directory, train_state
 from mini_gpt.training.initial_weights import SavedRun
 
 log = logging.getLogger(__name__)
@@ -44,7 +42,7 @@ class Run(SavedRun):
         self.mesh = sharding.make_reading_mesh(self.config.mesh.fsdp, self.config.mesh.tensor)
         devices.check_dtype(self.config.model.dtype, self.mesh.devices.flat[0])
         vocab_size = inputs.vocab_size(self.config, self.tokenizer)
-        definition, abstract = states.abstract_parameters(self.config, vocab_size, self.mesh)
+        definition, abstract = train_state.abstract_parameters(self.config, vocab_size, self.mesh)
         self.step, parameters = self.read_parameters(checkpoint, self.config, abstract, "overrides: the checkpoint")
         if bad := model_parameters.non_finite(parameters):
             log.warning(f"{workdir}, step {self.step}: {bad}; results will be undefined")
@@ -58,7 +56,7 @@ class Run(SavedRun):
         """The corpus; it must be the one that the run was trained on, unless an override names another."""
         corpus = corpora.open_corpus(self.config.data)
         if not self.other_text:
-            workdirs.check_corpus(self.workdir, corpus)
+            run_directory.check_corpus(self.workdir, corpus)
         return corpus
 
     @functools.cached_property

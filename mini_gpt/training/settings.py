@@ -31,12 +31,11 @@ def unread(config: Config) -> dict[str, str]:
     """Return {field: line} of the changed fields of an encoding, model.NAME.*, that no layer has."""
     values, found = loading.flatten(loading.to_dict(config)), dict[str, str]()
     used = {"rope" if name == "pope" else name for name in config.model.position_pattern}
-    for field in specs(Config).keys() - loading.computed(values):
-        _, name, *rest = field.split(".") if field.startswith("model.") else ("", "")
-        if rest and name in ENCODINGS and name not in used and values[field] != specs(Config)[field].default:
-            found[field] = (
-                f"{field}: found {shown(values[field])}, but no layer has model.position={name}; leave it out"
-            )
+    sections, computed = tuple(f"model.{name}." for name in ENCODINGS.keys() - used), loading.computed(values)
+    for field, spec in specs(Config).items():
+        if field.startswith(sections) and field not in computed and values[field] != spec.default:
+            reason = f"no layer has model.position={field.split('.')[1]}"
+            found[field] = f"{field}: found {shown(values[field])}, but {reason}; leave it out"
     return found
 
 

@@ -17,14 +17,12 @@ from mini_gpt.model import parameters as model_parameters
 from mini_gpt.model.parameters import Parameters
 from mini_gpt.runtime import files, processes
 from mini_gpt.runtime.errors import require
-from mini_gpt.training import settings, stopping, writers
-from mini_gpt.training import state as states
-from mini_gpt.training import workdir as workdirs
+from mini_gpt.training import run_directory, settings, stopping, train_state, writers
 from mini_gpt.training.assembly import Assembly, assemble, make_mesh
 from mini_gpt.training.checkpoint import Checkpoints
-from mini_gpt.training.state import TrainState
+from mini_gpt.training.run_directory import Origin
 from mini_gpt.training.step import TrainStep
-from mini_gpt.training.workdir import Origin
+from mini_gpt.training.train_state import TrainState
 
 log = logging.getLogger(__name__)
 
@@ -52,12 +50,12 @@ def open_run(config: Config, workdir: Path, init_from: Path | None) -> Start:
     """
     writers.check(config)
     mesh = make_mesh(config)
-    is_new = not workdirs.holds_run(workdir, config)
-    origin = workdirs.origin_of(workdir, init_from)
+    is_new = not run_directory.holds_run(workdir, config)
+    origin = run_directory.origin_of(workdir, init_from)
     rank, remedy = config.train.lora_rank, "adapters need the weights of a run: --init_from"
     require(not rank or origin is not None, "train.lora_rank", rank, remedy)
     parameters = tokenizer = None
-    if origin is not None and not workdirs.saved_steps(workdir):
+    if origin is not None and not run_directory.saved_steps(workdir):
         from mini_gpt.training import initial_weights
 
         source = init_from or Path(origin.workdir)
@@ -65,8 +63,8 @@ def open_run(config: Config, workdir: Path, init_from: Path | None) -> Start:
         origin = origin._replace(checkpoint_step=step)
     corpus = corpora.open_corpus(config.data)  # after the checks above: it may prepare a large corpus
     if not is_new:
-        workdirs.check_corpus(workdir, corpus)
-        tokenizer = tokenizers.load(workdir / workdirs.TOKENIZER)
+        run_directory.check_corpus(workdir, corpus)
+        tokenizer = tokenizers.load(workdir / run_directory.TOKENIZER)
     elif tokenizer is None:
         tokenizer = token_store.fit_tokenizer(corpus, config.data)
     config = dataclasses.replace(config, data=_with_absolute_paths(config.data))
@@ -91,14 +89,15 @@ def held(run: Start, workdir: Path) -> Iterator[None]:
     # Barrier: a slow process must not mistake this run's new files for an existing run.
     processes.barrier("looked at the run directory")
     writes = processes.is_main_process()
-    with workdirs.locked(workdir, new=run.is_new) if writes else contextlib.nullcontext():
+    with run_directory.locked(workdir, new=run.is_new) if writes else contextlib.nullcontext():
         if writes and run.is_new:
-            workdirs.claim(workdir, run.assembly.config, run.corpus, run.tokenizer, run.origin)
+            run_directory.claim(workdir, run.assembly.config, run.corpus, run.tokenizer, run.origin)
         elif writes:
-            workdirs.record_changes(workdir, run.assembly.config)
+            run_directory.record_changes(workdir, run.assembly.config)
         processes.barrier("made the run directory")
-        workdirs.check_corpus(workdir, run.corpus)
-        with workdirs.clear_errors(workdir):
+        if run.is_new:  # another process may have read another text; `open_run` has checked that of a resumed run
+            run_directory.check_corpus(workdir, run.corpus)
+        with run_directory.clear_errors(workdir):
             yield
 
 
@@ -111,7 +110,7 @@ def describe(run: Start, *, parameters: bool) -> None:
     if run.is_new and parameters:
         log.info("%s\n", model_parameters.report(abstract))
         if config.train.trained_pattern:
-            count = model_parameters.count(states.trained_parameters(config, abstract))
+            count = model_parameters.count(train_state.trained_parameters(config, abstract))
             named = f"those whose names match train.trainable={config.train.trainable!r}"
             log.info(f"training changes {count:,} of these: {'the adapters' if config.train.lora_rank else named}\n")
         if config.model.has_encoder:
@@ -134,9 +133,8 @@ def prepare(run: Start, checkpoints: Checkpoints) -> tuple[int, TrainState, Trai
     with stopping.at_once(), ThreadPoolExecutor(1) as background:
         compiling = None
         if max(checkpoints.steps(), default=0) < last:
-            # In this thread, where no other one takes turns with it. JAX keeps the result for compiled_step.
-            assembly.train_step.lower(assembly.abstract_state, assembly.abstract_batch)
-            compiling = background.submit(assembly.compiled_step)
+            # Lowered in this thread: Python threads take turns, but the compiler runs beside them.
+            compiling = background.submit(assembly.lowered_step().compile)
         step, state = checkpoints.restore_last(assembly.abstract_state) or (0, assembly.first_state(run.parameters))
         if state.optimizer_state is None:  # of an import
             state = assembly.first_state(state.parameters)
@@ -146,4 +144,5 @@ def prepare(run: Start, checkpoints: Checkpoints) -> tuple[int, TrainState, Trai
         if step >= last:
             return step, state, None
         log.info("compiling the training step ...")
-        return step, state, compiling.result() if compiling else assembly.compiled_step()  # else: the last is damaged
+        compiled = compiling.result() if compiling else assembly.lowered_step().compile()  # else: the last is damaged
+        return step, state, compiled

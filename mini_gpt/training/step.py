@@ -21,7 +21,7 @@ from mini_gpt.model.parameters import Parameters
 from mini_gpt.runtime import sharding
 from mini_gpt.training.inputs import Arrays, make_model_inputs
 from mini_gpt.training.optimizer import at_step, make_optimizer, schedules
-from mini_gpt.training.state import TrainState, trained_parameters
+from mini_gpt.training.train_state import TrainState, trained_parameters
 
 Metrics = dict[str, Any]  # scalar arrays; Any, since jax.Array does not declare is_ready
 TrainStep = Callable[[TrainState, sharding.Batch], tuple[TrainState, Metrics]]
@@ -32,7 +32,7 @@ def make_step(
 ) -> jax.stages.Wrapped:
     """Return the jitted step (state, batch) -> (state, metrics). The old state is donated.
 
-    definition, abstract_state: from `state.abstract`.
+    definition, abstract_state: from `train_state.abstract`.
 
     A non-finite step changes no parameter. The host checks a step only after it has started the next one. So with
     train.nonfinite=stop the step itself sets `halted`, and later steps change nothing.

@@ -20,18 +20,21 @@ class StopRequest:
     """A request to stop.
 
     received: the signal to this process.
-    signal: set at the same step in all processes.
+    agreed: with several processes, the signal that ends the run; set at the same step in all of them.
     """
 
     received: int | None = None
-    signal: int | None = None
+    agreed: int | None = None
+
+    @property
+    def signal(self) -> int | None:
+        """The signal that ends the run."""
+        return self.agreed if processes.are_several() else self.received
 
     def reached(self, step: int) -> bool:
         """Return whether the run ends with this step. All processes must call it after every step."""
-        if not processes.are_several():
-            self.signal = self.received
-        elif multihost_utils.reached_preemption_sync_point(step):
-            self.signal = self.received or signal.SIGTERM  # another process may have received it
+        if processes.are_several() and multihost_utils.reached_preemption_sync_point(step):
+            self.agreed = self.received or signal.SIGTERM  # another process may have received it
         return self.signal is not None
 
 

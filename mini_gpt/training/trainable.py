@@ -5,7 +5,7 @@ import re
 import jax
 
 from mini_gpt.config.schema import Config
-from mini_gpt.model.parameters import Parameters, by_name, path_name
+from mini_gpt.model.parameters import Parameters, by_name, named
 from mini_gpt.runtime.errors import UserError
 
 
@@ -14,7 +14,7 @@ def split(pattern: str, parameters: Parameters) -> tuple[Parameters, Parameters]
 
     pattern: a regular expression, which is found in the names of trained parameters.
     """
-    is_trained = jax.tree_util.tree_map_with_path(lambda path, _: bool(re.search(pattern, path_name(path))), parameters)
+    is_trained = named(parameters, pattern)
     trained = jax.tree.map(lambda leaf, chosen: leaf if chosen else None, parameters, is_trained)
     return trained, jax.tree.map(lambda leaf, chosen: None if chosen else leaf, parameters, is_trained)
 

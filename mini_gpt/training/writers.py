@@ -1,11 +1,12 @@
-"""The logs of a run, as a list of writers: metrics.jsonl, TensorBoard's files, the terminal, and another service."""
+"""The logs of a run, as a list of writers: metrics.jsonl, TensorBoard's files, the terminal, and Weights & Biases."""
 
 import contextlib
+import html
 import importlib.util
 import json
 import logging
 import math
-import pkgutil
+import os
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -20,10 +21,9 @@ from tensorboardX.proto.event_pb2 import Event, SessionLog
 from mini_gpt.config import loading
 from mini_gpt.config.schema import Config
 from mini_gpt.runtime import files, progress
-from mini_gpt.runtime.errors import UserError
-from mini_gpt.training import workdir as workdirs
+from mini_gpt.runtime.errors import UserError, first_line
+from mini_gpt.training import run_directory
 
-SERVICES = {"wandb": "mini_gpt.training.wandb_writer:WandbWriter"}  # by the value of `train.logger`
 SECONDS_BETWEEN_LINES = 5.0
 log = logging.getLogger(__name__)
 
@@ -59,8 +59,8 @@ def check(config: Config) -> None:
 
 def make(workdir: Path, config: Config, *, start: int) -> Iterator[Writer]:
     """Yield the writers of a run that starts or resumes at step `start`; rows after this step are deleted."""
-    if config.train.logger in SERVICES:
-        yield pkgutil.resolve_name(SERVICES[config.train.logger])(workdir, config)
+    if config.train.logger == "wandb":
+        yield WandbWriter(workdir, config)
     yield MetricsFile(workdir, start)
     yield TensorBoard(workdir, config, start)
     yield Terminal(config.train.steps)
@@ -70,7 +70,7 @@ class MetricsFile:
     """Writes metrics.jsonl, one JSON object a row. NaN and infinity become null."""
 
     def __init__(self, workdir: Path, start: int):
-        path = workdir / workdirs.METRICS
+        path = workdir / run_directory.METRICS
         kept = [row for row in _rows(path) if row["step"] <= start]
         files.write_text(path, "".join(f"{json.dumps(row)}\n" for row in kept))
         self.file = path.open("a", encoding="utf-8", buffering=1)  # each line is written at once
@@ -128,7 +128,7 @@ class TensorBoard(EventFile):
     """Writes TensorBoard's files."""
 
     def __init__(self, workdir: Path, config: Config, start: int):
-        super().__init__(workdir / workdirs.TENSORBOARD, start)
+        super().__init__(workdir / run_directory.TENSORBOARD, start)
         self.hyperparameters(config)
 
     def write(self, row: Row) -> None:
@@ -175,6 +175,39 @@ class Terminal:
         log.info(f"step {row.step} of {self.steps}: {line}")
 
     def close(self) -> None: ...
+
+
+class WandbWriter:
+    """Sends rows to Weights & Biases. A resumed run continues the same run there.
+
+    WANDB_MODE=offline writes files in the run directory.
+    """
+
+    def __init__(self, workdir: Path, config: Config):
+        """Start the run, or continue it. Raises UserError if the service refuses it."""
+        import wandb  # type: ignore[import-not-found]
+
+        workdir = workdir.absolute()
+        try:
+            self.run = wandb.init(
+                project=os.environ.get("WANDB_PROJECT", "mini_gpt"),
+                name=workdir.name,
+                id=run_directory.identity(workdir),
+                resume="allow",
+                dir=str(workdir),
+                config=loading.flatten(loading.to_dict(config)),
+            )
+        except wandb.Error as error:
+            reason = first_line(error).rstrip(".")
+            remedy = "`wandb login` gives access, and WANDB_MODE=offline needs none"
+            raise UserError(f"train.logger: wandb: {reason}; {remedy}") from None
+        self.run.define_metric("*", step_metric="step")  # a resumed run sends some steps again
+        self.close, self.image, self.page = self.run.finish, wandb.Image, wandb.Html
+
+    def write(self, row: Row) -> None:
+        pictures = {name: self.image(pixels) for name, pixels in row.images.items()}
+        pages = {name: self.page(f"<pre>{html.escape(text)}</pre>") for name, text in row.texts.items()}
+        self.run.log({"step": row.step, **row.values, **pictures, **pages})
 
 
 def read(path: Path) -> list[dict[str, float]]:

@@ -6,7 +6,7 @@ import jax
 import pytest
 
 from mini_gpt.data import corpora, token_store
-from mini_gpt.training import workdir as workdirs
+from mini_gpt.training import run_directory
 from mini_gpt.training.assembly import assemble, make_mesh
 from tests.commands.test_command_line import type_in
 
@@ -27,7 +27,7 @@ def claim(config, directory):
     """Write the files of a new run; return the number of parameters in its training state."""
     corpus = corpora.open_corpus(config.data)
     tokenizer = token_store.fit_tokenizer(corpus, config.data)
-    workdirs.claim(directory, config, corpus, tokenizer)
+    run_directory.claim(directory, config, corpus, tokenizer)
     state = assemble(config, make_mesh(config), corpus, tokenizer).abstract_state
     return sum(leaf.size for leaf in jax.tree.leaves(state.parameters))
 

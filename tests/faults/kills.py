@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from mini_gpt.training import workdir as workdirs
+from mini_gpt.training import run_directory
 from mini_gpt.training.checkpoint import Checkpoints
 from mini_gpt.training.run import Run
 from tests.conftest import make_text
@@ -229,7 +229,7 @@ def compare(reference: Path, other: Path) -> None:
     states = []
     for workdir in (reference, other):
         last, best = Run(workdir), Run(workdir, checkpoint="best")
-        kept = Checkpoints(workdir / workdirs.CHECKPOINTS, read_only=True)
+        kept = Checkpoints(workdir / run_directory.CHECKPOINTS, read_only=True)
         sums = {step: kept.record(step).checksums for step in (last.step, best.step)}
         states.append((last.step, best.step, last.model.parameters, best.model.parameters, sums))
         kept.manager.close()

@@ -4,6 +4,7 @@
 import functools
 import os
 import sys
+from types import SimpleNamespace
 
 import jax
 from orbax.checkpoint import CheckpointManager
@@ -52,10 +53,10 @@ def mark_restored() -> None:
 
 
 def mark_steps() -> None:
-    compiled_step = assembly.Assembly.compiled_step
+    lowered_step = assembly.Assembly.lowered_step
 
-    def marked_step(self):
-        step = compiled_step(self)
+    def compiled(lowered):
+        step = lowered.compile()
 
         def marked(state, batch):
             mark("enter step")
@@ -65,7 +66,7 @@ def mark_steps() -> None:
 
         return marked
 
-    assembly.Assembly.compiled_step = marked_step
+    assembly.Assembly.lowered_step = lambda self: SimpleNamespace(compile=lambda: compiled(lowered_step(self)))
 
 
 def cache_all_programs() -> None:

@@ -12,8 +12,7 @@ from mini_gpt.config import loading
 from mini_gpt.hugging_face import origin
 from mini_gpt.runtime import program
 from mini_gpt.runtime.errors import UserError
-from mini_gpt.training import inputs, loop
-from mini_gpt.training import state as states
+from mini_gpt.training import inputs, loop, train_state
 from mini_gpt.training.checkpoint import Checkpoints, Record
 from mini_gpt.training.run import Run
 from tests.commands.test_command_line import type_in
@@ -129,8 +128,8 @@ def poisoned(run, config):
     """Save a checkpoint with NaNs and valid checksums; return its run directory."""
     source = Run(run)
     bad = jax.tree.map(lambda leaf: leaf.at[(0,) * leaf.ndim].set(np.nan), source.model.parameters)
-    _, abstract = states.abstract(config, inputs.vocab_size(config, source.tokenizer), source.mesh)
-    state = states.first(config, 257, abstract, bad)
+    _, abstract = train_state.abstract(config, inputs.vocab_size(config, source.tokenizer), source.mesh)
+    state = train_state.first(config, 257, abstract, bad)
     with contextlib.closing(Checkpoints(run / "checkpoints", keep=2)) as checkpoints:
         checkpoints.save(5, state, Record())
     return run

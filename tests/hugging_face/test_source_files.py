@@ -14,7 +14,7 @@ from mini_gpt.data.tokenizers import ByteTokenizer
 from mini_gpt.hugging_face import model_card, origin, source_files, tokenizer_files
 from mini_gpt.runtime import files
 from mini_gpt.runtime.errors import UserError
-from mini_gpt.training import workdir as workdirs
+from mini_gpt.training import run_directory
 from tests.hugging_face.bpe_tokenizers import BPE
 from tests.hugging_face.test_imported_tokenizers import characters
 
@@ -168,8 +168,8 @@ def test_a_card_names_the_license_and_the_base_model(tmp_path):
         workdir.mkdir()
     copy = tmp_path / "models--Some-One--a.Model_1--b" / "snapshots" / "0123"
     origin.record_import(first, copy, {"architecture": "Llama"})
-    files.write_json(tuned / workdirs.INIT_FROM, {"workdir": str(first), "checkpoint_step": 0})
-    files.write_json(again / workdirs.INIT_FROM, {"workdir": str(tuned), "checkpoint_step": 3})
+    files.write_json(tuned / run_directory.INIT_FROM, {"workdir": str(first), "checkpoint_step": 0})
+    files.write_json(again / run_directory.INIT_FROM, {"workdir": str(tuned), "checkpoint_step": 3})
     for workdir in (first, tuned, again):
         yaml, about = card_of(read(), workdir).rsplit("\n", 1)
         assert yaml == 'license: "other"\nlicense_name: "a-b"\nbase_model: "Some-One/a.Model_1--b"'
@@ -179,8 +179,8 @@ def test_a_card_names_the_license_and_the_base_model(tmp_path):
     )
     assert 'base_model: "A/b"' in card_of(read(), tuned)
     origin.record_import(first, tmp_path / "models" / "a", {"architecture": "Llama"})
-    files.write_json(tuned / workdirs.INIT_FROM, {"workdir": str(tuned), "checkpoint_step": 0})  # a loop
-    (again / workdirs.INIT_FROM).write_text("{")
+    files.write_json(tuned / run_directory.INIT_FROM, {"workdir": str(tuned), "checkpoint_step": 0})  # a loop
+    (again / run_directory.INIT_FROM).write_text("{")
     for workdir in (first, tuned, again):
         assert "base_model" not in card_of(read(), workdir)
 

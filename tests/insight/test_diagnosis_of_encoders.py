@@ -16,8 +16,7 @@ from mini_gpt.insight.diagnosis import masks, pairs
 from mini_gpt.runtime import sharding
 from mini_gpt.suites import base
 from mini_gpt.suites.base import SuiteOptions
-from mini_gpt.training import loop, writers
-from mini_gpt.training import workdir as workdirs
+from mini_gpt.training import loop, run_directory, writers
 from mini_gpt.training.run import Run
 from tests.conftest import slow
 from tests.insight import broken
@@ -189,7 +188,7 @@ WEIGHTS = {
 def test_broken_weights_are_found(healthy, name):
     change, expected = WEIGHTS[name]
     shown, train_examples = (base.examples_of(healthy, split) for split in ("validation", "train"))
-    history = writers.read(healthy.workdir / workdirs.METRICS)
+    history = writers.read(healthy.workdir / run_directory.METRICS)
     results = pairs.diagnose(change(healthy.model), shown, train_examples, history, healthy.step)
     found = {result.check: result.says for result in results if result.found}
     assert [*found][:1] == expected[:1] and found.keys() >= {*expected}, found

@@ -9,8 +9,7 @@ from mini_gpt import suites
 from mini_gpt.insight.diagnosis import checks
 from mini_gpt.model import build
 from mini_gpt.suites.base import SuiteOptions
-from mini_gpt.training import loop, writers
-from mini_gpt.training import workdir as workdirs
+from mini_gpt.training import loop, run_directory, writers
 from mini_gpt.training.run import Run
 from tests.insight import broken
 from tests.insight.test_diagnosis import BIDIRECTIONAL
@@ -106,7 +105,7 @@ def test_nothing_is_found_in_a_healthy_model(open_run, name, capsys):
 def test_a_broken_model_is_found(open_run, name):
     change, expected = broken.WAYS[name]
     run = open_run("rope", HEALTHY["rope"])
-    found = diagnose(run, change(run.model), writers.read(run.workdir / workdirs.METRICS))
+    found = diagnose(run, change(run.model), writers.read(run.workdir / run_directory.METRICS))
     assert [*found][:1] == expected[:1] and found.keys() >= {*expected}, found
 
 

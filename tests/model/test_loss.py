@@ -8,7 +8,7 @@ import pytest
 
 from mini_gpt.model import loss as losses
 from mini_gpt.runtime import sharding
-from mini_gpt.training import state as states
+from mini_gpt.training import train_state
 from mini_gpt.training.step import make_step
 from tests.conftest import slow
 
@@ -143,7 +143,7 @@ def test_the_train_step_never_holds_all_logits(small):
     """With GPT-2's vocabulary, 128 rows of 128 tokens would have 3.3 GB of logits."""
     config = small(context_length=128, train__batch_size=128)
     mesh = sharding.make_mesh(*config.mesh.sizes)
-    definition, abstract_state = states.abstract(config, 50_257, mesh)
+    definition, abstract_state = train_state.abstract(config, 50_257, mesh)
     rows = lambda dtype: jax.ShapeDtypeStruct((128, 128), dtype, sharding=sharding.batch_sharding(mesh))
     batch = {"inputs": rows(jnp.int32), "targets": rows(jnp.int32), "weights": rows(jnp.float32)}
     compiled = make_step(definition, config, abstract_state).lower(abstract_state, batch).compile()

@@ -11,7 +11,7 @@ from mini_gpt.commands import hugging_face
 from mini_gpt.commands.mirror import Mirror
 from mini_gpt.runtime.buckets import Place
 from mini_gpt.runtime.errors import UserError
-from mini_gpt.training import workdir as workdirs
+from mini_gpt.training import run_directory
 from tests.commands.test_command_line import type_in
 from tests.conftest import SMALL
 
@@ -47,7 +47,7 @@ def test_a_run_starts_with_the_weights_of_a_run_in_a_bucket(source, corpus_files
         workdir = tmp_path / f"from {str(init_from)[:2]}"
         assert type_in(monkeypatch, *train, f"--workdir={workdir}", f"--init_from={init_from}") is None
     assert checksums(tmp_path / "from s3") == checksums(tmp_path / f"from {str(source)[:2]}") != checksums(source)
-    assert workdirs.initial_run(workdir).workdir == ADDRESS
+    assert run_directory.initial_run(workdir).workdir == ADDRESS
     other = f"--cache_dir={tmp_path / 'of another machine'}"
     assert type_in(monkeypatch, *train, other, f"--workdir={workdir}", f"--init_from={ADDRESS}/") is None
     said = type_in(monkeypatch, *train, f"--workdir={workdir}", f"--init_from={source}")

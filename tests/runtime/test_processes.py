@@ -18,8 +18,7 @@ import pytest
 from mini_gpt.insight import training_curves
 from mini_gpt.runtime import processes, program
 from mini_gpt.runtime.errors import UserError
-from mini_gpt.training import loop
-from mini_gpt.training import workdir as workdirs
+from mini_gpt.training import loop, run_directory
 from mini_gpt.training.run import Run
 from tests.conftest import REPOSITORY, SMALL
 from tests.training import interruption
@@ -145,7 +144,7 @@ def test_both_processes_reject_damage_that_one_finds(small, tmp_path):
     assert (workdir / "damaged/checkpoints-4/parameters").is_dir()
     again = Run(workdir).model.parameters, rows(workdir)
     assert again[1] == before[1]
-    with workdirs.locked(workdir, new=False):
+    with run_directory.locked(workdir, new=False):
         said, statuses = train()
     # Process 0 is refused. Process 1 does not wait for it and ends with an error, its own or one of JAX.
     assert statuses[0] == 1 and statuses[1] != 0 and "another run trains in" in said[0][1], said

@@ -16,7 +16,7 @@ from mini_gpt.data.layout import PLAIN, Layout
 from mini_gpt.model import build, parameters
 from mini_gpt.runtime import sharding
 from mini_gpt.runtime.errors import UserError
-from mini_gpt.training import state as states
+from mini_gpt.training import train_state
 from mini_gpt.training.step import make_step
 from tests.training.test_step import VOCAB, assert_close, make_batch
 
@@ -39,16 +39,16 @@ def config_on(small, mesh):
 
 
 def abstract_state(config):
-    return states.abstract(config, VOCAB, sharding.make_mesh(*config.mesh.sizes))[1]
+    return train_state.abstract(config, VOCAB, sharding.make_mesh(*config.mesh.sizes))[1]
 
 
 def first_state(config):
-    return states.first(config, VOCAB, abstract_state(config))
+    return train_state.first(config, VOCAB, abstract_state(config))
 
 
 def train(config, state, layout=PLAIN):
     mesh = sharding.make_mesh(*config.mesh.sizes)
-    definition, places = states.abstract(config, VOCAB, mesh)
+    definition, places = train_state.abstract(config, VOCAB, mesh)
     step, history = make_step(definition, config, places, layout), []
     for number in range(3):
         state, metrics = step(state, sharding.put_batch(make_batch(config, number), mesh))
@@ -200,7 +200,7 @@ def test_fsdp_sends_parameters_and_not_activations(small, fields):
     shape = {"model__num_heads": 8, "model__activation": "swiglu", "model__tie_embeddings": False}
     config = small(mesh__data=1, mesh__fsdp=8, **{"context_length": 128} | shape | fields)
     mesh = sharding.make_mesh(*config.mesh.sizes)
-    definition, abstract = states.abstract(config, 320, mesh)
+    definition, abstract = train_state.abstract(config, 320, mesh)
     rows = sharding.batch_sharding(mesh)
     shapes = batches.shapes(config).items()
     batch = {name: jax.ShapeDtypeStruct(shape, kind, sharding=rows) for name, (shape, kind) in shapes}

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -25,6 +26,13 @@ def assembled(config):
     corpus = corpora.open_corpus(config.data)
     tokenizer = token_store.fit_tokenizer(corpus, config.data)
     return assembly.assemble(config, assembly.make_mesh(config), corpus, tokenizer)
+
+
+def wrap_step(monkeypatch, wrap):
+    """Let wrap(step) take the place of the compiled training step."""
+    lowered = assembly.Assembly.lowered_step
+    made = lambda run: SimpleNamespace(compile=lambda: wrap(lowered(run).compile()))
+    monkeypatch.setattr(assembly.Assembly, "lowered_step", made)
 
 
 class Killed(Exception):

@@ -12,8 +12,7 @@ from mini_gpt.model.layers import Linear
 from mini_gpt.model.parameters import by_name
 from mini_gpt.runtime import sharding
 from mini_gpt.runtime.errors import UserError
-from mini_gpt.training import adapters, initial_weights, loop
-from mini_gpt.training import state as states
+from mini_gpt.training import adapters, initial_weights, loop, train_state
 from mini_gpt.training.run import Run
 from tests.conftest import slow
 from tests.random_models import random_parameters
@@ -160,7 +159,7 @@ def test_a_step_on_a_mesh_of_four_devices_equals_one_on_a_single_device(small):
 )
 def test_adapters_that_cannot_be_are_refused(small, fields, message):
     with pytest.raises(UserError, match=message):
-        states.abstract(small(**LORA, **fields), VOCAB, sharding.make_mesh(1, 1, 1))
+        train_state.abstract(small(**LORA, **fields), VOCAB, sharding.make_mesh(1, 1, 1))
 
 
 def test_adapters_of_random_weights_are_refused(small, tmp_path):

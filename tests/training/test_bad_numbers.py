@@ -12,10 +12,10 @@ from mini_gpt.data.text_batches import TextBatches
 from mini_gpt.objectives.text import TextObjective
 from mini_gpt.runtime import sharding
 from mini_gpt.runtime.errors import UserError
-from mini_gpt.training import assembly, loop, writers
+from mini_gpt.training import loop, writers
 from mini_gpt.training.checkpoint import Checkpoints
 from tests.conftest import slow
-from tests.training.interruption import assembled, assert_same_bits, rows
+from tests.training.interruption import assembled, assert_same_bits, rows, wrap_step
 
 FIELDS = {"train__steps": 8, "checkpoint__every": 4, "eval__every": 8, "model__dropout": 0.2}
 
@@ -43,7 +43,7 @@ def trained_on(config, places, parameters=None):
     parameters: the first ones; None for random ones.
     """
     run = assembled(config)
-    state, step = run.first_state(parameters), run.compiled_step()
+    state, step = run.first_state(parameters), run.lowered_step().compile()
     for place in places:
         if place is None:
             state = state._replace(step=state.step + 1)
@@ -87,18 +87,15 @@ def metrics_delay(request, monkeypatch):
     """Make the metrics of a step ready at once, or only after the next step has started."""
     if request.param == "at once":
         return
-    make = assembly.Assembly.compiled_step
 
-    def compiled_step(run):
-        step = make(run)
-
+    def delayed(step):
         def late(state, batch):
             state, metrics = step(state, batch)
             return state, {name: LateMetric(value) for name, value in metrics.items()}
 
         return late
 
-    monkeypatch.setattr(assembly.Assembly, "compiled_step", compiled_step)
+    wrap_step(monkeypatch, delayed)
 
 
 @pytest.mark.slow

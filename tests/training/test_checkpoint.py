@@ -16,7 +16,7 @@ from mini_gpt.runtime.errors import UserError
 from mini_gpt.training import loop
 from mini_gpt.training.checkpoint import Checkpoints, Damaged, Record
 from mini_gpt.training.run import Run
-from mini_gpt.training.state import TrainState
+from mini_gpt.training.train_state import TrainState
 from tests.training.interruption import assembled, assert_same_bits
 
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # of failed Orbax reads

@@ -17,8 +17,7 @@ from mini_gpt.model.loss import nll
 from mini_gpt.runtime import sharding
 from mini_gpt.runtime.errors import UserError
 from mini_gpt.suites.base import SuiteOptions
-from mini_gpt.training import loop
-from mini_gpt.training import state as states
+from mini_gpt.training import loop, train_state
 from mini_gpt.training.inputs import layout_of
 from mini_gpt.training.run import Run
 from mini_gpt.training.step import make_step
@@ -152,11 +151,11 @@ def test_queries_that_see_no_key_give_finite_gradients(small):
     """With padding, some queries of cross-attention see no key; ssmax takes the logarithm of their number."""
     config = small(**PAIRS | {"context_length": 14, "model__variants__query_scale": "ssmax"})
     mesh, vocab_size = sharding.make_mesh(1, 1, 1), len(TOKENIZER.token_bytes)
-    definition, places = states.abstract(config, vocab_size, mesh)
+    definition, places = train_state.abstract(config, vocab_size, mesh)
     step = make_step(definition, config, places, layout_of(config, TOKENIZER))
     batch = task_batches.TaskBatches(config, TOKENIZER)[0]
     assert (batch["weights"] == 0).any()
-    _, metrics = step(states.first(config, vocab_size, places), sharding.put_batch(batch, mesh))
+    _, metrics = step(train_state.first(config, vocab_size, places), sharding.put_batch(batch, mesh))
     assert metrics["finite"] and metrics["gradient_norm"] > 0
 
 
@@ -186,8 +185,8 @@ def test_eight_devices_equal_one(small, fields):
     def train(mesh):
         config = small(**PAIRS | size | fields, **dict(zip(AXES, mesh, strict=True)))
         vocab_size, devices = len(TOKENIZER.token_bytes), sharding.make_mesh(*mesh)
-        definition, places = states.abstract(config, vocab_size, devices)
-        state, losses = states.first(config, vocab_size, places), []
+        definition, places = train_state.abstract(config, vocab_size, devices)
+        state, losses = train_state.first(config, vocab_size, places), []
         step = make_step(definition, config, places)
         for number in range(3):
             batch = task_batches.TaskBatches(config, TOKENIZER)[number]

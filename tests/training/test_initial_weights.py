@@ -12,11 +12,10 @@ import pytest
 from mini_gpt.model import parameters
 from mini_gpt.runtime import sharding
 from mini_gpt.runtime.errors import UserError
-from mini_gpt.training import initial_weights, loop
-from mini_gpt.training import state as states
+from mini_gpt.training import initial_weights, loop, train_state
 from mini_gpt.training.checkpoint import Checkpoints, Record
 from mini_gpt.training.run import Run
-from mini_gpt.training.state import TrainState
+from mini_gpt.training.train_state import TrainState
 from tests.training.interruption import assert_same_bits, kill_after
 
 
@@ -73,7 +72,7 @@ def test_weights_of_the_other_layout_of_layers_are_read(small, tmp_path, stacked
     jax.tree.map(np.testing.assert_array_equal, read, expected)
 
     other = small(model__scan_layers=not stacked, mesh__data=1, mesh__fsdp=4, **fields)
-    abstract = states.abstract(other, 257, sharding.make_mesh(*other.mesh.sizes))[1].parameters
+    abstract = train_state.abstract(other, 257, sharding.make_mesh(*other.mesh.sizes))[1].parameters
     taken = initial_weights.read(tmp_path / "run", None, other, sharding.make_mesh(*other.mesh.sizes))[1]
     jax.tree.map(np.testing.assert_array_equal, taken, expected)
     assert jax.tree.map(lambda leaf: leaf.sharding, taken) == jax.tree.map(lambda leaf: leaf.sharding, abstract)

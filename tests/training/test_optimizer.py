@@ -5,6 +5,7 @@ import math
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from mini_gpt.config import loading
@@ -82,7 +83,7 @@ def test_only_matrices_decay():
     assert jax.tree.leaves(decays(parameters)) == [False, True, True, True, False, True, True, False]
     optimizer = make_optimizer(config, parameters)
     zero = jax.tree.map(jnp.zeros_like, parameters)
-    updates, _ = optimizer.update(zero, optimizer.init(parameters), parameters)
+    updates, _ = optimizer.update(zero, optimizer.init(parameters), parameters, norm=jnp.float32(0))
     for decaying, update in zip(jax.tree.leaves(decays(parameters)), jax.tree.leaves(updates), strict=True):
         np.testing.assert_allclose(update, -0.1 * 0.5 if decaying else 0.0, rtol=1e-5)
 
@@ -123,7 +124,8 @@ def test_adamw_equals_the_paper_by_hand():
     state = optimizer.init(kernel)
     for t in range(1, 4):
         gradient = np.array([[0.3, -0.1], [2.0, 0.0]]) * t
-        updates, state = optimizer.update({"kernel": jnp.array(gradient)}, state, kernel)
+        norm = jnp.float32(np.linalg.norm(gradient))
+        updates, state = optimizer.update({"kernel": jnp.array(gradient)}, state, kernel, norm=norm)
         kernel = jax.tree.map(jnp.add, kernel, updates)
         by_hand.step(t, gradient * min(1.0, o.clip_norm / np.linalg.norm(gradient)))
         np.testing.assert_allclose(kernel["kernel"], by_hand.theta, rtol=1e-5)
@@ -156,9 +158,10 @@ def test_muon_orthogonalises_only_the_hidden_matrices():
     update, state = jax.jit(optimizer.update), optimizer.init(parameters)
     for t in range(1, 5):
         gradients = random()
-        updates, state = update(jax.tree.map(lambda x: jnp.array(x, jnp.float32), gradients), state, parameters)
-        parameters = jax.tree.map(jnp.add, parameters, updates)
         length = np.sqrt(sum((leaf**2).sum() for leaf in jax.tree.leaves(gradients)))
+        rounded = jax.tree.map(lambda x: jnp.array(x, jnp.float32), gradients)
+        updates, state = update(rounded, state, parameters, norm=jnp.float32(length))
+        parameters = jax.tree.map(jnp.add, parameters, updates)
         share = t / 2 if t <= 2 else 0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * (t - 2) / 7))
         for leaf, gradient, hands in zip(*map(jax.tree.leaves, (parameters, gradients)), by_hand, strict=True):
             matrices = gradient if len(hands) > 1 else gradient[None]
@@ -179,7 +182,8 @@ def test_muon_updates_have_the_scale_of_adamw():
         matrix = {"blocks": {0: {"attention": {"kernel": jnp.zeros(shape)}}}}
         gradient = jax.tree.map(lambda _: jnp.array(rng.normal(size=shape), jnp.float32), matrix)  # noqa: B023
         optimizer = make_optimizer(config, matrix)
-        updates, _ = optimizer.update(gradient, optimizer.init(matrix), matrix)
+        norm = optax.tree.norm(gradient)
+        updates, _ = optimizer.update(gradient, optimizer.init(matrix), matrix, norm=norm)
         update = np.asarray(updates["blocks"][0]["attention"]["kernel"]) / 1e-3
         assert np.sqrt((update**2).mean()) == pytest.approx(0.2, rel=0.2)
         singular = np.linalg.svd(update / 0.2 / max(shape) ** 0.5, compute_uv=False)

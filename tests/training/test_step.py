@@ -12,7 +12,7 @@ from mini_gpt.model import loss as losses
 from mini_gpt.model import parameters
 from mini_gpt.runtime import sharding
 from mini_gpt.runtime.errors import UserError
-from mini_gpt.training import state as states
+from mini_gpt.training import train_state
 from mini_gpt.training.step import make_step
 from tests.conftest import slow
 
@@ -31,9 +31,9 @@ def make_batch(config, step=0):
 def start(config, *layout):
     """Return the model's definition, the first state, the step, and a function that puts a batch on the devices."""
     mesh = sharding.make_mesh(*config.mesh.sizes)
-    definition, abstract = states.abstract(config, VOCAB, mesh)
+    definition, abstract = train_state.abstract(config, VOCAB, mesh)
     train_step = make_step(definition, config, abstract, *layout)
-    return definition, states.first(config, VOCAB, abstract), train_step, lambda x: sharding.put_batch(x, mesh)
+    return definition, train_state.first(config, VOCAB, abstract), train_step, lambda x: sharding.put_batch(x, mesh)
 
 
 def run(config, steps=3):

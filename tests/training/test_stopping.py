@@ -14,20 +14,18 @@ import orbax.checkpoint as ocp
 import pytest
 
 from mini_gpt.runtime.errors import UserError
-from mini_gpt.training import assembly, loop, stopping
-from mini_gpt.training import workdir as workdirs
+from mini_gpt.training import assembly, loop, run_directory, stopping
 from mini_gpt.training.checkpoint import Checkpoints
 from tests.faults.kills import Trainer
-from tests.training.interruption import assert_same_bits, rows, without_rates
+from tests.training.interruption import assert_same_bits, rows, without_rates, wrap_step
 from tests.training.test_loop import HARD
 
 
 def signal_in_step(monkeypatch, number, step_number):
     """Send this process the signal `number` just before training step `step_number` of the run starts."""
-    make = assembly.Assembly.compiled_step
 
-    def compiled_step(run):
-        step, taken = make(run), []
+    def signalling(step):
+        taken = []
 
         def signalled(state, batch):
             taken.append(None)
@@ -37,7 +35,7 @@ def signal_in_step(monkeypatch, number, step_number):
 
         return signalled
 
-    monkeypatch.setattr(assembly.Assembly, "compiled_step", compiled_step)
+    wrap_step(monkeypatch, signalling)
 
 
 @pytest.mark.slow
@@ -127,7 +125,7 @@ def test_a_second_signal_exits_at_once():
 
 
 def hold_the_lock(workdir, held, release):
-    with workdirs.locked(workdir, new=True):
+    with run_directory.locked(workdir, new=True):
         held.set()
         release.wait(60)
 
@@ -145,7 +143,7 @@ def test_a_second_run_is_refused_until_the_first_has_ended(small, tmp_path):
     process.kill()
     process.join()
     loop.train(small(train__steps=1), tmp_path, conclude=False)
-    with pytest.raises(UserError, match="another run has started in"), workdirs.locked(tmp_path, new=True):
+    with pytest.raises(UserError, match="another run has started in"), run_directory.locked(tmp_path, new=True):
         pass
 
 
@@ -167,7 +165,7 @@ FULL_MEMORY = [
 ]
 
 
-@pytest.mark.parametrize("where, error", [("compiled_step", FULL_MEMORY[2]), ("first_state", FULL_MEMORY[4])])
+@pytest.mark.parametrize("where, error", [("lowered_step", FULL_MEMORY[2]), ("first_state", FULL_MEMORY[4])])
 def test_full_memory_names_the_fields_that_need_less(small, tmp_path, monkeypatch, error, where):
     def fail(*_):
         raise error
@@ -193,16 +191,17 @@ def test_full_memory_in_a_resume_damages_no_checkpoint(small, tmp_path, monkeypa
 COMPILING = """
 import ctypes
 import signal
+from types import SimpleNamespace
 from mini_gpt.training import assembly
 
 # A shell starts commands in the background with SIGINT ignored, and processes inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-def compiled_step(run):
+def compile():
     print("compiling", flush=True)
     ctypes.CDLL(None).sleep(60)  # no Python code runs meanwhile, as in the compiler
 
-assembly.Assembly.compiled_step = compiled_step
+assembly.Assembly.lowered_step = lambda run: SimpleNamespace(compile=compile)
 from mini_gpt.commands import train
 train.main()
 """

@@ -10,8 +10,7 @@ from flax import nnx
 from mini_gpt.model.parameters import by_name, count
 from mini_gpt.runtime import sharding
 from mini_gpt.runtime.errors import UserError
-from mini_gpt.training import loop, trainable
-from mini_gpt.training import state as states
+from mini_gpt.training import loop, train_state, trainable
 from mini_gpt.training.run import Run
 from tests.training.interruption import assert_same_bits, kill_after
 from tests.training.test_step import VOCAB, make_batch, run
@@ -23,7 +22,7 @@ def bits(tree):
 
 def gradients(config, state):
     """Return the gradient of the mean loss over all parameters, by name, and the parameters by name."""
-    definition, _ = states.abstract(config, VOCAB, sharding.make_mesh(1, 1, 1))
+    definition, _ = train_state.abstract(config, VOCAB, sharding.make_mesh(1, 1, 1))
     batch = make_batch(config)
 
     def mean(parameters):
@@ -99,7 +98,7 @@ def test_a_negative_zero_of_a_fixed_parameter_stays():
 def test_a_pattern_without_parameters_is_refused(small, fields, message):
     config = small(**fields)
     with pytest.raises(UserError, match=message):
-        states.abstract(config, VOCAB, sharding.make_mesh(1, 1, 1))
+        train_state.abstract(config, VOCAB, sharding.make_mesh(1, 1, 1))
 
 
 @pytest.mark.slow

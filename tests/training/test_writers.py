@@ -16,10 +16,10 @@ from mini_gpt.insight import training_curves
 from mini_gpt.objectives.text import TextObjective
 from mini_gpt.runtime import files, progress
 from mini_gpt.suites.base import SuiteOptions
-from mini_gpt.training import assembly, loop, writers
+from mini_gpt.training import loop, writers
 from mini_gpt.training.run import Run
 from mini_gpt.training.writers import Row
-from tests.training.interruption import rows
+from tests.training.interruption import rows, wrap_step
 
 
 @pytest.mark.slow
@@ -103,9 +103,7 @@ def test_logged_speed_excludes_compilation_and_evaluation(small, tmp_path, monke
         def __getitem__(self, name):
             return SimpleNamespace(is_ready=lambda: now >= done[self.step])
 
-    def compiled_step(run):
-        step = make(run)
-
+    def timed(step):
         def started(state, batch):
             nonlocal now
             now += 60 * (len(done) == 1)
@@ -128,8 +126,8 @@ def test_logged_speed_excludes_compilation_and_evaluation(small, tmp_path, monke
         now += 60
         return scalars_of(evaluator, state)
 
-    make, scalars_of = assembly.Assembly.compiled_step, TextObjective.scalars
-    monkeypatch.setattr(assembly.Assembly, "compiled_step", compiled_step)
+    scalars_of = TextObjective.scalars
+    wrap_step(monkeypatch, timed)
     monkeypatch.setattr(TextObjective, "scalars", scalars)
     clock = dict.fromkeys(("perf_counter", "monotonic", "time"), lambda: now)
     monkeypatch.setattr(loop, "time", SimpleNamespace(**clock))

@@ -7,7 +7,7 @@ from flax import nnx
 from mini_gpt.config.model import ModelConfig
 from mini_gpt.model.layers import INIT_STD
 from mini_gpt.model.positions.base import Encoding
-from mini_gpt.model.positions.waves import geometric_frequencies
+from mini_gpt.model.positions.waves import angles, geometric_frequencies
 
 
 class InputEncoding(Encoding):
@@ -60,8 +60,7 @@ class Sinusoidal(InputEncoding):
 
     def embed(self, x_BLD: jax.Array, positions_BL: jax.Array) -> jax.Array:
         width = self.columns or x_BLD.shape[-1]
-        frequencies_P = jnp.asarray(geometric_frequencies(self.base, width), jnp.float32)
-        angles_BLP = positions_BL[..., None].astype(jnp.float32) * frequencies_P
+        angles_BLP = angles(positions_BL, geometric_frequencies(self.base, width))
         waves_BLP2 = jnp.stack([jnp.sin(angles_BLP), jnp.cos(angles_BLP)], axis=-1)
         waves_BLP = (self.amplitude * waves_BLP2).reshape(*positions_BL.shape, -1)[..., :width].astype(x_BLD.dtype)
         return x_BLD + waves_BLP if self.columns is None else x_BLD.at[..., -width:].set(waves_BLP)

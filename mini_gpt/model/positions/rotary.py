@@ -1,7 +1,6 @@
 """Rotary positions."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +11,13 @@ from mini_gpt.config.model import ModelConfig
 from mini_gpt.model.attention.context import Context
 from mini_gpt.model.attention.parts import HeadChange
 from mini_gpt.model.positions.base import Encoding
-from mini_gpt.model.positions.waves import dynamic_frequencies, geometric_frequencies, rope_frequencies, yarn_scale
+from mini_gpt.model.positions.waves import (
+    angles,
+    dynamic_frequencies,
+    geometric_frequencies,
+    rope_frequencies,
+    yarn_scale,
+)
 from mini_gpt.model.xla_workarounds import unfused
 
 
@@ -121,8 +126,3 @@ def _polar(x_BLHK: jax.Array, angles_BLHK: jax.Array) -> jax.Array:
     moduli_BLHK = jax.nn.softplus(x_BLHK.astype(jnp.float32))
     parts = [moduli_BLHK * jnp.cos(angles_BLHK), moduli_BLHK * jnp.sin(angles_BLHK)]
     return jnp.concatenate(parts, axis=-1).astype(x_BLHK.dtype)
-
-
-def angles(positions_BL: jax.Array, frequencies_P: Any) -> jax.Array:
-    """Return position · frequency as angles_BLP in radians, float32."""
-    return positions_BL[..., None].astype(jnp.float32) * jnp.asarray(frequencies_P, jnp.float32)

@@ -15,6 +15,11 @@ def geometric_frequencies(base: float, width: int) -> np.ndarray:
     return base ** (-np.arange(0, width, 2, dtype=np.float64) / width)
 
 
+def angles(positions_BL: jax.Array, frequencies_P: Any) -> jax.Array:
+    """Return position · frequency as angles_BLP in radians, float32."""
+    return positions_BL[..., None].astype(jnp.float32) * jnp.asarray(frequencies_P, jnp.float32)
+
+
 def rope_frequencies(rope: RopeConfig, width: int) -> np.ndarray:
     """Return each pair's radians per token, float64. width: rotated dimensions.
 

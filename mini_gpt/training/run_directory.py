@@ -19,7 +19,7 @@ from mini_gpt.training.optimizer import same_rates
 CONFIG, CORPUS, TOKENIZER, CHECKPOINTS = "config.json", "corpus.json", "tokenizer", "checkpoints"
 METRICS, TENSORBOARD = "metrics.jsonl", "tensorboard"
 INIT_FROM, IMPORTED_FROM = "init_from.json", "imported_from.json"  # the source of the initial weights
-RUN = "run.json"  # the identity of the run, a random text that each of its checkpoints repeats
+RUN = "run.json"  # the identity of the run, a random text: a copy in a bucket and wandb know the run by it
 EVALUATIONS = "eval/"  # the results of suites, also of a reader while the run trains
 LOCK = "lock"  # an empty file, locked by the process that trains
 ADDRESS = "address of the run"  # a file beside a copy of a run in a bucket; no run has such a name there
@@ -50,11 +50,11 @@ def holds_run(workdir: Path, config: Config) -> bool:
     is_run = (workdir / CONFIG).exists()
     if is_run:
         check_same_config(workdir, config)
-    lost = CHECKPOINTS if is_run else CONFIG  # a new run would delete what was written after it
+    needed = CHECKPOINTS if is_run else CONFIG  # without it, a run would start anew, and delete the files found
     found = [name for name in (CHECKPOINTS, METRICS, IMPORTED_FROM) if (workdir / name).exists()]
-    if found and not (workdir / lost).exists():
-        remedy = f"restore {lost} from a backup, or name a new directory"
-        raise UserError(f"--workdir: {workdir} has {', '.join(found)}, but no {lost}; {remedy}")
+    if found and not (workdir / needed).exists():
+        remedy = f"restore {needed} from a backup, or name a new directory"
+        raise UserError(f"--workdir: {workdir} has {', '.join(found)}, but no {needed}; {remedy}")
     return is_run
 
 
@@ -158,9 +158,7 @@ def check_corpus(workdir: Path, corpus: Corpus) -> None:
 
 
 def check_same_config(workdir: Path, config: Config) -> None:
-    """Raise UserError, with the fields that differ, if the directory holds a run of another config."""
-    if not (workdir / CONFIG).exists():
-        return
+    """Raise UserError, with the fields that differ, if the directory's run has another config."""
     saved = loading.read(workdir / CONFIG)
     listed = "; ".join(
         f"{name} was {old!r}, is {new!r}"

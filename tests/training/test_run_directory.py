@@ -15,8 +15,7 @@ from mini_gpt.data import corpora, token_store
 from mini_gpt.data.tokenizers import ByteTokenizer
 from mini_gpt.hugging_face import origin
 from mini_gpt.runtime.errors import UserError
-from mini_gpt.training import loop
-from mini_gpt.training import workdir as workdirs
+from mini_gpt.training import loop, run_directory
 from mini_gpt.training.checkpoint import Checkpoints, Damaged, Record
 from mini_gpt.training.run import Run
 from tests.conftest import slow
@@ -83,12 +82,12 @@ def test_a_checkpoint_of_another_format_is_refused(small, tmp_path, monkeypatch)
 
 
 def test_a_process_that_read_another_text_does_not_train(small, tmp_path, monkeypatch):
-    claim = workdirs.claim
+    claim = run_directory.claim
 
     def claim_by_process_0(workdir, config, corpus, *rest):
         claim(workdir, config, dataclasses.replace(corpus, fingerprint="of process 0"), *rest)
 
-    monkeypatch.setattr(workdirs, "claim", claim_by_process_0)
+    monkeypatch.setattr(run_directory, "claim", claim_by_process_0)
     with pytest.raises(UserError, match=r"^data\.corpus: found text .*trained on text \(fingerprint of process 0"):
         loop.train(small(), tmp_path / "run")
     assert not (tmp_path / "run" / "checkpoints").exists()
@@ -219,12 +218,12 @@ def test_files_of_a_run_killed_at_its_start_are_accepted(small, tmp_path, kind):
     config = small(data__tokenizer=kind, data__vocab_size=300)
     corpus = corpora.open_corpus(config.data)
     tokenizer = token_store.fit_tokenizer(corpus, config.data)
-    arguments = (tmp_path / "run", config, corpus, tokenizer, workdirs.Origin("/a", 5))
+    arguments = (tmp_path / "run", config, corpus, tokenizer, run_directory.Origin("/a", 5))
     (tmp_path / "run" / "tokenizer").mkdir(parents=True)
-    workdirs.claim(*arguments)
+    run_directory.claim(*arguments)
     before = contents(tmp_path / "run")
     (tmp_path / "run" / "config.json").unlink()
-    workdirs.claim(*arguments)
+    run_directory.claim(*arguments)
     assert contents(tmp_path / "run") == before
 
 
@@ -253,7 +252,7 @@ def test_a_damaged_record_never_ends_in_a_traceback(small, tmp_path, name):
     config, workdir = small(), tmp_path / "run"
     corpus = corpora.open_corpus(config.data)
     workdir.mkdir()
-    workdirs.claim(workdir, config, corpus, ByteTokenizer(), workdirs.Origin("/a", 5))
+    run_directory.claim(workdir, config, corpus, ByteTokenizer(), run_directory.Origin("/a", 5))
     origin.record_import(workdir, tmp_path, {"architecture": "GPT-2", "context_length": 9})
     state, _ = small_state()
     with contextlib.closing(Checkpoints(workdir / "checkpoints")) as checkpoints:
@@ -265,9 +264,9 @@ def test_a_damaged_record_never_ends_in_a_traceback(small, tmp_path, name):
             checkpoints.record(checkpoints.resolve("best"))
 
     uses = [
-        lambda: workdirs.holds_run(workdir, config),
-        lambda: workdirs.check_corpus(workdir, corpus),
-        lambda: workdirs.origin_of(workdir, Path("/a")),
+        lambda: run_directory.holds_run(workdir, config),
+        lambda: run_directory.check_corpus(workdir, corpus),
+        lambda: run_directory.origin_of(workdir, Path("/a")),
         lambda: origin.described_origin(workdir),
         restore,
     ]
