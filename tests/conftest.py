@@ -1,12 +1,19 @@
 """Fixtures of all tests: eight fake devices, a compilation cache, a small corpus and a small config."""
 
+import gc
 import importlib.metadata
 import os
+
+gc.disable()  # until all tests are collected: a third of that time would be visits to objects that stay
 
 # JAX reads these variables when it is imported. Eight fake CPU devices let any machine test sharding. With the other
 # flags, programs run slower but compile up to five times as fast. The tests spend most of their time on compilation.
 os.environ["JAX_PLATFORMS"] = "cpu"
-XLA_FLAGS = ["--xla_force_host_platform_device_count=8", "--xla_backend_optimization_level=0"]
+XLA_FLAGS = [
+    "--xla_force_host_platform_device_count=8",
+    "--xla_backend_optimization_level=0",
+    "--xla_cpu_parallel_codegen_split_count=1",  # the other core has its own tests to compile
+]
 if importlib.metadata.version("jaxlib").startswith("0.10."):
     XLA_FLAGS.append("--xla_cpu_use_fusion_emitters=false")  # newer versions do not have it
 os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *XLA_FLAGS])
@@ -48,6 +55,12 @@ def pytest_collection_modifyitems(config, items):
         files = [list(tests) for _, tests in itertools.groupby(items, key=lambda item: item.path)]
         random.Random(config.option.order).shuffle(files)
         items[:] = itertools.chain.from_iterable(files)
+
+
+def pytest_collection_finish():
+    gc.freeze()
+    gc.set_threshold(20_000, 10, 10)  # a visit runs a callback of JAX too
+    gc.enable()
 
 
 @pytest.hookimpl(tryfirst=True)
