@@ -73,7 +73,7 @@ def save_and_restore(directory: Path) -> None:
         assert_same_bits(checkpoints.restore(2, shapes_of(state)), state)
 
 
-@pytest.mark.parametrize("name", [*ODD, *slow(*random_names(seed=0, count=40))])
+@pytest.mark.parametrize("name", [*ODD[::3], *slow(*ODD[1::3], *ODD[2::3], *random_names(seed=0, count=40))])
 def test_a_checkpoint_under_an_odd_path_is_restored(tmp_path, name):
     save_and_restore(tmp_path / name / "checkpoints")
     assert {path.name for path in tmp_path.iterdir()} == {Path(name).parts[0]}, "nothing is written elsewhere"

@@ -16,6 +16,7 @@ from mini_gpt.generation import beam, decoding, filling
 from mini_gpt.insight import attention
 from mini_gpt.runtime import sharding, token_ids
 from mini_gpt.runtime.errors import UserError
+from tests.conftest import slow
 from tests.random_models import random_parameters
 
 VOCAB = 13
@@ -77,7 +78,7 @@ def test_an_id_outside_the_vocabulary_of_sources_is_refused(name, token):
         ENCODERS[name](make(**PAIRS), with_id(token))
 
 
-@pytest.mark.parametrize("name", ["nll", "module", "attention maps"])
+@pytest.mark.parametrize("name", ["nll", *slow("module", "attention maps")])
 def test_padding_of_sources_is_allowed(name):
     ENCODERS[name](make(**PAIRS), np.array([0, 2, 3, -1]))
 

@@ -28,6 +28,7 @@ def test_versions_devices_and_variables_are_printed():
     assert "hidden" not in done.stdout and "PATH" not in said
 
 
+@pytest.mark.slow
 def test_the_fields_of_a_run_are_those_that_differ_from_the_defaults(trained, monkeypatch, capsys):
     run = trained(model__position="alibi")
     monkeypatch.setattr(sys, "argv", ["environment", f"--workdir={run}"])

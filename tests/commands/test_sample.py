@@ -82,6 +82,7 @@ def test_prompts_come_from_a_flag_a_file_or_stdin(sample, capsys, tmp_path, monk
     assert re.findall(r"^--- (\d) of 3\na", capsys.readouterr().out, re.MULTILINE) == ["1", "2", "3"]
 
 
+@pytest.mark.slow
 def test_invalid_text_and_ctrl_c_do_not_end_interactive_mode(sample, capsys, monkeypatch):
     monkeypatch.setattr("sys.stdin", io.StringIO("caf\udce9\none\ntwo\n"))
     stream, asked = generation.stream, []

@@ -52,6 +52,7 @@ def test_padding_rows_of_windows_are_not_counted(small, announced, monkeypatch):
     assert announced == [[75 * 4 + 20 * 4 + 38 * 8 + 20 * 8] * 2]
 
 
+@pytest.mark.slow
 def test_short_and_undefined_lengths_of_a_task_are_not_counted(small, announced):
     fields = {"data__corpus": "task:copy", "data__tokenizer": "characters", "data__task_length": 4}
     tokenizer = tokenizers.CharacterTokenizer(tasks.ALPHABET)

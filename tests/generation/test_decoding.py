@@ -130,6 +130,7 @@ def test_tokens_before_a_separator_do_not_matter():
     assert kept[0][0] == int(jnp.argmax(model.merge()(jnp.array([[12, 6, 7]]))[0, -1]))
 
 
+@pytest.mark.slow
 def test_draws_depend_on_the_seed_not_on_other_rows():
     model = make()
     first, second = generate(model, [1], [1], seed=1)

@@ -167,6 +167,7 @@ def test_wrong_options_are_refused(options, sources, message):
         beam.search(make(), [[1]], beam.Options(**{"end": 0, "length": 4} | options), sources)
 
 
+@pytest.mark.slow
 def test_prompts_of_similar_lengths_share_a_program():
     model, before = make(), beam._search._cache_size()
     for prompt, length, alpha in (([1], 4, 0.6), ([1, 2, 3], 7, 0.0)):

@@ -100,6 +100,7 @@ def test_every_block_and_window_is_scored_after_the_first_token(small):
     assert row["nll"] == pytest.approx(np.mean(sliding), abs=2e-5)
 
 
+@pytest.mark.slow
 def test_an_isolated_document_is_scored_as_if_alone(small):
     config = small(context_length=32, data__isolate_documents=True)
     model, rng = loaded(config), np.random.default_rng(0)
@@ -121,6 +122,7 @@ def test_needles_have_one_first_token_and_read_as_one_text(small, kind):
         assert TOKENIZER.decode(answer).startswith(" ") and not TOKENIZER.decode(answer).startswith("  ")
 
 
+@pytest.mark.slow
 def test_needles_in_isolated_documents_are_in_one_document(small, monkeypatch):
     config = small(context_length=16, data__isolate_documents=True)
     seen = []

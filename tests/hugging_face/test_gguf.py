@@ -18,6 +18,8 @@ from tests.hugging_face.gguf_files import CASES, END, VOCAB, packed
 from tests.hugging_face.models import read
 from tests.hugging_face.test_importing import imported
 
+QUICK = ("llama, yarn", "qwen2", "gemma3", "phi2", "gpt2")  # each way in which tensors and fields are stored
+
 
 def of_case(tmp_path, name, **options):
     """Return the metadata and the tensors of a case, and write its original."""
@@ -37,7 +39,7 @@ def convert(tmp_path, metadata, tensors):
     return tmp_path / "out"
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [*QUICK, *slow(*(name for name in CASES if name not in QUICK))])
 @pytest.mark.parametrize("dtype", [np.float16, *slow(np.float32, jnp.bfloat16)])
 def test_a_model_is_read_with_the_config_and_the_weights_of_its_original(name, dtype, tmp_path):
     joined = name == "phi3" or (name == "phi2" and dtype == np.float16)

@@ -24,6 +24,7 @@ from mini_gpt.suites.base import SuiteOptions
 from mini_gpt.suites.play import runs_of
 from mini_gpt.training import assembly, loop
 from mini_gpt.training.run import Run
+from tests.conftest import slow
 from tests.faults.limits import seconds
 from tests.hugging_face.bpe_tokenizers import foreign
 from tests.hugging_face.models import read, written
@@ -39,7 +40,7 @@ def described(directory, **fields):
     "fields, message",
     [
         ({"n_embd": 2**20, "n_inner": 2**22}, r"\(29, 32\); config.json requires \(29, 1048576\)$"),
-        ({"n_layer": 4096}, r"h.2.ln_1.weight"),
+        *slow(({"n_layer": 4096}, r"h.2.ln_1.weight")),
         ({"n_layer": 2**24}, r"model.num_layers: found 16777216; must be"),
         ({"n_positions": 2**24}, r"wpe.weight: found the shape \(16, 32\); config.json requires \(16777216, 32\)$"),
     ],

@@ -77,6 +77,7 @@ def test_each_wrong_mask_is_found_by_its_check_only(initial, with_wrong_mask, na
     assert [result.check for result in found] == [broken.MASKS[name][1]], [result.says for result in found]
 
 
+@pytest.mark.slow
 def test_the_share_of_unseen_tokens_is_that_of_the_mask(initial, with_wrong_mask):
     model, inputs_BL, source_BS = initial()
     with_wrong_mask("causal cross-attention")

@@ -155,6 +155,7 @@ def test_a_line_of_a_page_ends_at_gaps_and_shows_single_values():
     assert path == "M-1.5,1.0h3M20.0,2.0L30.0,3.0M58.5,4.0h3"
 
 
+@pytest.mark.slow
 def test_vectors_of_your_own_are_drawn_by_their_cosines(make_model):
     model = make_model("learned", Doubled)
     drawn = figures.model_figures("", model, TOKENS)

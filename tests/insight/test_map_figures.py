@@ -112,6 +112,7 @@ def test_the_suite_draws_a_problem_or_a_pair_of_your_own(small, tmp_path):
         base.example(run, SuiteOptions(text=f"{'a' * 10}=b"))
 
 
+@pytest.mark.slow
 def test_heads_side_by_side_are_those_of_the_lowest_entropy(small):
     model = random_model(small(model__num_layers=2), TOKENIZER.token_bytes, noise=0.3)
     tokens = np.arange(12, dtype=np.int32) % 5

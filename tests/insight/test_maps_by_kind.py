@@ -81,6 +81,7 @@ def test_maps_equal_an_independent_forward_without_padding(small, fields):
                 assert maps.weights_BHLS.shape[0] == len(tokens_BL)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("devices", [2, *slow(1)])  # two devices need an even number of rows
 def test_curves_of_all_kinds_use_tokens_without_padding(small, devices):
     model = make(small, mesh__data=devices)

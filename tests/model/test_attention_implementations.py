@@ -134,6 +134,7 @@ def test_blockwise_with_a_decay_and_wide_keys_equals_the_reference(length, docum
     assert np.abs(wanted[0][4]).max() > 0.1
 
 
+@pytest.mark.slow
 def test_blocks_are_those_with_a_visible_pair():
     for causal in (True, False):
         for window in (None, 1, 2, 3, 4, 5, 8, 9, 10):

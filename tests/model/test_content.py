@@ -14,6 +14,7 @@ from mini_gpt.model.attention.variants import Canon
 from mini_gpt.model.positions import biases, waves
 from mini_gpt.model.positions.contextual import Fox
 from tests import oracle
+from tests.conftest import slow
 from tests.model.cores import draw, make_core, row_context, visible_BLS
 
 
@@ -45,7 +46,7 @@ def test_the_gates_of_fox_are_float32_and_start_as_in_the_released_code():
     np.testing.assert_allclose(encoding("fox").log_gates(jnp.zeros((1, 3, 32))), np.log(0.5), rtol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["fox", "cope", "none"])
+@pytest.mark.parametrize("name", ["fox", *slow("cope", "none")])
 def test_content_encodings_do_not_depend_on_given_positions(name):
     definition, state = nnx.split(MiniGPT(make(name), 11, rngs=nnx.Rngs(0)))
     model = nnx.merge(definition, jax.tree.map(lambda leaf: leaf + 0.3 * draw(*leaf.shape, seed=1), state))

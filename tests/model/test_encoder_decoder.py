@@ -95,6 +95,7 @@ def test_the_first_target_reads_the_last_source_token_and_no_later_target():
     np.testing.assert_array_equal(logits(later, source_BS)[0], before[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("position", ["rope", *slow("t5", "learned")])
 def test_padding_changes_nothing(position):
     """The value of padding changes no bit, and more padding changes rounding only."""
@@ -182,6 +183,7 @@ def test_dropout_and_remat_act_in_all_three_kinds_of_attention(fields):
     assert np.abs(dropped(0) - dropped(1)).max() > 1e-3
 
 
+@pytest.mark.slow
 def test_stacked_parameters_are_those_of_separate_layers():
     one = [build.split(build.make(make(scan_layers=scan)[0], VOCAB, rngs=nnx.Rngs(0)))[1] for scan in (False, True)]
     jax.tree.map(np.testing.assert_array_equal, parameters.with_layers(one[0], stacked=True), one[1])

@@ -235,6 +235,7 @@ LONG = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("length, fields", [(60, LONG[1]), *slow(*((300, fields) for fields in LONG))], ids=str)
 def test_a_long_page_keeps_the_largest_weights(small, monkeypatch, length, fields):
     monkeypatch.setattr(largest, "KEPT", 5)

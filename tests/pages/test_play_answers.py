@@ -140,6 +140,7 @@ def test_writing_stops_at_the_end_of_a_learned_table():
     assert refused["message"] == "The learned table has 14 positions: a text of 15 tokens needs 15."
 
 
+@pytest.mark.slow
 def test_other_numbers_of_an_edit_need_no_other_program():
     server = Answers([make(ROPE | {"position": ("rope", "alibi")})], 64)
 

@@ -4,6 +4,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 from tests.conftest import REPOSITORY
 
 TASKS = """
@@ -50,6 +52,7 @@ def said(package):
     return done.stderr
 
 
+@pytest.mark.slow
 def test_errors_of_tasks_of_orbax_are_not_repeated():
     assert said("orbax") == "error: damaged\n"
     assert "Exception ignored in" in said("another")

@@ -195,6 +195,7 @@ def test_runs_that_have_not_learned_are_named_and_kept(study, tmp_path):
     assert [row["learned"] for row in results.run_rows() if (row["condition"], row["seed"]) == ("b", 1)] == [False]
 
 
+@pytest.mark.slow
 def test_a_paper_gets_figures_without_titles_and_latex(study, tmp_path):
     found = report.Report(results_of(study, tmp_path, MEANS))
     (tmp_path / "a,seed=0").mkdir()

@@ -12,6 +12,7 @@ from mini_gpt.study.local import Local
 from tests.study.conftest import sweep
 
 
+@pytest.mark.slow
 def test_each_process_has_its_own_cores(monkeypatch, flags, fake, tmp_path):
     """One of two jobs waits, so all others run in the second slot."""
     cores = sorted(os.sched_getaffinity(0))

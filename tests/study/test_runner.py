@@ -19,7 +19,7 @@ from mini_gpt.study import processes, runner
 from mini_gpt.study.definition import PlannedRun
 from mini_gpt.study.results import Results
 from mini_gpt.study.runner import Job
-from tests.conftest import REPOSITORY
+from tests.conftest import REPOSITORY, slow
 from tests.study.conftest import sweep
 from tests.study.fake_worker import DIES, FAILS, WAITS
 
@@ -95,7 +95,7 @@ def when_waiting(tmp_path, then):
     return waiting
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, *slow(signal.SIGTERM)])
 def test_a_signal_stops_all_runs_and_they_go_on_later(run, fake, tmp_path, number):
     waiting = when_waiting(tmp_path, lambda: os.kill(os.getpid(), number))
     with pytest.raises(SystemExit) as left:
@@ -105,6 +105,7 @@ def test_a_signal_stops_all_runs_and_they_go_on_later(run, fake, tmp_path, numbe
     assert run(WAITS, 64)[waiting.name].state == "complete"
 
 
+@pytest.mark.slow
 def test_an_error_of_the_study_itself_stops_and_saves_all_runs(monkeypatch, run, tmp_path):
     def show(*_):
         if gone:
@@ -118,6 +119,7 @@ def test_an_error_of_the_study_itself_stops_and_saves_all_runs(monkeypatch, run,
     assert (waiting / "stopped").read_text() == "saved"
 
 
+@pytest.mark.slow
 def test_runs_can_be_hung_up_under_nohup(run, tmp_path):
     previous = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
@@ -128,6 +130,7 @@ def test_runs_can_be_hung_up_under_nohup(run, tmp_path):
     assert json.loads((tmp_path / "sweep" / "d_ff=64,seed=3" / "eval" / "perplexity.json").read_text())["hang_up"]
 
 
+@pytest.mark.slow
 def test_a_run_of_another_process_is_left_alone(run, fake, tmp_path):
     log = tmp_path / "sweep" / "logs" / "d_ff=64,seed=3.log"
     log.parent.mkdir(parents=True)

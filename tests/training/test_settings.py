@@ -122,6 +122,7 @@ def shipped():
     return {name: loading.load(name) for name in names}
 
 
+@pytest.mark.slow
 def test_the_projects_own_configs_have_no_warning():
     loaded, silent = shipped(), set()
     for path in sorted((REPOSITORY / "configs" / "studies").glob("*.py")):

@@ -76,7 +76,7 @@ def test_random_offsets_train_all_positions_and_change_no_relative_encoding(smal
     assert_close(*[run(small(model__position="alibi", **fields))[1] for fields in ({}, offsets)])
 
 
-@pytest.mark.parametrize("ids", ["abacus", "coupled"])
+@pytest.mark.parametrize("ids", ["abacus", *slow("coupled")])
 def test_offsets_of_position_ids_leave_out_operators_only_in_abacus(small, ids):
     offsets = {"train__random_offsets": 90, "optimizer__weight_decay": 0.0, "model__position": "learned"}
     config = small(data__corpus="task:copy", data__tokenizer="characters", data__position_ids=ids, **offsets)

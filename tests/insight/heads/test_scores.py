@@ -182,6 +182,7 @@ def test_induction_keys_follow_earlier_copies_of_the_query():
             assert template_BLS[row, query, key] == (follows and query >= period_B[row])
 
 
+@pytest.mark.slow
 def test_a_fixed_distance_is_not_induction():
     tokens_BL, period_B = head_templates.repeated_tokens(np.arange(60), length=64, rows=32, seed=0)
     templates_BTLS = head_templates.induction(64, period_B)["induction"][:, None]

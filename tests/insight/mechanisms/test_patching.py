@@ -57,6 +57,7 @@ def test_what_precedes_a_token_is_carried_by_the_previous_token_head(small):
     np.testing.assert_allclose(found.heads_NHL[0, 0], [0, 0.5, 0, 0.5, 0], atol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_flipped_bracket_is_found_in_its_place(small):
     found = patching.patch(handmade.brackets(small), pair("aabac", "bbbad"))
     assert found.clean > 0 > found.corrupted
