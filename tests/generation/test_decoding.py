@@ -224,7 +224,7 @@ def test_full_passes_draw_the_same_tokens_as_decoding_with_a_cache(monkeypatch):
 @pytest.mark.parametrize("fields, wrong", [(SELECTIVE, True), ({}, False), *slow((DYNAMIC, True), (RECURRENT, True))])
 def test_no_cache_is_used_where_it_would_be_wrong(fields, wrong):
     model = make(**fields)
-    _, cache = caches.prefill(model, jnp.array([[1, 2]]), jnp.array([2]), 8)
+    _, cache = jax.eval_shape(lambda tokens: caches.prefill(model, tokens, jnp.array([2]), 8), jnp.array([[1, 2]]))
     assert isinstance(cache, caches.Text) == wrong
     assert not (wrong and TextObjective(model.config, ByteTokenizer(), lambda _: np.arange(100)).has_sample)
 

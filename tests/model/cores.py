@@ -1,6 +1,5 @@
 """The core of attention of a small config, with random parameters, and its maps."""
 
-import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -63,11 +62,13 @@ class GivenMask(NamedTuple):
 
 def attend_with_maps(core, *heads_and_context):
     """Return the output of reference attention, and its maps."""
-    call = functools.partial(_attend, heads_and_context=heads_and_context)
-    out, state = nnx.capture(call, nnx.Intermediate)(core)
-    seen = nnx.to_pure_dict(state)
+    definition, parameters = nnx.split(core)
+
+    @jax.jit
+    def attend(parameters):
+        call = lambda core: reference.attend(core, *heads_and_context)
+        out, state = nnx.capture(call, nnx.Intermediate)(nnx.merge(definition, parameters))
+        return out, nnx.to_pure_dict(state)
+
+    out, seen = attend(parameters)
     return out, AttentionMaps(*(seen[name][-1] for name in ("logits", "weights", "visible")))
-
-
-def _attend(core, heads_and_context):
-    return reference.attend(core, *heads_and_context)

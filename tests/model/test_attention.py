@@ -62,12 +62,14 @@ def test_attend_equals_loops_in_float64(kv_heads):
 @pytest.mark.parametrize("fields", [{}, *slow({"model.scan_layers": True}, {"model.remat": "block"})], ids=str)
 def test_observed_weights_sum_to_one_for_visible_keys(fields):
     config = loading.load("configs/tiny.py", {"model.num_layers": 3, "model.num_kv_heads": 2} | fields).model
-    model, tokens = MiniGPT(config, 257, rngs=nnx.Rngs(0)), jnp.arange(20).reshape(2, 10)
-    maps = [layer.attention for layer in layers(model, (tokens,))]
-    assert [m.weights_BHLS.shape for m in maps] == [(2, config.num_heads, 10, 10)] * 3
-    for m in maps:
-        np.testing.assert_allclose(m.weights_BHLS.sum(-1), 1, atol=1e-6)
-        assert (np.triu(m.weights_BHLS, 1) == 0).all()
+    definition, parameters = nnx.split(MiniGPT(config, 257, rngs=nnx.Rngs(0)))
+    seen = lambda parameters, tokens: layers(nnx.merge(definition, parameters), (tokens,))
+    weights = jax.jit(lambda *inputs: [layer.attention.weights_BHLS for layer in seen(*inputs)])
+    maps = weights(parameters, jnp.arange(20).reshape(2, 10))
+    assert [weights_BHLS.shape for weights_BHLS in maps] == [(2, config.num_heads, 10, 10)] * 3
+    for weights_BHLS in maps:
+        np.testing.assert_allclose(weights_BHLS.sum(-1), 1, atol=1e-6)
+        assert (np.triu(weights_BHLS, 1) == 0).all()
 
 
 def test_maps_that_are_reduced_are_in_memory_one_layer_at_a_time():
