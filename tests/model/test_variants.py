@@ -31,7 +31,8 @@ def attention(**fields):
 
 def maps(**fields):
     """Return the attention maps of a new model with one layer."""
-    return layers(MiniGPT(make(**fields), 11, rngs=nnx.Rngs(0)), (TOKENS,))[0].attention
+    definition, parameters = nnx.split(MiniGPT(make(**fields), 11, rngs=nnx.Rngs(0)))
+    return jax.jit(lambda parameters: layers(nnx.merge(definition, parameters), (TOKENS,))[0].attention)(parameters)
 
 
 def test_without_variants_there_are_only_projections():
