@@ -1,7 +1,5 @@
 """Models with random parameters, which are drawn by NumPy: nothing is compiled."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,7 +14,6 @@ from mini_gpt.runtime import sharding
 MEANS = {"norm/scale": 1.0, "score_mods/0/factor": 1.0, "score_mods/0/c": 0.1, "on_heads/2/factor": 0.6}
 MEANS |= {"score_mods/0/a": -0.5, "score_mods/0/p": -0.5}
 STD = 0.02  # of initial kernels and embeddings
-abstract = functools.cache(build.abstract)
 
 
 def random_parameters(config, vocab_size, *, noise, seed=0):
@@ -24,7 +21,7 @@ def random_parameters(config, vocab_size, *, noise, seed=0):
 
     All are random, because zero biases or tables would hide errors.
     """
-    definition, shapes = abstract(config, vocab_size)
+    definition, shapes = build.abstract(config, vocab_size)
     rng = np.random.default_rng(seed)
 
     def draw(path, leaf):
