@@ -48,8 +48,10 @@ class Mask(NamedTuple):
 
     def visible(self, queries: Coordinates, keys: Coordinates) -> jax.Array:
         """Return visible_BLS, boolean; B is 1 if all rows are alike."""
-        offset_BLS = keys.indices_BL[:, None, :] - queries.indices_BL[:, :, None]
-        visible_BLS = (queries.indices_BL[:, :, None] >= 0) & (keys.indices_BL[:, None, :] >= 0)
+        query_BL1, key_B1S = queries.indices_BL[:, :, None], keys.indices_BL[:, None, :]
+        offset_BLS = key_B1S - query_BL1
+        # Not `>= 0` for each: XLA would move a part out of the decoding loop, and compute the rest again in each layer.
+        visible_BLS = jnp.minimum(query_BL1, key_B1S) >= 0
         if self.causal:
             visible_BLS &= offset_BLS <= 0
         if self.window is not None:
