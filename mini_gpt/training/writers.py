@@ -1,12 +1,11 @@
 """The logs of a run, as a list of writers: metrics.jsonl, TensorBoard's files, the terminal, and Weights & Biases."""
 
 import contextlib
-import html
+import importlib
 import importlib.util
 import json
 import logging
 import math
-import os
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -21,7 +20,7 @@ from tensorboardX.proto.event_pb2 import Event, SessionLog
 from mini_gpt.config import loading
 from mini_gpt.config.schema import Config
 from mini_gpt.runtime import files, progress
-from mini_gpt.runtime.errors import UserError, first_line
+from mini_gpt.runtime.errors import UserError
 from mini_gpt.training import run_directory
 
 SECONDS_BETWEEN_LINES = 5.0
@@ -59,8 +58,8 @@ def check(config: Config) -> None:
 
 def make(workdir: Path, config: Config, *, start: int) -> Iterator[Writer]:
     """Yield the writers of a run that starts or resumes at step `start`; rows after this step are deleted."""
-    if config.train.logger == "wandb":
-        yield WandbWriter(workdir, config)
+    if (name := config.train.logger) != "none":
+        yield importlib.import_module(f"mini_gpt.training.{name}_writer").Service(workdir, config)
     yield MetricsFile(workdir, start)
     yield TensorBoard(workdir, config, start)
     yield Terminal(config.train.steps)
@@ -175,39 +174,6 @@ class Terminal:
         log.info(f"step {row.step} of {self.steps}: {line}")
 
     def close(self) -> None: ...
-
-
-class WandbWriter:
-    """Sends rows to Weights & Biases. A resumed run continues the same run there.
-
-    WANDB_MODE=offline writes files in the run directory.
-    """
-
-    def __init__(self, workdir: Path, config: Config):
-        """Start the run, or continue it. Raises UserError if the service refuses it."""
-        import wandb  # type: ignore[import-not-found]
-
-        workdir = workdir.absolute()
-        try:
-            self.run = wandb.init(
-                project=os.environ.get("WANDB_PROJECT", "mini_gpt"),
-                name=workdir.name,
-                id=run_directory.identity(workdir),
-                resume="allow",
-                dir=str(workdir),
-                config=loading.flatten(loading.to_dict(config)),
-            )
-        except wandb.Error as error:
-            reason = first_line(error).rstrip(".")
-            remedy = "`wandb login` gives access, and WANDB_MODE=offline needs none"
-            raise UserError(f"train.logger: wandb: {reason}; {remedy}") from None
-        self.run.define_metric("*", step_metric="step")  # a resumed run sends some steps again
-        self.close, self.image, self.page = self.run.finish, wandb.Image, wandb.Html
-
-    def write(self, row: Row) -> None:
-        pictures = {name: self.image(pixels) for name, pixels in row.images.items()}
-        pages = {name: self.page(f"<pre>{html.escape(text)}</pre>") for name, text in row.texts.items()}
-        self.run.log({"step": row.step, **row.values, **pictures, **pages})
 
 
 def read(path: Path) -> list[dict[str, float]]:
