@@ -2,7 +2,6 @@
 
 import argparse
 import itertools
-import re
 from collections.abc import Iterator, Mapping
 
 from mini_gpt.config.fields import Spec, describe, specs
@@ -20,20 +19,11 @@ Set a field with `config.FIELD = VALUE` in a config file, or with `--config.FIEL
 computed from them if the field is None.
 """
 
-# How types are written here, in the order of replacement. Error messages have the words.
-SHORT = {"a whole number below 2**31": "int", "a number": "float", "true or false": "bool"}
-SHORT |= {", at least": " ≥", ", above": " >", ", in ": " in ", " or a tuple of them": ", or a tuple"}
-SHORT |= {"a tuple of them": "a tuple"}
-
 
 def columns(name: str, spec: Spec) -> tuple[str, str, str, str]:
     """Return a field's name, type, default and meaning, as text."""
     follows = spec.follows.__doc__ if callable(spec.follows) else spec.follows
-    kind = describe(spec.hint)
-    for words, short in SHORT.items():
-        kind = kind.replace(words, short)
-    kind = re.sub(r"(int|float) or None( (?:≥|>|in) [^,]+)", r"\1\2 or None", kind)
-    return name, kind, follows or str(spec.default), spec.description
+    return name, describe(spec.hint).replace(" below 2**31", ""), follows or str(spec.default), spec.description
 
 
 def markdown(fields: Mapping[str, Spec]) -> Iterator[str]:
