@@ -28,7 +28,7 @@ def test_every_task_has_a_solver():
 def test_answers_are_right_and_lengths_in_range(name):
     task = tasks.known()[name]
     for length in (task.shortest, 7, 20, 40):
-        for question, answer in problems(name, "train", 20, shortest=length, longest=length):
+        for question, answer in problems(name, "train", 40, shortest=length, longest=length):
             assert SOLVERS[name](question) == answer
             assert UNITS[name](question) == length
             assert len(f"{question}={answer}\n") <= task.size(length)
@@ -43,13 +43,13 @@ def test_answers_are_right_and_lengths_in_range(name):
 def test_problems_are_a_function_of_split_seed_and_index(name):
     first = max(8, tasks.known()[name].shortest)
     lengths = {"shortest": first, "longest": first + 5}
-    found = problems(name, "train", 300, **lengths)
+    found = problems(name, "train", 600, **lengths)
     assert found[:30] == problems(name, "train", 30, **lengths)
     assert found[:30] != problems(name, "train", 30, seed=1, **lengths)
     counts = Counter(UNITS[name](question) for question, _ in found)
     for rank, length in enumerate(range(first, first + 6), start=1):  # the larger of two uniform draws from six lengths
-        assert counts[length] / 300 == pytest.approx((2 * rank - 1) / 36, abs=0.08)
-    assert sum(counts.values()) == 300 and set(counts) == set(range(first, first + 6))
+        assert counts[length] / 600 == pytest.approx((2 * rank - 1) / 36, abs=0.06)
+    assert sum(counts.values()) == 600 and set(counts) == set(range(first, first + 6))
     assert len({answer for _, answer in found}) > 1
 
 
@@ -58,14 +58,14 @@ def test_splits_share_no_problem_and_have_their_fraction(name):
     task = tasks.known()[name]
     for length in (task.shortest, task.shortest + 1, 6):
         sets = [
-            {question for question, _ in problems(name, split, 30, seed=seed, shortest=length, longest=length)}
+            {question for question, _ in problems(name, split, 60, seed=seed, shortest=length, longest=length)}
             for seed, split in enumerate(("train", "validation", "test"))
         ]
         assert all(sets) and not (sets[0] & sets[1] or sets[0] & sets[2] or sets[1] & sets[2])
     rng = np.random.default_rng(0)
-    shares = Counter(tasks.split_of(task.draw(rng, 20)[0]) for _ in range(500))
-    assert shares["validation"] / 500 == pytest.approx(1 / 8, abs=0.05)
-    assert shares["test"] / 500 == pytest.approx(1 / 8, abs=0.05)
+    shares = Counter(tasks.split_of(task.draw(rng, 20)[0]) for _ in range(2000))
+    assert shares["validation"] / 2000 == pytest.approx(1 / 8, abs=0.03)
+    assert shares["test"] / 2000 == pytest.approx(1 / 8, abs=0.03)
 
 
 @pytest.mark.parametrize("name, scored", [("mqar", 6), ("flip_flop_dense", None), ("copy", 0)])

@@ -191,7 +191,7 @@ def test_a_bidirectional_model_cannot_generate():
         generate(make(**{"model.causal": False, "train.objective": "masked"}), [1])
 
 
-DYNAMIC = {"model.rope.scaling": "dynamic", "model.rope.factor": 4.0, "model.rope.original_context": 5}
+DYNAMIC = {"model.rope.scaling": "dynamic", "model.rope.factor": 4.0, "model.rope.original_context": 7}
 SELECTIVE = {"model.variants.selective": True}
 RECURRENT = {"model.block": "gru", "model.position": "none", "model.use_bias": True}
 
@@ -206,7 +206,7 @@ def test_a_full_pass_predicts_what_a_pass_of_its_own_length_does(fields):
     for row, length in enumerate(lengths):
         np.testing.assert_allclose(found_BV[row], module(tokens_BT[row : row + 1, :length])[0, -1], atol=1e-4)
     longer_V = module(tokens_BT[:1])[0, lengths[0] - 1]
-    assert (np.abs(found_BV[0] - longer_V).max() > 1e-3) == (fields is DYNAMIC), "all angles change with the length"
+    assert (np.abs(found_BV[0] - longer_V).max() > 0.01) == (fields is DYNAMIC), "all angles change with the length"
 
 
 @pytest.mark.slow

@@ -18,7 +18,7 @@ from tests.hugging_face.gguf_files import CASES, END, VOCAB, packed
 from tests.hugging_face.models import read
 from tests.hugging_face.test_importing import imported
 
-QUICK = ("llama, yarn", "qwen2", "gemma3", "phi2", "gpt2")  # each way in which tensors and fields are stored
+QUICK = ("llama 3.1", "llama, yarn", "qwen2", "gemma3", "phi2", "gpt2")
 
 
 def of_case(tmp_path, name, **options):

@@ -2,10 +2,13 @@
 
 import json
 import sys
+from importlib.util import find_spec
 
 import numpy as np
 import pytest
 
+from mini_gpt.config import fields
+from mini_gpt.config.schema import Config
 from mini_gpt.runtime.errors import UserError
 from mini_gpt.study import new_runs
 from mini_gpt.study.definition import Plan, Study
@@ -97,6 +100,11 @@ def test_a_refusal_of_the_service_is_one_line(small, tmp_path, fake):
     said = str(raised.value)
     remedy = "`wandb login` gives access, and WANDB_MODE=offline needs none"
     assert said == f"train.logger: wandb: No API key configured; {remedy}"
+
+
+def test_each_value_of_the_field_has_a_writer():
+    none, *services = fields.choices(fields.specs(Config)["train.logger"].hint)
+    assert none == "none" and all(find_spec(f"mini_gpt.training.{name}_writer") for name in services)
 
 
 @pytest.mark.slow
