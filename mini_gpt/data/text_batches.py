@@ -59,7 +59,7 @@ class TextBatches:
         starts_B = np.array([self._start(index) for index in indices])
         windows_BM = windows(self.tokens, starts_B, self.length + 1, self.vocab.first_id)
         seeds = [(config.data.seed, index) for index in indices]
-        return config.objective_class.batch_of(windows_BM, config, self.vocab, seeds)
+        return config.objective_class.batch_of(windows_BM, config, self.vocab, seeds)  # may corrupt them
 
     def _start(self, index: int) -> int:
         return self._offset(index // self.rows_per_epoch) + int(self.order[index]) * self.length

@@ -1,6 +1,5 @@
 """The device mesh, and how parameters and batches are sharded over it."""
 
-import itertools
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -74,9 +73,11 @@ def put_batch(batch: dict[str, np.ndarray], mesh: Mesh) -> Batch:
 def prefetch_to_device(batches: Iterable[dict[str, np.ndarray]], mesh: Mesh) -> Iterator[Batch]:
     """Yield batches on the devices; copy the next batch to the devices while a step runs."""
     on_devices = (put_batch(batch, mesh) for batch in batches)
-    # pairwise asks for the next batch before it gives one; {} ends the last pair.
-    for batch, _ in itertools.pairwise(itertools.chain(on_devices, [{}])):
+    batch = next(on_devices, None)
+    while batch is not None:
+        following = next(on_devices, None)
         yield batch
+        batch = following
 
 
 def put_whole(tree: Any, mesh: Mesh) -> Any:

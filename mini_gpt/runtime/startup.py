@@ -43,10 +43,13 @@ def _is_repeated(error: BaseException | None) -> bool:
 
 
 def _keep_freed_memory() -> None:
-    """Make glibc keep freed memory. Otherwise page faults take a tenth to a third of a step (docs/performance.md)."""
+    """Make glibc keep freed memory, and JAX run its steps in the thread whose memory is kept.
+
+    Otherwise page faults take a tenth to a third of a step (docs/performance.md).
+    """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is not None:
         mallopt(M_MMAP_MAX, 0)
         mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
-        # Run steps in the main thread, since only its arena keeps more than 64 MB.
+        # glibc keeps more than 64 MB for the main thread only.
         jax.config.update("jax_cpu_enable_async_dispatch", False)

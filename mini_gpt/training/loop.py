@@ -111,7 +111,7 @@ class Loop:
                 self._finish(*pending, state)
                 pending = None
             due = self._due(step)
-            # On CPUs the step has finished already. With several processes, all must take the same branch.
+            # A step on CPUs has finished here. Several processes do not ask: each could get another answer.
             is_finished = not processes.are_several() and metrics["loss"].is_ready()
             if is_finished or due.evaluation or due.save or due.stop:
                 self._finish(step, metrics, due, state)

@@ -135,7 +135,8 @@ def prepare(run: Start, checkpoints: Checkpoints) -> tuple[int, TrainState, Trai
         if max(checkpoints.steps(), default=0) < last:
             # Lowered in this thread: Python threads take turns, but the compiler runs beside them.
             compiling = background.submit(assembly.lowered_step().compile)
-        step, state = checkpoints.restore_last(assembly.abstract_state) or (0, assembly.first_state(run.parameters))
+        restored = checkpoints.restore_last(assembly.abstract_state)
+        step, state = restored if restored is not None else (0, assembly.first_state(run.parameters))
         if state.optimizer_state is None:  # of an import
             state = assembly.first_state(state.parameters)
         if step:
