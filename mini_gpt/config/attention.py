@@ -60,7 +60,7 @@ class LayerKind(NamedTuple):
     heads: tuple[int, ...]
 
 
-def pattern(value: Any) -> tuple[Any, ...]:
+def pattern(value: object) -> tuple[Any, ...]:
     """Return a field such as model.position as a tuple. It repeats over the layers."""
     return tuple(value) if isinstance(value, list | tuple) else (value,)
 

@@ -114,7 +114,7 @@ def build(section: Any, values: Values, make: Callable[..., Any] | None = None) 
     return (make or section)(**fields)
 
 
-def convert(name: str, value: Any, hint: Any) -> Any:
+def convert(name: str, value: object, hint: object) -> Any:
     """Convert a value to the type of its field, such as an int to a float. Raises UserError that names the field."""
     try:
         return _convert(value, hint)
@@ -154,7 +154,7 @@ def _convert(value: Any, hint: Any) -> Any:
     raise ValueError(describe(hint))
 
 
-def choices(hint: Any) -> list[str]:
+def choices(hint: object) -> list[str]:
     """Return the strings that the Literal types in a type hint allow."""
     return [hint] if isinstance(hint, str) else [text for inner in typing.get_args(hint) for text in choices(inner)]
 

@@ -14,6 +14,7 @@ import types
 import typing
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import Any, TypeVar
 
 from mini_gpt.config.attention import beta_fast
@@ -131,7 +132,7 @@ def read(path: Path) -> Config:
         raise UserError(f"{path}: {error}") from None
 
 
-def differences(a: Config, b: Config) -> dict[str, tuple[Any, Any]]:
+def differences(a: Config, b: Config) -> dict[str, tuple[object, object]]:
     """Return {dotted name: (value in a, value in b)} of the fields that differ.
 
     A field that follows from other fields in both is left out: one of those differs too.
@@ -158,7 +159,7 @@ def _values_of_file(file: Path, argument: str) -> dict[str, Any]:
     if file.suffix != ".py":
         raise UserError(f"--config: found {file}; must be a Python file, such as configs/tiny.py, or a config.json")
 
-    def values_of(module: Any) -> dict[str, Any]:
+    def values_of(module: ModuleType) -> dict[str, Any]:
         takes_one = bool(inspect.signature(module.get_config).parameters)
         require(takes_one or not argument, "--config", f"{file}:{argument}", "must end with .py: it has no variants")
         config = module.get_config(argument) if argument else module.get_config()
@@ -168,7 +169,7 @@ def _values_of_file(file: Path, argument: str) -> dict[str, Any]:
     return call(file, values_of)
 
 
-def call(file: Path, use: Callable[[Any], T]) -> T:
+def call(file: Path, use: Callable[[ModuleType], T]) -> T:
     """Return use(module) for the module of a Python file. Raises UserError in one line for any error of its code."""
     spec: Any = importlib.util.spec_from_file_location(f"config_{file.stem}", file)
     try:
@@ -206,7 +207,7 @@ def computed(values: Values) -> set[str]:
     return {name for name, spec in fields if spec.follows and values[name] == _followed(spec, values)}
 
 
-def _followed(spec: Spec, values: Values) -> Any:
+def _followed(spec: Spec, values: Values) -> object:
     """Return the value of a field that follows from other fields."""
     return spec.follows(values) if callable(spec.follows) else values[spec.follows or ""]
 
@@ -224,7 +225,7 @@ def _parse_overrides(overrides: Values) -> dict[str, Any]:
     return parsed
 
 
-def _parse(text: str, hint: Any) -> Any:
+def _parse(text: str, hint: object) -> object:
     """Parse text by the type of its field. Text that can't be parsed is returned, and `convert` raises later."""
     if text in choices(hint) or (str in (hint, *typing.get_args(hint)) and text != "None"):
         return text

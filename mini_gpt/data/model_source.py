@@ -63,5 +63,5 @@ def _ends(values: Mapping[str, Any]) -> list[Any]:
     return found if isinstance(found, list) else [found]
 
 
-def _are_texts(values: Mapping[str, Any]) -> bool:
+def _are_texts(values: Mapping[str, object]) -> bool:
     return all(isinstance(text, str) for text in values.values())

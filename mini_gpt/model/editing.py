@@ -104,7 +104,7 @@ class EditedInput(nnx.Module):
     def __init__(self, inner: nnx.Module, edit: Edit, site: str):
         self.inner, self.edit, self.site = inner, nnx.data(edit), site
 
-    def __call__(self, x: jax.Array, *arguments: Any) -> jax.Array:
+    def __call__(self, x: jax.Array, *arguments: object) -> jax.Array:
         observe(self, f"unedited_{self.site}", x)
         x = apply(self.edit, x)
         observe(self, f"edited_{self.site}", x)
@@ -117,7 +117,7 @@ class EditedOutput(nnx.Module):
     def __init__(self, inner: nnx.Module, edit: Edit, site: str):
         self.inner, self.edit, self.site = inner, nnx.data(edit), site
 
-    def __call__(self, x: jax.Array, *arguments: Any) -> jax.Array:
+    def __call__(self, x: jax.Array, *arguments: object) -> jax.Array:
         x = apply(self.edit, self.inner(x, *arguments))  # type: ignore[operator]
         observe(self, f"edited_{self.site}", x)
         return x

@@ -5,7 +5,6 @@ Shape suffixes of names, one letter per axis; some modules use further letters:
     H heads    G key-value heads       K width of one head    F feed-forward width    V vocabulary
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -16,7 +15,7 @@ from mini_gpt.config.model import ModelConfig
 from mini_gpt.model import output, positions, running
 from mini_gpt.model.attention.context import Context, Coordinates
 from mini_gpt.model.attention.multi_head import MultiHeadAttention
-from mini_gpt.model.layers import Mlp, dropout, dropout_keys, gather, make_norm, make_table, observe
+from mini_gpt.model.layers import Keys, Mlp, dropout, dropout_keys, gather, make_norm, make_table, observe
 from mini_gpt.runtime import devices, token_ids
 from mini_gpt.runtime.errors import UserError, require
 
@@ -72,7 +71,7 @@ class Stack(nnx.Module):
             x_BLD = self.positions[self.input_encoding].embed(x_BLD, positions_BL)
         return x_BLD if self.embedding_norm is None else self.embedding_norm(x_BLD)
 
-    def after_blocks(self, x_BLD: jax.Array, context: Any, keys: Sequence[Any]) -> jax.Array:
+    def after_blocks(self, x_BLD: jax.Array, context: Context | tuple[Context, Context], keys: Keys) -> jax.Array:
         """Return the residual stream x_BLD after all blocks. keys: a dropout key for each, or None."""
         if self.run_blocks is not None:
             return self.run_blocks(self.blocks, x_BLD, context, keys)

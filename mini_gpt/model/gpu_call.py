@@ -10,7 +10,7 @@ from jax.experimental.pallas import triton
 INTERPRET = False  # True: run the kernels on any device, to test
 
 
-def call(kernel: Callable[..., None], name: str, programs: int, outputs: Any, *, warps: int) -> Callable[..., Any]:
+def call(kernel: Callable[..., None], name: str, programs: int, outputs: tuple, *, warps: int) -> Callable[..., tuple]:
     """Return the kernel as a function of arrays. outputs: arrays or shapes with the shapes and types of the results."""
     shapes = jax.tree.map(lambda array: jax.ShapeDtypeStruct(array.shape, array.dtype), outputs)
     options: Any = {} if INTERPRET else {"compiler_params": triton.CompilerParams(num_warps=warps, num_stages=1)}

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas
 from jax.experimental.pallas import triton
+from jax.typing import DTypeLike
 
 from mini_gpt.model import gpu_call
 from mini_gpt.model.output import product
@@ -31,7 +32,7 @@ def gradients(
 
 
 def cross_entropy(
-    logits_TV: jax.Array, targets_T: jax.Array, weights_T: jax.Array, classes: int, dtype: Any
+    logits_TV: jax.Array, targets_T: jax.Array, weights_T: jax.Array, classes: int, dtype: DTypeLike
 ) -> tuple[jax.Array, jax.Array]:
     """Return the losses nll_T, and the gradient of their weighted sum d_logits_TV in `dtype`.
 

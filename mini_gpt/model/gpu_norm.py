@@ -6,7 +6,7 @@ Axes: R rows of a program at a time, W the width or the next power of 2, P progr
 """
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -19,7 +19,7 @@ from jax.sharding import PartitionSpec
 from mini_gpt.config.model import ModelConfig
 from mini_gpt.model import gpu_call
 from mini_gpt.model.attention.context import Context
-from mini_gpt.model.layers import dropout, dropout_keys
+from mini_gpt.model.layers import Keys, dropout, dropout_keys
 
 ROWS = 4  # of a program at a time
 PROGRAMS = 528  # of the backward pass, each with a partial sum of the scale's gradient: 4 per multiprocessor of an H100
@@ -32,7 +32,7 @@ def fits(config: ModelConfig) -> bool:
     return plain and config.block == "attention" and not config.has_encoder and config.d_model <= WIDEST
 
 
-def run(blocks: Any, x_BLD: jax.Array, context: Context, keys: Sequence[Any]) -> jax.Array:
+def run(blocks: nnx.List, x_BLD: jax.Array, context: Context, keys: Keys) -> jax.Array:
     """Return x_BLD after all blocks, as a loop over them does. Each addition waits for the norm after it."""
     if hasattr(blocks[0], "__captures__"):  # something observes the stream
         for block, key in zip(blocks, keys, strict=True):
@@ -68,7 +68,7 @@ class Kind(NamedTuple):
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
-def add_norm(x_BLD: jax.Array, added_BLD: jax.Array, scale_D: jax.Array, bias_D: jax.Array, kind: Kind) -> Any:
+def add_norm(x_BLD: jax.Array, added_BLD: jax.Array, scale_D: jax.Array, bias_D: jax.Array, kind: Kind) -> tuple:
     """Return x + added, float32, and its norm in the type of `added`."""
 
     def local(x_BLD, added_BLD, scale_D, bias_D):
@@ -118,7 +118,7 @@ def _on_each_device(local: Callable[..., tuple], by_rows: tuple, whole: tuple) -
     return divided(*by_rows, *whole)
 
 
-def _call(kernel: Callable[..., None], kind: Kind, programs: int, outputs: tuple) -> Callable[..., Any]:
+def _call(kernel: Callable[..., None], kind: Kind, programs: int, outputs: tuple) -> Callable[..., tuple]:
     warps = min(16, max(1, pallas.next_power_of_2(outputs[0].shape[1]) // 256))
     name = "add" + kernel.__name__.removesuffix("_kernel")
     return gpu_call.call(functools.partial(kernel, kind=kind), name, programs, outputs, warps=warps)
@@ -163,14 +163,14 @@ def _columns(ref: Any) -> jax.Array:
     return jnp.arange(pallas.next_power_of_2(ref.shape[1]))
 
 
-def _place(shape: tuple, block: Any) -> tuple:
+def _place(shape: tuple, block: jax.Array) -> tuple:
     """Return the indices of a block of rows, and which of them are inside of the array."""
     rows_R1 = (block * ROWS + jnp.arange(ROWS))[:, None]
     columns_1W = jnp.arange(pallas.next_power_of_2(shape[1]))[None]
     return (rows_R1, columns_1W), (rows_R1 < shape[0]) & (columns_1W < shape[1])
 
 
-def _load(ref: Any, place: Any, inside: jax.Array) -> jax.Array:
+def _load(ref: Any, place: tuple, inside: jax.Array) -> jax.Array:
     return triton.load(ref.at[place], mask=inside, other=0.0).astype(jnp.float32)
 
 

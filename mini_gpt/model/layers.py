@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -16,6 +16,7 @@ from mini_gpt.model.xla_workarounds import CpuLayerNorm, CpuRMSNorm, matmul, rec
 from mini_gpt.runtime import devices
 
 INIT_STD = 0.02  # Radford et al. 2019
+Keys = Sequence[Any]  # of dropout: random keys, or as many None
 PRODUCT = "product"  # name of a Linear's output for checkpoint policies
 ACTIVATIONS: dict[str, Callable[..., jax.Array]] = {
     "gelu": jax.nn.gelu,

@@ -12,6 +12,8 @@ from mini_gpt.model.attention.context import Context
 from mini_gpt.model.attention.multi_head import MultiHeadAttention
 from mini_gpt.model.layers import Mlp, dropout, dropout_keys, make_norm, observe
 
+Change = Callable[[jax.Array], jax.Array]
+
 
 class OtherBlock(nnx.Module):
     """A block with the norms of `model.norm_placement`, or without residual connections (for ablation)."""
@@ -31,7 +33,7 @@ class OtherBlock(nnx.Module):
         x_BLD = self.branch(x_BLD, self.attention_norm, attend, keys[1])
         return self.branch(x_BLD, self.mlp_norm, self.mlp, keys[2])
 
-    def branch(self, x_BLD: jax.Array, norm: Any, sublayer: Callable[[jax.Array], jax.Array], key: Any) -> jax.Array:
+    def branch(self, x_BLD: jax.Array, norm: Any, sublayer: Change, key: jax.Array | None) -> jax.Array:
         """Return x + f(norm(x)) (pre), norm(x + f(x)) (post) or x + f(x) (none); without residual f alone."""
         added_BLD = sublayer(norm(x_BLD) if self.placement == "pre" else x_BLD)
         added_BLD = dropout(added_BLD, self.dropout_rate, key)

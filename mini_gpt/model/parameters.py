@@ -16,7 +16,7 @@ def path_name(path: tuple) -> str:
     return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
-def by_name(tree: Any) -> dict[str, Any]:
+def by_name(tree: object) -> dict[str, Any]:
     """Return {path_name: leaf} of parameters, or of any pytree."""
     return {path_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
 

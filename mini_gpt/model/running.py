@@ -1,7 +1,7 @@
 """Other ways to run the blocks: a scan over stacked layers, recomputed activations, and kernels for GPUs."""
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import jax
@@ -10,11 +10,10 @@ from flax import nnx
 
 from mini_gpt.config.model import ModelConfig
 from mini_gpt.model.attention.context import Context
-from mini_gpt.model.layers import PRODUCT
+from mini_gpt.model.layers import PRODUCT, Keys
 from mini_gpt.runtime import devices
 
 T = TypeVar("T")
-Keys = Sequence[Any]  # a dropout key for each layer, or None
 
 # {model.remat: what a block saves for its backward pass}. dots: the matrix products, which are slow to recompute.
 SAVED = {
@@ -85,7 +84,7 @@ def _in_order(config: ModelConfig, blocks: Any, x_BLD: jax.Array, context: Conte
     return x_BLD
 
 
-def _scan(config: ModelConfig, stacked: Any, x_BLD: jax.Array, context: Context, keys: Keys) -> jax.Array:
+def _scan(config: ModelConfig, stacked: nnx.Module, x_BLD: jax.Array, context: Context, keys: Keys) -> jax.Array:
     """Run all layers in a scan; each step runs one period of the patterns over the layers."""
     definitions, (_, state) = _definitions(config, type(stacked)), nnx.split(stacked)  # type: ignore[arg-type]
     keys_N = None if keys[0] is None else jnp.stack(keys)

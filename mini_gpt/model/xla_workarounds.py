@@ -2,11 +2,11 @@
 
 import functools
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.typing import DTypeLike
 
 
 @jax.custom_vjp
@@ -38,7 +38,7 @@ def _dtype_of_products(x: jax.Array) -> jnp.dtype:
     return jnp.dtype(jnp.float32) if jax.default_backend() == "cpu" else x.dtype
 
 
-def _product(a: jax.Array, b: jax.Array, axis_of_b: int, dtype: Any) -> jax.Array:
+def _product(a: jax.Array, b: jax.Array, axis_of_b: int, dtype: DTypeLike) -> jax.Array:
     """Return the product over the last axis of a and this axis of b; sums are float32."""
     return jax.lax.dot_general(a, b, (((1,), (axis_of_b,)), ((), ())), preferred_element_type=dtype)
 

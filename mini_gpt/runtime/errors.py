@@ -3,7 +3,6 @@
 import difflib
 import re
 from collections.abc import Iterable
-from typing import Any
 
 LONGEST_SHOWN = 200  # characters
 FULL_MEMORY = "RESOURCE_EXHAUSTED|out of memory|can't start new thread|cannot allocate memory"
@@ -13,13 +12,13 @@ class UserError(Exception):
     """An error that the user can fix. The message names the field or file, what was found, and what to do."""
 
 
-def require(condition: bool, field: str, found: Any, remedy: str) -> None:
+def require(condition: bool, field: str, found: object, remedy: str) -> None:
     """Raise UserError, "FIELD: found FOUND; REMEDY", unless the condition holds."""
     if not condition:
         raise UserError(f"{field}: found {shown(found)}; {remedy}")
 
 
-def shown(found: Any) -> str:
+def shown(found: object) -> str:
     """Return the repr of a value for a message, cut after LONGEST_SHOWN characters."""
     try:
         text = repr(found)

@@ -96,7 +96,7 @@ def made_once(target: Path, make: Callable[[Path], None]) -> Path:
     return target
 
 
-def lock(file: IO[Any], *, wait: bool = False) -> bool:
+def lock(file: IO, *, wait: bool = False) -> bool:
     """Lock an open file, until this process and those that inherit the file have closed it, or were killed.
 
     Return False if another process holds the lock. wait: wait for it instead. On a file system without locks, log a
@@ -160,7 +160,7 @@ def with_checksum(body: Mapping[str, Any]) -> dict[str, Any]:
     return dict(body) | {CHECKSUM: _digest(body)}
 
 
-def write_json(path: Path, body: Mapping[str, Any]) -> None:
+def write_json(path: Path, body: Mapping[str, object]) -> None:
     """Write a JSON file atomically, with a checksum added."""
     write_text(path, json.dumps(with_checksum(body), indent=2, allow_nan=False) + "\n")
 
@@ -176,7 +176,7 @@ def read_with_checksum(path: Path, *, must: bool = False) -> dict[str, Any]:
     return body
 
 
-def _digest(body: Mapping[str, Any]) -> str:
+def _digest(body: Mapping[str, object]) -> str:
     read_again = json.loads(json.dumps(body))  # JSON makes keys strings, which sort unlike numbers
     return hashlib.sha256(json.dumps(read_again, sort_keys=True).encode()).hexdigest()
 

@@ -86,7 +86,7 @@ def put_whole(tree: Any, mesh: Mesh) -> Any:
     return jax.tree.map(lambda x: jax.make_array_from_callback(x.shape, by_rows, lambda index: x[index]), tree)
 
 
-def mesh_of(tree: Any) -> Mesh:
+def mesh_of(tree: object) -> Mesh:
     """Return the mesh over which arrays, or their ShapeDtypeStructs, are sharded."""
     return jax.tree.leaves(tree)[0].sharding.mesh
 
@@ -121,7 +121,7 @@ def host_rows(batch_size: int, mesh: Mesh) -> list[int]:
     return sorted({row for index in indices if index is not None for row in range(batch_size)[index[0]]})
 
 
-def tree_shardings(tree: Any, mesh: Mesh) -> Any:
+def tree_shardings(tree: T, mesh: Mesh) -> T:
     """Return the sharding of each leaf, by RULES; scalars are replicated. Raises KeyError if no rule matches."""
 
     def sharding(path: tuple, leaf: Any) -> NamedSharding:

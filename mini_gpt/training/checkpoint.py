@@ -226,7 +226,7 @@ class Checkpoints:
         self.manager.reload()
 
 
-def checksums(tree: Any) -> dict[str, str]:
+def checksums(tree: object) -> dict[str, str]:
     """Return {path: 16 hexadecimal digits} of a pytree of arrays, the same for any sharding.
 
     The digits are two sums modulo 2**32. Each term is an entry's bits times an odd hash of the entry's index.

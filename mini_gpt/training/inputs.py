@@ -1,7 +1,6 @@
 """The inputs of the model: their number of tokens and their layout, and in a training step, positions and source."""
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +12,8 @@ from mini_gpt.data.tokenizers import Tokenizer
 from mini_gpt.runtime.errors import require
 
 Arrays = dict[str, jax.Array]
-ModelInputs = Callable[[Arrays, jax.Array], tuple[Any, ...]]  # (batch, key) -> the arguments of the model's `hidden`
+Inputs = tuple[jax.Array | None, ...]  # the arguments of the model's `hidden`
+ModelInputs = Callable[[Arrays, jax.Array], Inputs]  # (batch, key) -> inputs
 
 
 def layout_of(config: Config, tokenizer: Tokenizer) -> Layout:
@@ -57,7 +57,7 @@ def make_model_inputs(config: Config, layout: Layout = PLAIN) -> ModelInputs | N
     if layout == PLAIN and limit is None and model.random_positions is None and not model.has_encoder:
         return None
 
-    def model_inputs(batch: Arrays, key: jax.Array) -> tuple[Any, ...]:
+    def model_inputs(batch: Arrays, key: jax.Array) -> Inputs:
         text_BL = batch[unmasked]
         keys_B = jax.random.split(jax.random.fold_in(key, model.num_layers + 1), len(text_BL))
         arguments = layout.arguments(model, batch["inputs"], text_BL, keys_B, batch.get("source"))

@@ -72,7 +72,7 @@ def at_step(optimizer_state: optax.OptState, step: jax.Array) -> optax.OptState:
     return jax.tree.map(moved, optimizer_state, is_leaf=_is_schedule)
 
 
-def _is_schedule(node: Any) -> bool:
+def _is_schedule(node: object) -> bool:
     return isinstance(node, optax.ScaleByScheduleState)
 
 

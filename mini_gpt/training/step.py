@@ -24,6 +24,7 @@ from mini_gpt.training.optimizer import at_step, make_optimizer, schedules
 from mini_gpt.training.train_state import TrainState, trained_parameters
 
 Metrics = dict[str, Any]  # scalar arrays; Any, since jax.Array does not declare is_ready
+Gradients = Callable[..., tuple[Parameters, Arrays]]
 TrainStep = Callable[[TrainState, sharding.Batch], tuple[TrainState, Metrics]]
 
 
@@ -98,13 +99,13 @@ def make_step(
     return jax.jit(train_step, donate_argnums=0, out_shardings=(shardings, None), compiler_options=options)
 
 
-def accumulated(gradients_of: Callable[..., Any], microbatches: int) -> Callable[..., Any]:
+def accumulated(gradients_of: Gradients, microbatches: int) -> Gradients:
     """Return `gradients_of` for a whole batch: it adds up the gradients and the sums of the microbatches."""
 
     def sum_of_gradients(
         trained: Parameters, fixed: Parameters | None, batch: Arrays, key: jax.Array
     ) -> tuple[Parameters, Arrays]:
-        def add(total: Any, microbatch: Any) -> tuple[Any, None]:
+        def add(total: tuple, microbatch: tuple) -> tuple[tuple, None]:
             return jax.tree.map(jnp.add, total, gradients_of(trained, fixed, *microbatch)), None
 
         # Microbatch i has rows i, i + microbatches, ...: each device keeps its own rows, and has some in each.

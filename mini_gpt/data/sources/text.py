@@ -180,7 +180,7 @@ def records(path: Path, field: str) -> Iterator[Piece]:
         yield Piece(checked(text))
 
 
-def _json(path: Path, field: str) -> Iterator[Any]:
+def _json(path: Path, field: str) -> Iterator[object]:
     """Yield the texts of JSON lines. A .json file whose first line is no object is read at once."""
     with open_text(path) as file:
         first = file.readline()
@@ -203,13 +203,13 @@ def _table(path: Path, field: str) -> Iterator[str]:
             yield _field(row, field)
 
 
-def _field(record: dict[str, Any], field: str) -> Any:
+def _field(record: dict[str, object], field: str) -> Any:
     if field not in record:
         raise ValueError(f"found no field {field!r} among {shown([*record])}; name one with data.text_field")
     return record[field]
 
 
-def _arrow(path: Path, field: str) -> Iterator[Any]:
+def _arrow(path: Path, field: str) -> Iterator[object]:
     """Yield the texts of Parquet, of an Arrow file, or of an Arrow stream as the datasets library saves it."""
     import pyarrow as pa  # slow to import
     import pyarrow.parquet as pq

@@ -9,7 +9,6 @@ import itertools
 import pickle
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from array_record.python.array_record_module import ArrayRecordReader
@@ -96,7 +95,7 @@ def vocabulary(corpus: Corpus, data: DataConfig) -> Tokenizer:
 class _NoCode(pickle.Unpickler):
     """Reads numbers, texts and containers. Everything else in a pickle needs a name to be looked up."""
 
-    def find_class(self, module: str, name: str) -> Any:
+    def find_class(self, module: str, name: str) -> object:
         raise ValueError(f"it names {module}.{name}; only numbers and texts are read")
 
 

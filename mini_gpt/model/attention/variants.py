@@ -1,5 +1,6 @@
 """The variants of attention in `model.variants`, as modules with the parameters of one layer."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -90,7 +91,7 @@ class QKNorm(HeadChange):
     def __call__(self, q_BLHK: jax.Array, k_BSGK: jax.Array, context: Context) -> tuple[jax.Array, jax.Array]:
         return self._normed(self.query_norm, q_BLHK), self._normed(self.key_norm, k_BSGK)
 
-    def _normed(self, norm: Any, x_BLHK: jax.Array) -> jax.Array:
+    def _normed(self, norm: Callable[[jax.Array], jax.Array], x_BLHK: jax.Array) -> jax.Array:
         rows = x_BLHK.reshape(*x_BLHK.shape[:2], -1) if self.together else x_BLHK
         return norm(rows).reshape(x_BLHK.shape).astype(x_BLHK.dtype)
 

@@ -1,6 +1,7 @@
 """Frequencies of sinusoids and of rotary positions, and the angles of positions."""
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -15,7 +16,7 @@ def geometric_frequencies(base: float, width: int) -> np.ndarray:
     return base ** (-np.arange(0, width, 2, dtype=np.float64) / width)
 
 
-def angles(positions_BL: jax.Array, frequencies_P: Any) -> jax.Array:
+def angles(positions_BL: jax.Array, frequencies_P: Sequence[float] | np.ndarray | jax.Array) -> jax.Array:
     """Return position · frequency as angles_BLP in radians, float32."""
     return positions_BL[..., None].astype(jnp.float32) * jnp.asarray(frequencies_P, jnp.float32)
 
