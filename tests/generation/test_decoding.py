@@ -29,11 +29,11 @@ CONTEXT, VOCAB = 8, 13
 GREEDY = Sampling(temperature=0.0)
 
 
-def make(separator_id=None, **overrides):
+def make(separator_id=None, noise=1.0, **overrides):
     base = {"context_length": CONTEXT, "model.d_model": 16, "model.num_layers": 2, "model.dtype": "float32"}
     base |= {"model.tie_embeddings": False, "model.use_bias": False}  # so that the most likely token varies
     config = loading.load("configs/default.py", base | overrides)
-    definition, parameters = random_parameters(config.model, VOCAB, noise=1.0)
+    definition, parameters = random_parameters(config.model, VOCAB, noise=noise)
     return LoadedModel(parameters, definition, config, sharding.make_mesh(1, 1, 1), 1024, Layout(separator_id))
 
 
