@@ -10,8 +10,9 @@ verdicts                                            a table of all comparisons
 verdict CONDITION CONDITION [LENGTH [METRIC]]       one verdict with its difference
 table SUITE METRIC [LABEL]                          means and deviations, by condition and length
 rise CONDITION LENGTH LENGTH SUITE METRIC [LABEL]   the difference of the means at two lengths, second minus first
-holds CONDITION LENGTH SUITE METRIC [LABEL]         the largest length, divided by the trained LENGTH, at which most
-                                                    seeds hold, and how many of them hold there
+holds CONDITION LENGTH [SUITE METRIC [LABEL]]       the largest length, divided by the trained LENGTH, at which most
+                                                    seeds hold, and how many of them hold there; by default in the
+                                                    exact match of tasks, or else the loss in blocks
 at CONDITION CONDITION LENGTH FIRST LAST            the difference of the losses with FIRST..LAST tokens of context in
                                                     blocks of LENGTH, first minus second condition: mean ± deviation
 """
@@ -62,8 +63,12 @@ def generated(name: str, kind: str) -> str:
         mean = {row["length"]: row[f"{metric}_mean"] for row in rows if row["condition"] == condition}
         return _signed(float(mean[second]) - float(mean[first]))
     if word == "holds":
-        condition, trained, suite, metric, *label = arguments
-        rows = [row for row in _rows(name, SEEDS) if (row["suite"], row["measured"]) == (suite, " ".join(label))]
+        condition, trained, *measured = arguments
+        rows = _rows(name, SEEDS)
+        is_of_tasks = any(row["suite"] == "tasks" for row in rows)
+        default = ["tasks", "exact_match"] if is_of_tasks else ["extrapolation", "nll", "blocks"]
+        suite, metric, *label = measured or default
+        rows = [row for row in rows if (row["suite"], row["measured"]) == (suite, " ".join(label))]
         return _holds([row for row in rows if row["condition"] == condition], int(trained), metric)
     if word == "at":
         first, second, length, *places = arguments
