@@ -13,6 +13,7 @@ rise CONDITION LENGTH LENGTH SUITE METRIC [LABEL]   the difference of the means 
 holds CONDITION LENGTH [SUITE METRIC [LABEL]]       the largest length, divided by the trained LENGTH, at which most
                                                     seeds hold, and how many of them hold there; by default in the
                                                     exact match of tasks, or else the loss in blocks
+holding                                             a table of `holds` for the encodings of several studies, HOLDING
 at CONDITION CONDITION LENGTH FIRST LAST            the difference of the losses with FIRST..LAST tokens of context in
                                                     blocks of LENGTH, first minus second condition: mean ± deviation
 """
@@ -34,6 +35,16 @@ BY_POSITION, SEEDS = "by_position", "seeds"
 # A seed that has learned holds at a length if, there and at all lengths from the trained one to it, its loss is at most
 # this much (nats) above that at the trained length; or if its exact match is at least that much.
 MOST_RISE, LEAST_MATCH = 0.05, 0.9
+# The columns of the table "holding": {heading: {study: trained length}}; of several studies, the first with an encoding.
+HOLDING = {
+    "text, trained on 64 characters": {"positions": 64, "text_64": 64},
+    "text, on 256 characters": {"text_256": 256},
+    "copying, on 10 letters": {"copying": 10},
+    "adding, on 3 digits": {"addition": 3},
+}
+CONDITIONS = ("none", "learned", "abacus", "coupled", "sinusoidal", "rope", "alibi", "t5", "hard_alibi", "kerple")
+CONDITIONS += ("fire", "pope", "fox", "cope", "rnope-swa")
+LABELS = {"abacus": "`learned`, abacus ids", "coupled": "`learned`, coupled ids", "rnope-swa": "RNoPE-SWA"}
 GROUP, FARTHEST = 4, 128  # tokens: a row of by_position.csv is a mean over GROUP positions of a block
 MARKED = re.compile(r"(<!-- study (\S+): (.+?) -->)(.*?)(<!-- /study -->)", re.DOTALL)
 Rows = list[dict[str, str]]
@@ -64,18 +75,15 @@ def generated(name: str, kind: str) -> str:
         return _signed(float(mean[second]) - float(mean[first]))
     if word == "holds":
         condition, trained, *measured = arguments
-        rows = _rows(name, SEEDS)
-        is_of_tasks = any(row["suite"] == "tasks" for row in rows)
-        default = ["tasks", "exact_match"] if is_of_tasks else ["extrapolation", "nll", "blocks"]
-        suite, metric, *label = measured or default
-        rows = [row for row in rows if (row["suite"], row["measured"]) == (suite, " ".join(label))]
-        return _holds([row for row in rows if row["condition"] == condition], int(trained), metric)
+        return _holds(*_of_condition(_rows(name, SEEDS), condition, measured), int(trained))
+    if word == "holding":
+        return f"\n{_holding()}\n"
     if word == "at":
         first, second, length, *places = arguments
         return _difference_at(
             _rows(name, BY_POSITION), (first, second), length, range(int(places[0]), int(places[1]) + 1)
         )
-    raise ValueError(f"{kind}: must start with standing, verdicts, verdict, table, rise, holds or at")
+    raise ValueError(f"{kind}: must start with standing, verdicts, verdict, table, rise, holds, holding or at")
 
 
 def write_page(text: str) -> str:
@@ -130,7 +138,28 @@ def _by_position(study: Path) -> list[dict[str, object]]:
     return rows
 
 
-def _holds(rows: Rows, trained: int, metric: str) -> str:
+def _of_condition(rows: Rows, condition: str, measured: list[str]) -> tuple[Rows, str]:
+    """Return the rows of a condition, and the metric. measured: suite, metric, label; or [] for the default."""
+    is_of_tasks = any(row["suite"] == "tasks" for row in rows)
+    default = ["tasks", "exact_match"] if is_of_tasks else ["extrapolation", "nll", "blocks"]
+    suite, metric, *label = measured or default
+    rows = [row for row in rows if (row["suite"], row["measured"]) == (suite, " ".join(label))]
+    return [row for row in rows if row["condition"] == condition], metric
+
+
+def _holding() -> str:
+    studies = {name: _rows(name, SEEDS) for column in HOLDING.values() for name in column}
+    table = []
+    for condition in CONDITIONS:
+        cells = {"encoding": LABELS.get(condition, f"`{condition}`")}
+        for heading, column in HOLDING.items():
+            found = [(*_of_condition(studies[name], condition, []), trained) for name, trained in column.items()]
+            cells[heading] = next((_holds(*one) for one in found if one[0]), "–")
+        table.append(cells)
+    return markdown_table(table)
+
+
+def _holds(rows: Rows, metric: str, trained: int) -> str:
     """Return such as `4× (7 of 8)`; `≥ 8×` for the largest measured length; `not learned` without a majority at 1×."""
     if not rows:
         raise ValueError("no such condition, suite or label")

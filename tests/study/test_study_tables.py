@@ -99,6 +99,15 @@ def test_a_table_of_several_metrics_names_them(docs):
     assert "| a lower than b | nll | 128 | – | 1 | 0 | no verdict: no seed is complete |" in page
 
 
+def test_the_table_of_lengths_has_a_dash_for_what_was_not_run(docs, monkeypatch):
+    monkeypatch.setattr(study_tables, "HOLDING", {"on eight": {"sizes": 8}})
+    monkeypatch.setattr(study_tables, "CONDITIONS", ("e", "abacus", "c"))
+    rows = "| `e` | ≥ 2× (1 of 1) |\n| `learned`, abacus ids | – |\n| `c` | not learned |"
+    assert f"| encoding | on eight |\n|---|---|\n{rows}\n" in study_tables.write_page(
+        "<!-- study all: holding --><!-- /study -->"
+    )
+
+
 @pytest.mark.parametrize(
     "kind", ["verdict a d", "verdict a b", "nothing", "table perplexity nll y", "holds z 8 text nll x"]
 )
