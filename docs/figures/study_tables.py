@@ -35,7 +35,7 @@ BY_POSITION, SEEDS = "by_position", "seeds"
 # A seed that has learned holds at a length if, there and at all lengths from the trained one to it, its loss is at most
 # this much (nats) above that at the trained length; or if its exact match is at least that much.
 MOST_RISE, LEAST_MATCH = 0.05, 0.9
-# The columns of the table "holding": {heading: {study: trained length}}; of several studies, the first with an encoding.
+# The columns of the table "holding": {heading: {study: trained length}}. The first study that has an encoding is taken.
 HOLDING = {
     "text, trained on 64 characters": {"positions": 64, "text_64": 64},
     "text, on 256 characters": {"text_256": 256},
