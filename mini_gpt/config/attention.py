@@ -151,7 +151,7 @@ class FireConfig(Section, prefix="model.fire."):
 
     width: Size = field(32, "of the hidden layer")
     threshold: Positive = field(
-        None, "initial L; divides distances as max(L, position), in logs", follows=_half_of_the_context
+        None, "initial L: distances are divided by max(L, position of the query), in logs", follows=_half_of_the_context
     )
 
 
@@ -179,7 +179,7 @@ class VariantsConfig(Section, prefix="model.variants."):
 
     qk_norm: Literal["none", "plain", "weighted", "all_heads", "layernorm"] = field(
         "none",
-        "divide queries and keys by their root mean square; weighted: trained; all_heads: of all; layernorm: as in Phi",
+        "norm of queries and keys; plain: without weights; all_heads: over all heads of a token; layernorm: as in Phi",
     )
     qk_norm_epsilon: Epsilon = field(1e-6, "of qk_norm, added to the mean square or to the variance")
     clip_qkv: Annotated[float | None, above(0)] = field(None, "limit entries of q, k and v to ± this (MPT, OLMo)")

@@ -30,7 +30,7 @@ class DataConfig(Section, prefix="data."):
     path: str | None = field(None, "text: glob; pairs: TSV or sources; tokens, tfds: directory; tiny_shakespeare: file")
     text_field: str = field("text", "text: the field or column of records, in JSON, CSV, Parquet and Arrow")
     document_separator: str | None = field(
-        None, "between documents, such as '\\n\\n'; None: a text is one, tokens have <|endoftext|>"
+        None, "between documents, such as '\\n\\n'; None: a file is a document; for tokens, <|endoftext|>"
     )
     token_dtype: Literal["uint16", "uint32", "int32", "int64"] | None = field(
         None, "tokens: the type of the ids; None: that of a shard's header, else uint16 unless they look wider"

@@ -66,17 +66,21 @@ class ModelConfig(Section, prefix="model."):
     position: sections.Position | tuple[sections.Position, ...] = field("rope", "encoding; a tuple repeats over layers")
     max_positions: Size = field(None, "rows of the table of learned positions", follows=_most_positions)
     dtype: Literal["auto", "float32", "bfloat16"] = field("auto", "of matmuls; auto: bfloat16 if the hardware has it")
-    param_dtype: Literal["float32", "bfloat16"] = field("float32", "of parameters; bfloat16: to evaluate or sample")
-    block: Literal["attention", "gru"] = field("attention", "gru: a recurrent unit in its place (Cho et al. 2014)")
+    param_dtype: Literal["float32", "bfloat16"] = field("float32", "of parameters; bfloat16 only to evaluate or sample")
+    block: Literal["attention", "gru"] = field(
+        "attention", "gru: a recurrent unit instead of attention (Cho et al. 2014)"
+    )
     attention: Literal["auto", "reference", "blockwise", "cudnn", "splash"] = field(
         "auto", "implementation: cudnn for NVIDIA GPUs, splash for TPUs, auto: the fastest"
     )
-    num_layers: Annotated[int, up_to(MOST_LAYERS)] = field(4, "blocks; of the decoder if there are two stacks")
+    num_layers: Annotated[int, up_to(MOST_LAYERS)] = field(4, "number of blocks; with an encoder, of the decoder")
     encoder_layers: Annotated[int, up_to(MOST_LAYERS, least=0)] = field(
         0, "blocks of an encoder, which the decoder reads by cross-attention; 0: none (Vaswani et al. 2017)"
     )
     share_embeddings: bool = field(True, "encoder and decoder have one table of embeddings")
-    cross_positions: bool = field(False, "relative positions in cross-attention too: target's minus source's place")
+    cross_positions: bool = field(
+        False, "relative positions in cross-attention too: place in target minus place in source"
+    )
     d_model: Size = field(128, "width of the residual stream")
     num_heads: Annotated[int, up_to(MOST_HEADS)] = field(
         4, "query heads; must divide d_model, unless head_width is given"
@@ -91,7 +95,9 @@ class ModelConfig(Section, prefix="model."):
     embedding_dropout: Rate = field(None, "of the embeddings, after positions are added", follows="model.dropout")
     sublayer_dropout: Rate = field(None, "of a sublayer's output, before the residual sum", follows="model.dropout")
     attention_dropout: Rate = field(None, "of the attention weights", follows="model.dropout")
-    norm: Literal["layernorm", "rmsnorm"] = field("layernorm", "in blocks; pre: also after the last block")
+    norm: Literal["layernorm", "rmsnorm"] = field(
+        "layernorm", "the kind of norm; with norm_placement=pre also after the last block"
+    )
     norm_placement: Literal["pre", "post", "none"] = field(
         "pre", "pre: x + f(norm(x)); post: norm(x + f(x)); none: x + f(x), for output_norm"
     )
@@ -119,7 +125,7 @@ class ModelConfig(Section, prefix="model."):
         None, "its root divides scores (Gemma: query_pre_attn_scalar)", follows="model.head_width"
     )
     residual: bool = field(True, "residual connections; false for ablation only")
-    remat: Literal["none", "dots", "block"] = field("none", "recompute activations: all, or (dots) all but products")
+    remat: Literal["none", "dots", "block"] = field("none", "recompute activations: block: all; dots: all but products")
     scan_layers: bool = field(False, "loop over stacked blocks: 24 layers compile about as fast as 4")
     attention_window: OptionalSize | tuple[OptionalSize, ...] = field(
         None, "keys per query, including its own (Jiang et al. 2023); None: all; a tuple repeats over the layers"

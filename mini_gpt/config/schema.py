@@ -65,9 +65,11 @@ class TrainConfig(Section, prefix="train."):
     steps: Count = field(1000, "optimizer steps")
     batch_size: Count = field(16, "sequences over all devices, for one optimizer step")
     accumulation_steps: Count = field(1, "microbatches of a step, computed one after the other")
-    random_offsets: OptionalSize = field(None, "rows start at random, end below this (Huang et al. 2025); None: at 0")
+    random_offsets: OptionalSize = field(
+        None, "rows start at a random position and end below this (Huang et al. 2025); None: 0"
+    )
     trainable: Expression = field(
-        "", "regular expression: training changes only parameters with it in their names; empty: all, or all adapters"
+        "", "training changes only parameters whose names contain a match; empty: all, or with lora_rank the adapters"
     )
     lora_rank: Annotated[int, at_least(0)] = field(0, "of LoRA adapters (Hu et al. 2022), with --init_from; 0: none")
     lora_alpha: Positive = field(8.0, "an adapter's output is multiplied by lora_alpha / lora_rank")
