@@ -1,6 +1,7 @@
 """List the config fields: type and range, default, and meaning."""
 
 import argparse
+import html
 import itertools
 from collections.abc import Iterator, Mapping
 
@@ -9,6 +10,7 @@ from mini_gpt.config.loading import check_field
 from mini_gpt.config.schema import Config
 from mini_gpt.runtime import program
 
+BAR = r"\|"  # a bar that does not end the cell of a table
 PAGE = """# Config
 
 This page is the output of `python -m mini_gpt.config --markdown`. `python -m mini_gpt.config model.rope` prints the
@@ -34,7 +36,9 @@ def markdown(fields: Mapping[str, Spec]) -> Iterator[str]:
         yield "| field | type | default | meaning |\n|---|---|---|---|"
         for name, kind, default, meaning in itertools.starmap(columns, group):
             shown = f"`{default}`" if default else "empty"
-            yield f"| `{name}` | {kind} | {shown} | {meaning} |"
+            if "|" in default:  # would end the cell, also in backticks
+                shown = f"<code>{html.escape(default).replace('|', '&#124;')}</code>"
+            yield f"| `{name}` | {kind} | {shown} | {meaning.replace('|', BAR)} |"
         yield ""
 
 
