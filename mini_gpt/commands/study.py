@@ -37,11 +37,12 @@ from mini_gpt.study import (
     slurm,
     statistics,
     syntax,
+    tuning,
 )
 from mini_gpt.study.definition import Plan, Study
 from mini_gpt.study.report import Report
 from mini_gpt.study.results import Results
-from mini_gpt.study.runner import Display, Job
+from mini_gpt.study.runner import Display, Engine, Job
 
 OF_STUDY = ("vary", "contrast", "seeds", "suite", "split", "lengths", "strides")  # flags that a study file replaces
 log = logging.getLogger("mini_gpt.study")
@@ -75,6 +76,7 @@ def _run_action(parser: argparse.ArgumentParser) -> None:
     plan = _loaded(flags, command_line.config_overrides(rest))
     workdir = flags.workdir or Path("runs", "studies" if flags.file else "sweeps", plan.name)
     command_line.set_up()
+    plan = tuning.frozen(plan, workdir)
     ACTIONS[flags.action or "run"](plan, workdir, flags)
 
 
@@ -164,10 +166,12 @@ def _run(plan: Plan, workdir: Path, flags: argparse.Namespace) -> None:
     is_local, shard = flags.engine == "local", _shard(flags.shard, len(plan.runs))
     slots = machine.slots(flags.jobs if is_local else None)
     changed = ledger.changes(workdir, plan)
+    make_engine = lambda found: local.Local(found, slots) if is_local else ray.Ray(found, flags.jobs)
     found = Results(plan, workdir)
-    engine = local.Local(found, slots) if is_local else ray.Ray(found, flags.jobs)  # before JAX: Ray forks
-    measured = len({path.parents[1] for path in workdir.glob("*/eval/*.json")})  # also with other options
-    if changed and measured and plan.comparisons and not flags.changed:
+    first = tuning.results(plan, workdir) if plan.is_untuned else found
+    engine = make_engine(first)  # before JAX: Ray forks
+    measured = len({path.parents[1] for path in workdir.glob("**/eval/*.json")})  # also with other options
+    if changed and measured and (plan.comparisons or plan.tuning) and not flags.changed:
         raise UserError(
             f"study: the plan of {workdir} was changed after {measured} runs were measured ({', '.join(changed[:4])}); "
             "restore it, or add --changed: the report will call the study exploratory"
@@ -179,6 +183,14 @@ def _run(plan: Plan, workdir: Path, flags: argparse.Namespace) -> None:
     done = len(found.complete_runs)
     ledger.append(workdir, "changed" if changed else "run", plan, done, command=command, fields=changed)
     ledger.save(workdir, plan)
+    if plan.is_untuned:
+        plan = _tuned(plan, workdir, flags, first, engine)
+        if plan.is_untuned:
+            log.info("other shards still tune; when they have ended, the same command goes on with the comparison")
+            return
+        log.info(f"tuned: {', '.join(f'{name} {value}' for name, value in (plan.chosen or {}).items())}")
+        found = Results(plan, workdir)
+        engine = make_engine(found)
     mine = plan.runs[shard]
     jobs = [Job(run, workdir / run.name) for run in mine if found.missing(run)]
     if jobs and plan.comparisons:
@@ -195,6 +207,26 @@ def _run(plan: Plan, workdir: Path, flags: argparse.Namespace) -> None:
     runner.check_all_complete(jobs, len(mine))
 
 
+def _tuned(plan: Plan, workdir: Path, flags: argparse.Namespace, found: Results, engine: Engine) -> Plan:
+    """Train the runs of the tuning, and return the plan with the best values; unchanged if other shards still tune."""
+    mine = found.plan.runs[_shard(flags.shard, len(found.plan.runs))]
+    missing = tuning.missing(found)
+    jobs = [Job(run, found.workdir / run.name) for run in mine if run in missing]
+    log.info(f"tuning: {len(mine) - len(jobs)} of {len(mine)} runs are complete; {engine.count} at a time")
+    try:
+        runner.Runner(found, jobs, engine).run(Display(len(mine)))
+        found = tuning.results(plan, workdir)
+        missing = tuning.missing(found)
+        jobs = [job for job in jobs if job.run in missing]  # not those that diverged
+        runner.log_failures(jobs)
+        runner.check_all_complete(jobs, len(mine))
+        return plan if missing else tuning.freeze(plan, workdir, found)
+    except BaseException:
+        if flags.shard is None:
+            _report(plan, workdir, flags)
+        raise
+
+
 def _report(plan: Plan, workdir: Path, flags: argparse.Namespace, jobs: Sequence[Job] = ()) -> None:
     ledger.changes(workdir, plan)  # raises its errors
     found = Report(Results(plan, workdir), runner.failures(jobs))
@@ -206,8 +238,9 @@ def _report(plan: Plan, workdir: Path, flags: argparse.Namespace, jobs: Sequence
 
 def _print_script(plan: Plan, flags: argparse.Namespace) -> None:
     """Print the script for Slurm. Its command has the arguments of this one, except those that the script sets."""
-    shards = len(plan.runs) if flags.shards is None else flags.shards
-    require(1 <= shards <= len(plan.runs), "--shards", shards, f"must be in 1..{len(plan.runs)}, the number of runs")
+    most = max(len(plan.runs), len(plan.tuning.runs if plan.tuning else ()))
+    shards = most if flags.shards is None else flags.shards
+    require(1 <= shards <= most, "--shards", shards, f"must be in 1..{most}, the number of runs")
     jobs = 1 if flags.jobs is None else flags.jobs
     require(jobs >= 1, "--jobs", jobs, "must be at least 1")
     parser = argparse.ArgumentParser(allow_abbrev=False)

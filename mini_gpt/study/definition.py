@@ -24,6 +24,8 @@ SEED_FIELDS = ("seed", "data.seed")
 TEXT_FIELDS = ("corpus", "path", "target_path", "pair", "split", "split_fractions")
 # Fields that may differ between machines; the text is compared by its fingerprint.
 PLACES = ("data.path", "data.target_path")
+NO_PLACES: Mapping[str, str] = MappingProxyType({})
+Chosen = Mapping[str, float]  # {condition: its value of the field in `tune`}
 
 
 class Fit(NamedTuple):
@@ -67,6 +69,10 @@ class Study:
     level: the family-wise error rate; intervals cover 1 - level.
     seed_field: "seed" (data.seed follows it), or "data.seed" to vary only the order of data. To fix the order, give
       data.seed in the overrides.
+    sizes: {name: config fields}: all conditions and contrasts are repeated at each, as SIZE,CONDITION.
+    tune: {field: increasing values}, such as the learning rate. Each condition is compared with the value that has the
+      lowest mean validation loss over the tuning_seeds.
+    tuning_seeds: others than `seeds`.
     """
 
     question: str
@@ -81,6 +87,9 @@ class Study:
     expected_deviation: float | None = None
     level: float = 0.05
     seed_field: str = "seed"
+    sizes: Mapping[str, Mapping[str, Any]] | None = None
+    tune: Mapping[str, Sequence[float]] | None = None
+    tuning_seeds: Sequence[int] | None = None
 
 
 class Comparison(NamedTuple):
@@ -114,23 +123,36 @@ class Plan:
     """A study with all configs loaded. Raises UserError if a config, a suite or a contrast is invalid.
 
     places: values of PLACES on this machine.
+    chosen: None before the tuning.
+    conditions: at all sizes; `sized` has {name: (size, name without it)}.
     configs: of each condition, with the first seed.
     comparisons: the family of Holm's correction.
+    tuning: the plan of the runs that tune, or None. Its conditions are named in `tuned`: {name: (condition, value)}.
     """
 
-    def __init__(self, name: str, study: Study, places: Mapping[str, str] = MappingProxyType({})):
-        self.name, self.study, self.places = name, study, dict(places)
+    def __init__(self, name: str, study: Study, places: Mapping[str, str] = NO_PLACES, chosen: Chosen | None = None):
+        self.name, self.study, self.places, self.chosen = name, study, dict(places), chosen
         given = study.conditions
-        self.conditions = given if isinstance(given, Mapping) else syntax.conditions(given)
+        self.unsized = given if isinstance(given, Mapping) else syntax.conditions(given)
+        sizes = study.sizes or {}
+        self.sized = {f"{size},{each}": (size, each) for size in sizes for each in self.unsized}
+        at_sizes = {name: {**sizes[size], **self.unsized[each]} for name, (size, each) in self.sized.items()}
+        for name, (size, each) in self.sized.items():
+            is_clear = len(at_sizes[name]) == len(sizes[size]) + len(self.unsized[each])
+            require(is_clear, f"sizes: {size}", sizes[size], f"{each} has one of these fields as well; give it once")
+        self.conditions = at_sizes if sizes else self.unsized
         self.suites = {suite: _options(suite, options) for suite, options in study.suites.items()}
+        self.not_compared = (*PLACES, *(study.tune or ()))  # fields that may differ from a saved plan
         _check_conditions(study, self.conditions)
         _check_numbers(study)
+        _check_tuning(study)
         self.configs = {condition: self._load(condition, study.seeds[0]) for condition in self.conditions}
         _check_different(self.configs, "have the same config")
         for suite, options in self.suites.items():
             for config in self.configs.values():
                 SUITES[suite].check(config, options)
-        self.comparisons = [one for contrast in study.contrasts for one in self._comparisons(contrast)]
+        at = [(contrast, size) for contrast in study.contrasts for size in study.sizes or [None]]
+        self.comparisons = [one for contrast, size in at for one in self._comparisons(contrast, size)]
         repeated = [one for one in self.comparisons if self.comparisons.count(one) > 1]
         if repeated:
             raise UserError(f"contrasts: found {repeated[0]} at length {repeated[0].length} twice; give it once")
@@ -140,6 +162,10 @@ class Plan:
         self.fit = None if study.fit is None else self._fit(study.fit)
         for condition in self.conditions if self.fit else ():
             self.fit_length(condition)
+        grid = [(field.rpartition(".")[2], value) for field, values in (study.tune or {}).items() for value in values]
+        self.tuned = {f"{each},{field}={value}": (each, value) for each in self.conditions for field, value in grid}
+        self.tuning = self._tuning() if self.tuned else None
+        self.is_untuned = self.tuning is not None and chosen is None
 
     @functools.cached_property
     def runs(self) -> list[PlannedRun]:
@@ -152,11 +178,12 @@ class Plan:
     def to_dict(self) -> dict[str, Any]:
         """Return the plan in the form of JSON. The configs belong to it: a changed config file is a changed plan."""
         fields = dataclasses.asdict(self.study) | {"seeds": list(self.study.seeds), "conditions": self.conditions}
+        fields |= {"tuning_seeds": list(self.study.tuning_seeds)} if self.study.tuning_seeds else {}
         fields |= {"suites": {name: dataclasses.asdict(options) for name, options in self.suites.items()}}
         fields |= {"contrasts": [one[:-1] for one in self.comparisons], "fit": self.fit}
         loaded = {condition: loading.flatten(loading.to_dict(config)) for condition, config in self.configs.items()}
         shared = {
-            condition: {name: value for name, value in values.items() if name not in PLACES}
+            condition: {name: value for name, value in values.items() if name not in self.not_compared}
             for condition, values in loaded.items()
         }
         return json.loads(json.dumps({"name": self.name, **fields, "configs": shared}))
@@ -167,8 +194,9 @@ class Plan:
         names = [name for name in current if name != "configs" and current[name] != saved.get(name)]
         for condition, config in self.configs.items():
             try:
-                places = {place: loading.flatten(loading.to_dict(config))[place] for place in PLACES}
-                old = loading.from_dict(saved["configs"][condition] | places)
+                current = loading.flatten(loading.to_dict(config))
+                same = {name: current[name] for name in self.not_compared}
+                old = loading.from_dict(saved["configs"][condition] | same)
             except (UserError, KeyError, TypeError):
                 names.append(f"configs of {condition}")
             else:
@@ -182,17 +210,28 @@ class Plan:
         require(len(found) == 1, "fit: length", self.fit.length, "must be one length")
         return found[0]
 
+    def _tuning(self) -> "Plan":
+        study, field = self.study, next(iter(self.study.tune or ()))
+        conditions = {name: {**self.conditions[each], field: value} for name, (each, value) in self.tuned.items()}
+        is_task = next(iter(self.configs.values())).data.is_task
+        suites: Mapping[str, Any] = {"tasks": {"lengths": "1x"}} if is_task else {"perplexity": {}}
+        seeds, shared = study.tuning_seeds or (), study.overrides
+        runs = Study("", study.config, conditions, seeds, suites, (), shared, seed_field=study.seed_field)
+        return Plan(self.name, runs, self.places)
+
     def _load(self, condition: str, seed: int) -> Config:
         study = self.study
-        fields = {**study.overrides, **self.conditions[condition], **self.places, study.seed_field: seed}
+        tuned = {name: self.chosen[condition] for name in study.tune or ()} if self.chosen else {}
+        fields = {**study.overrides, **self.conditions[condition], **tuned, **self.places, study.seed_field: seed}
         try:
             return loading.load(study.config, fields)
         except UserError as error:
             raise UserError(f"{error} (condition {condition})" if len(self.conditions) > 1 else str(error)) from None
 
-    def _comparisons(self, text: str) -> list[Comparison]:
-        first, claim, second, where = syntax.parse_contrast(text, self.conditions)
+    def _comparisons(self, text: str, size: str | None) -> list[Comparison]:
+        first, claim, second, where = syntax.parse_contrast(text, self.unsized)
         require(first != second, "contrasts", first, "must compare different conditions")
+        first, second = (name if size is None else f"{size},{name}" for name in (first, second))
         for name in TEXT_FIELDS:
             values = [getattr(self.configs[one].data, name) for one in (first, second)]
             remedy = f"{second} has {values[1]!r}; a contrast needs conditions that are measured on the same text"
@@ -298,14 +337,33 @@ def _check_conditions(study: Study, conditions: Mapping[str, Mapping[str, Any]])
         is_named = isinstance(name, str) and name.strip() == name != "" and "$" not in name and name[0] != "_"
         require(is_named, "conditions", name, "must not be empty, contain $, start with _, or have spaces at its ends")
         for own in fields:
-            taken = own in study.overrides or own == study.seed_field
+            taken = own in study.overrides or own == study.seed_field or own in (study.tune or ())
             require(not taken, f"conditions: {name}", own, "is given for all conditions as well; give it once")
 
 
-def _check_numbers(study: Study) -> None:
-    seeds = list(study.seeds)
+def _check_seeds(field: str, given: Sequence[int]) -> None:
+    seeds = list(given)
     is_valid = all(type(seed) is int and seed >= 0 for seed in seeds) and 0 < len(seeds) == len(set(seeds))
-    require(is_valid, "seeds", study.seeds, "must be distinct whole numbers, each at least 0, such as range(5)")
+    require(is_valid, field, given, "must be distinct whole numbers, each at least 0, such as range(5)")
+
+
+def _check_tuning(study: Study) -> None:
+    if study.tune is None:
+        require(study.tuning_seeds is None, "tuning_seeds", study.tuning_seeds, "is only for a study with tune")
+        return
+    require(len(study.tune) == 1, "tune", study.tune, "must be {field: values} with one field")
+    ((field, values),) = study.tune.items()
+    numbers = [value for value in values if type(value) in (int, float) and math.isfinite(value)]
+    is_grid = len(numbers) > 1 and list(values) == sorted(set(numbers))
+    require(is_grid, f"tune: {field}", values, "must be at least two numbers, each larger than the one before")
+    require(field not in {*study.overrides, *SEED_FIELDS}, "tune", field, "is given by overrides or seeds as well")
+    _check_seeds("tuning_seeds", study.tuning_seeds or ())
+    is_new = not set(study.tuning_seeds or ()) & set(study.seeds)
+    require(is_new, "tuning_seeds", study.tuning_seeds, "must not be among seeds: the comparison needs fresh ones")
+
+
+def _check_numbers(study: Study) -> None:
+    _check_seeds("seeds", study.seeds)
     require(study.seed_field in SEED_FIELDS, "seed_field", study.seed_field, "must be seed or data.seed")
     require(study.seed_field not in study.overrides, "overrides", study.seed_field, "it is given by seeds")
     require(0 < study.level < 1, "level", study.level, "must be above 0 and below 1")

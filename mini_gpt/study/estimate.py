@@ -8,7 +8,7 @@ from pathlib import Path
 
 from mini_gpt.config import loading
 from mini_gpt.runtime.errors import UserError
-from mini_gpt.study import processes, statistics
+from mini_gpt.study import processes, statistics, tuning
 from mini_gpt.study.definition import Plan
 from mini_gpt.study.machine import Slot
 from mini_gpt.study.results import Results
@@ -37,12 +37,15 @@ def measure(plan: Plan, slot: Slot) -> dict[str, Cost]:
 
 def text(results: Results, costs: dict[str, Cost], jobs: int) -> str:
     """Return the plan as text: the runs, their time and disk, and the difference that can be shown."""
-    plan, missing = results.plan, [run for run in results.plan.runs if results.missing(run)]
+    plan, missing = results.plan, [run.condition for run in results.plan.runs if results.missing(run)]
+    to_tune = tuning.missing(tuning.results(plan, results.workdir)) if plan.tuning else []
+    missing += [plan.tuned[run.condition][0] for run in to_tune]
+    planned = len(plan.runs) + len(plan.tuning.runs if plan.tuning else ())
     seconds = {name: cost.seconds(plan.configs[name].train.steps) for name, cost in costs.items()}
     rows = [
         {
             "condition": name,
-            "runs": sum(run.condition == name for run in missing),
+            "runs": missing.count(name),
             "steps": plan.configs[name].train.steps,
             "ms per step": f"{1000 * cost.step_seconds:.1f}",
             "time of a run": clock(seconds[name]),
@@ -51,15 +54,16 @@ def text(results: Results, costs: dict[str, Cost], jobs: int) -> str:
         }
         for name, cost in costs.items()
     ]
-    total = sum(seconds[run.condition] for run in missing)
-    needed = sum(costs[run.condition].bytes for run in missing)
+    total = sum(seconds[name] for name in missing)
+    needed = sum(costs[name].bytes for name in missing)
     free = shutil.disk_usage(_existing(results.workdir)).free
     lines = [
         plan.study.question or plan.name,
         "",
         result_files.table(rows),
         "",
-        f"{len(missing)} of {len(plan.runs)} runs are missing; {jobs} at a time: about {clock(total / jobs)}.",
+        f"{len(missing)} of {planned} runs are missing; {jobs} at a time: about {clock(total / jobs)}.",
+        *([f"Of these, {len(to_tune)} tune, and take at most this time."] if to_tune else []),
         f"Disk: {needed / MIB:,.0f} MiB at most, {free / MIB:,.0f} MiB are free in {_existing(results.workdir)}.",
         *(["Warning: the runs need more disk space than is free."] if needed > free else []),
         *can_show(plan),

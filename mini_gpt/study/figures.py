@@ -59,6 +59,27 @@ def _differences(rows: list[Row], metric: str, level: float) -> Figure:
     return figure
 
 
+def by_size(rows: Sequence[Row], level: float) -> dict[str, Figure]:
+    """Plot the paired differences with intervals against the parameters of the second condition, for each metric.
+
+    rows: of comparisons.csv; those without a size or an interval are left out.
+    """
+    found, drawn = {}, [row for row in rows if row.get("parameters_second") and row["interval_low"] is not None]
+    for metric, of_metric in tables.groups(drawn, "metric").items():
+        figure, axes = curves.new_figure((8, 4.4), title="Paired differences by size")
+        named = [row | {"curve": f"{row['pair']}, {row['suite']} {row['label']} {row['length']}"} for row in of_metric]
+        for number, (label, points) in enumerate(tables.groups(named, "curve").items()):
+            names = ("parameters_second", "difference", "interval_low", "interval_high")
+            x, y, low, high = (np.array([row[name] for row in points]) for name in names)
+            marker = curves.MARKERS[number % len(curves.MARKERS)]
+            axes.errorbar(x, y, [y - low, high - y], fmt=marker, capsize=4, label=label)
+        axes.axhline(0, color="black", linewidth=0.8)
+        what = f"difference of {metric}: mean, {100 * (1 - level):g}% interval"
+        curves.finish(axes, xscale="log", xlabel="parameters of the second condition", ylabel=what)
+        found[metric] = figure
+    return found
+
+
 def training(losses: Mapping[str, list[np.ndarray]]) -> Figure:
     """Plot the training loss of each condition, as mean and range over the seeds."""
     figure, axes = curves.new_figure((8, 4.4))

@@ -114,7 +114,7 @@ def freeze(workdir: Path, plan: Plan, fingerprints: Mapping[str, str]) -> str:
     changes(workdir, plan)  # raises its errors
     if runs := _runs(workdir):  # also if its results were deleted
         raise UserError(f"freeze: {workdir} was run on {runs[0]['date']}; a plan is frozen before the first run")
-    started = [path.parent.name for path in sorted(workdir.glob("*/metrics.jsonl"))]
+    started = [path.parent.name for path in sorted(workdir.glob("**/metrics.jsonl"))]
     if started:  # also runs of another plan
         raise UserError(f"freeze: {workdir} has the losses of {started[0]}; a plan is frozen before the first run")
     save(workdir, plan)

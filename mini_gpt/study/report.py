@@ -13,7 +13,7 @@ import markdown as markdown_library
 from matplotlib.figure import Figure
 
 from mini_gpt import suites
-from mini_gpt.study import analysis, figures, ledger, statistics, tables
+from mini_gpt.study import analysis, figures, ledger, statistics, tables, tuning
 from mini_gpt.study.analysis import Outcome
 from mini_gpt.study.definition import PlannedRun
 from mini_gpt.study.results import Results
@@ -58,7 +58,9 @@ class Report:
         self.results, self.plan, self.study, self.workdir = results, results.plan, results.plan.study, results.workdir
         pairs = {comparison: results.pairs(comparison) for comparison in self.plan.comparisons}
         self.outcomes = analysis.outcomes(pairs, self.study.level, len(self.study.seeds))
-        self.rows = [_row(one) for one in self.outcomes]
+        self.tuning = tuning.rows(self.plan, tuning.results(self.plan, self.workdir)) if self.plan.tuning else []
+        self.parameters = {condition: results.parameters(condition) for condition in self.plan.sized}
+        self.rows = [_row(one) | self._size(one) for one in self.outcomes]
         self.tables = {
             name: tables.gather(SUITES[name], rows, self.plan.conditions)
             for name in self.plan.suites
@@ -71,7 +73,9 @@ class Report:
         failed = len(self.failed)
         missing, counts = total - complete - failed, Counter(one.verdict for one in self.outcomes)
         found = ", ".join(f"{counts[verdict]} {verdict}" for verdict in VERDICTS if counts[verdict])
+        tuned = sum(row["seeds"] + row["diverged"] for row in self.tuning)
         lines = [
+            *([f"Tuning: {tuned} of {len(self.plan.tuning.runs)} runs are complete"] if self.plan.tuning else []),
             f"{complete} of {total} runs are complete, {failed} failed" + (f", {missing} missing" if missing else ""),
             f"Verdicts: {found}" if found else "Verdicts: none, since there are no contrasts",
         ]
@@ -80,7 +84,8 @@ class Report:
 
     def write(self) -> list[Path]:
         """Write all files to the study's directory, and return their paths. Overwrites the last report."""
-        parts, drawn = [self._summary()], self.figures()
+        drawn = self.figures()
+        parts = [self._summary(drawn)]
         contents: Contents = {f"{stem}.png": figure for stem, figure in drawn.items()}
         for name, table in self.tables.items():
             stem, metrics = suites.file_stem(name, self.plan.suites[name]), SUITES[name].values
@@ -95,6 +100,7 @@ class Report:
         runs = self.results.run_rows()
         contents |= {"runs.csv": result_files.csv_text(runs)} if runs else {}
         cells = [row | {"differences": " ".join(f"{one:.6f}" for one in row["differences"])} for row in self.rows]
+        contents |= {"tuning.csv": result_files.csv_text(self.tuning)} if self.tuning else {}
         contents |= {"comparisons.csv": result_files.csv_text(cells)} if cells else {}
         text = "\n\n".join([*parts, self._origin()]) + "\n"
         paths = result_files.write(self.workdir, "", contents | {"report.md": text})
@@ -110,17 +116,21 @@ class Report:
             found[stem] = figures.by_length(SUITES[name], table, trained.pop() if len(trained) == 1 else None)
         differences = figures.differences(self.rows, self.study.level)
         found |= {f"differences-{metric}": figure for metric, figure in differences.items()}
+        found |= {f"sizes-{metric}": figure for metric, figure in figures.by_size(self.rows, self.study.level).items()}
         losses = self.results.training_losses(TRAINING_PARTS)
         return found | ({"training": figures.training(losses)} if losses else {})
 
-    def _summary(self) -> str:
+    def _summary(self, drawn: Mapping[str, Figure]) -> str:
         """Return the first sections: question, verdicts, design, and which runs are missing or have not learned."""
         parts = [f"# {_safe(self.study.question or self.plan.name)}"]
         if self.outcomes:
             metrics = dict.fromkeys(one.comparison.metric for one in self.outcomes if one.difference is not None)
             parts += [ledger.standing(self.workdir, self.plan), "## Verdicts", self._verdicts()]
             parts += [f"![Paired differences of {metric}](differences-{metric}.png)" for metric in metrics]
+            parts += ["No curve is fitted: nothing is claimed about other sizes."] * bool(self.plan.sized)
+            parts += [f"![Paired differences by size]({stem}.png)" for stem in drawn if stem.startswith("sizes-")]
             parts += [self._notes()]
+        parts += self._tuning() if self.tuning else []
         fields = self.plan.conditions.items()
         conditions = [{"condition": _safe(name), "fields": _safe(_fields(values))} for name, values in fields]
         parts += ["## Design", self._design(), result_files.markdown_table(conditions), "## Runs"]
@@ -143,8 +153,10 @@ class Report:
 
     def _verdicts(self) -> str:
         rows = []
-        for one in self.outcomes:
+        for one, row in zip(self.outcomes, self.rows, strict=True):
             which = one.comparison
+            numbers = [row[name] for name in row if name.startswith("parameters")]
+            parameters = " and ".join("–" if number is None else f"{number:,}" for number in dict.fromkeys(numbers))
             where = [which.metric, which.suite, which.label, f"length {which.length}"]
             shown = f"{one.difference:+.4f}" if one.difference is not None else "–"
             shown += f" ({one.interval[0]:+.4f} to {one.interval[1]:+.4f})" if one.interval is not None else ""
@@ -153,6 +165,7 @@ class Report:
                     "claim": _safe(str(which)),
                     "verdict": f"**{one.verdict}**" + (f": {_safe(one.reason)}" if one.reason else ""),
                     "measured": _safe(", ".join(filter(None, where))),
+                    **({"parameters": parameters} if numbers else {}),
                     "difference": shown,
                     "p (Holm)": f"{one.p:.3g}",
                     "improvement": f"{one.probability:.0%}" if one.probability is not None else "–",
@@ -161,6 +174,29 @@ class Report:
                 }
             )
         return result_files.markdown_table(rows)
+
+    def _size(self, outcome: Outcome) -> Row:
+        """Return the columns of a comparison at a size: its name, and the parameters of both models."""
+        one, sized = outcome.comparison, self.plan.sized
+        if not sized:
+            return {}
+        counts = {"parameters_first": self.parameters[one.first], "parameters_second": self.parameters[one.second]}
+        return {"size": sized[one.first][0], "pair": f"{sized[one.first][1]} − {sized[one.second][1]}"} | counts
+
+    def _tuning(self) -> list[str]:
+        ((field, _),), table = (self.study.tune or {}).items(), dict[str, Row]()
+        for row in self.tuning:
+            shown = "–" if row["nll_mean"] is None else f"{row['nll_mean']:.4f}"
+            shown += (
+                f" ({row['interval_low']:.4f} to {row['interval_high']:.4f})" if row["interval_low"] is not None else ""
+            )
+            shown = f"{row['diverged']} diverged" if row["diverged"] else shown
+            cells = table.setdefault(row["condition"], {"condition": _safe(row["condition"])})
+            cells[str(row["value"])] = f"**{shown}**" if row["chosen"] else shown
+        seeds, interval = ", ".join(map(str, self.study.tuning_seeds or ())), f"{100 * (1 - self.study.level):g}%"
+        text = f"Mean validation loss and its {interval} interval at each value of `{field}`, over the seeds {seeds}. "
+        text += "Bold: the value of the comparison." if self.plan.chosen else "No value is chosen yet."
+        return ["## Tuning", text, result_files.markdown_table([*table.values()]), _safe(tuning.at_edge(self.plan))]
 
     def _notes(self) -> str:
         """Return how to read the table of verdicts."""

@@ -10,12 +10,13 @@ import numpy as np
 
 from mini_gpt import suites
 from mini_gpt.config import loading
-from mini_gpt.data import corpora
+from mini_gpt.data import corpora, tokenizers
+from mini_gpt.model import parameters as model_parameters
 from mini_gpt.runtime import files
 from mini_gpt.study.definition import Comparison, Plan, PlannedRun
 from mini_gpt.suites import SUITES
 from mini_gpt.suites.base import Result, Row
-from mini_gpt.training import run_directory, writers
+from mini_gpt.training import inputs, run_directory, train_state, writers
 
 log = logging.getLogger("mini_gpt.study")
 
@@ -68,6 +69,15 @@ class Results:
         """Return the row of a run's result; None if it is missing."""
         rows = SUITES[suite].compared_rows(self.by_run[run.name][suite]) if suite in self.by_run[run.name] else []
         return next((row for row in rows if row["length"] == length and SUITES[suite].label(row) == label), None)
+
+    def parameters(self, condition: str) -> int | None:
+        """Return how many parameters the model of a condition has; None before its first run."""
+        for run in self.plan.runs:
+            path = self.workdir / run.name / run_directory.TOKENIZER
+            if run.condition == condition and path.exists():
+                vocab_size = inputs.vocab_size(run.config, tokenizers.load(path))
+                return model_parameters.count(train_state.parameter_shapes(run.config, vocab_size)[1])
+        return None
 
     def rows(self, suite: str) -> dict[str, list[Row]]:
         """Return {condition: rows of all its complete seeds}."""

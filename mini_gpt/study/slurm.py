@@ -8,8 +8,9 @@ from mini_gpt.runtime import files
 from mini_gpt.study.definition import Plan
 
 SIGNAL_SECONDS = 120  # before the time limit
+AGAIN = "; the comparison, when all tasks of the tuning have ended: again"
 SCRIPT = """#!/bin/bash
-# {runs} runs of the study {name}, in {shards} tasks. Submit: sbatch THIS_FILE
+# {runs} runs of the study {name}, in {shards} tasks. Submit: sbatch THIS_FILE{again}
 #SBATCH --job-name={job} --array=0-{last} --cpus-per-task={jobs}
 #SBATCH --requeue --open-mode=append --signal=B:USR1@{seconds}
 # Add what your cluster needs, with one # less:
@@ -36,8 +37,9 @@ def script(plan: Plan, arguments: Sequence[str], shards: int, jobs: int) -> str:
     shards: array tasks.
     jobs: runs at a time, one core each.
     """
+    runs = len(plan.runs) + len(plan.tuning.runs if plan.tuning else ())
     command = shlex.join([sys.executable, "-m", "mini_gpt.study", "run", *arguments, f"--jobs={jobs}"])
     return SCRIPT.format(
-        name=plan.name, job=files.plain_name(plan.name), runs=len(plan.runs), shards=shards, last=shards - 1, jobs=jobs,
-        seconds=SIGNAL_SECONDS, command=command,
+        name=plan.name, job=files.plain_name(plan.name), runs=runs, shards=shards, last=shards - 1, jobs=jobs,
+        seconds=SIGNAL_SECONDS, command=command, again=AGAIN if plan.is_untuned else "",
     )  # fmt: skip

@@ -15,6 +15,7 @@ from mini_gpt.evaluation.loaded import LoadedModel
 from mini_gpt.insight import curves
 from mini_gpt.runtime import files
 from mini_gpt.runtime.errors import UserError
+from mini_gpt.study import tuning
 from mini_gpt.suites.base import SuiteOptions
 from mini_gpt.training import loop
 from mini_gpt.training.run import Run
@@ -168,8 +169,11 @@ def test_an_interrupted_suite_writes_nothing(trained, monkeypatch):
 def test_a_non_finite_loss_writes_nothing(trained, monkeypatch):
     workdir = trained(model__position="rope")
     monkeypatch.setattr(LoadedModel, "nll", lambda model, inputs_BL, targets_BL: np.full(targets_BL.shape, np.nan))
-    with pytest.raises(UserError, match=r"the model of step 8 gives non-finite numbers; see --suite=diagnose"):
+    with pytest.raises(
+        UserError, match=r"the model of step 8 gives non-finite numbers; see --suite=diagnose"
+    ) as raised:
         suites.evaluate(Run(workdir), "perplexity", SuiteOptions())
+    assert tuning.DIVERGED.search(str(raised.value)), "studies know it"
     assert not (workdir / "eval").exists()
 
 

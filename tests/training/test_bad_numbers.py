@@ -12,6 +12,7 @@ from mini_gpt.data.text_batches import TextBatches
 from mini_gpt.objectives.text import TextObjective
 from mini_gpt.runtime import sharding
 from mini_gpt.runtime.errors import UserError
+from mini_gpt.study import tuning
 from mini_gpt.training import loop, writers
 from mini_gpt.training.checkpoint import Checkpoints
 from tests.conftest import slow
@@ -111,6 +112,7 @@ def test_a_stop_saves_the_step_before_and_can_resume(small, tmp_path, poison, me
         r"train\.nonfinite=skip, or start a new run with a lower learning rate",
         str(raised.value),
     )
+    assert tuning.DIVERGED.search(str(raised.value)), "studies know it"
     rate = config.optimizer.learning_rate * math.sqrt(config.optimizer.warmup_steps / 6)
     assert float(found[2]) == pytest.approx(rate, rel=1e-3)
     assert logged_steps(tmp_path) == [1, 2, 3, 4, 5]
