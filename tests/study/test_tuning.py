@@ -3,6 +3,7 @@
 import csv
 import json
 import math
+import os
 
 import numpy as np
 import pytest
@@ -76,7 +77,8 @@ def fake(monkeypatch, small, caplog):
     monkeypatch.setenv("FINGERPRINT", corpora.open_corpus(small().data).fingerprint)
     monkeypatch.setattr(local, "Local", InProcess)
     monkeypatch.setattr(runner, "POLL_SECONDS", 0)
-    monkeypatch.setattr(curves, "save", lambda figure, path: path.touch())  # it takes most of the time
+    monkeypatch.setattr(curves, "save", lambda figure, path: path.touch())  # these two take most of the time
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
     monkeypatch.setattr(ledger, "commit", lambda: "a" * 40)
     STARTED.clear()
     return STARTED
