@@ -210,8 +210,7 @@ def _run(plan: Plan, workdir: Path, flags: argparse.Namespace) -> None:
 def _tuned(plan: Plan, workdir: Path, flags: argparse.Namespace, found: Results, engine: Engine) -> Plan:
     """Train the runs of the tuning, and return the plan with the best values; unchanged if other shards still tune."""
     mine = found.plan.runs[_shard(flags.shard, len(found.plan.runs))]
-    missing = tuning.missing(found)
-    jobs = [Job(run, found.workdir / run.name) for run in mine if run in missing]
+    jobs = [Job(run, found.workdir / run.name) for run in mine if tuning.loss(found, run) is None]
     log.info(f"tuning: {len(mine) - len(jobs)} of {len(mine)} runs are complete; {engine.count} at a time")
     try:
         runner.Runner(found, jobs, engine).run(Display(len(mine)))

@@ -67,7 +67,8 @@ def by_size(rows: Sequence[Row], level: float) -> dict[str, Figure]:
     found, drawn = {}, [row for row in rows if row.get("parameters_second") and row["interval_low"] is not None]
     for metric, of_metric in tables.groups(drawn, "metric").items():
         figure, axes = curves.new_figure((8, 4.4), title="Paired differences by size")
-        named = [row | {"curve": f"{row['pair']}, {row['suite']} {row['label']} {row['length']}"} for row in of_metric]
+        where = lambda row: ", ".join(str(row[name]) for name in ("pair", "suite", "label", "length") if row[name])
+        named = [row | {"curve": where(row)} for row in of_metric]
         for number, (label, points) in enumerate(tables.groups(named, "curve").items()):
             names = ("parameters_second", "difference", "interval_low", "interval_high")
             x, y, low, high = (np.array([row[name] for row in points]) for name in names)

@@ -18,10 +18,11 @@ import pytest
 from mini_gpt.commands import study
 from mini_gpt.runtime import errors, program
 from mini_gpt.study import ray as engine
+from tests.commands.test_command_line import type_in
 from tests.conftest import REPOSITORY, SMALL, slow
 from tests.runtime.test_processes import free_port
 from tests.study.conftest import sweep
-from tests.study.fake_worker import DIES, FAILS, WAITS
+from tests.study.fake_worker import DIES, DIVERGES, FAILS, WAITS
 
 NODE = {"num_cpus": 1, "object_store_memory": 80 * 2**20}
 LONG = {"train.steps": 240, "train.log_every": 10, "eval.every": 120, "checkpoint.every": 20, "model.num_layers": 2}
@@ -118,6 +119,21 @@ def test_failures_and_a_stop_are_those_of_the_local_engine(monkeypatch, fake, cl
     assert left.value.code == 130 and "stopped; the same command resumes the study" in caplog.text
     assert (waiting / "stopped").read_text() == "saved" and not (waiting / "eval" / "perplexity.json").exists()
     assert sweep(monkeypatch, flags, f"{WAITS},64", "--engine=ray") is None
+
+
+@pytest.mark.slow
+def test_a_study_is_tuned_on_the_cluster_and_then_compared(monkeypatch, fake, cluster, overrides, tmp_path):
+    """Training diverges at the largest rate: only the log on the node says so."""
+    widths, rates = {"wide": {"model.d_ff": 96}, "narrow": {"model.d_ff": 64}}, (0.002, 0.004, DIVERGES)
+    fields = {"question": "?", "config": "configs/default.py", "conditions": widths, "overrides": overrides}
+    fields |= {"tune": {"optimizer.learning_rate": rates}, "tuning_seeds": [9], "seeds": [0]}
+    path = tmp_path / "widths.py"
+    path.write_text(f"def get_study(): return {fields | {'suites': {'perplexity': {}}}}")
+    workdir = f"--workdir={tmp_path / 'study'}"
+    assert type_in(monkeypatch, "mini_gpt.commands.study", "run", str(path), workdir, "--engine=ray") is None
+    found = {condition: tmp_path / "study" / f"{condition},seed=0" / "config.json" for condition in widths}
+    chosen = {name: json.loads(path.read_text())["optimizer"]["learning_rate"] for name, path in found.items()}
+    assert chosen == {"wide": 0.004, "narrow": 0.002}
 
 
 def test_a_node_that_does_not_see_the_directory_says_so(tmp_path):

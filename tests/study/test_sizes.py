@@ -101,6 +101,7 @@ def test_the_differences_are_paired_by_seed_at_each_size(report, tmp_path):
     assert list(drawn) == ["nll", "bits_per_byte"]
     (axes,) = drawn["nll"].axes
     ((line, _, (bars,)),) = axes.containers
+    assert axes.get_legend().get_texts()[0].get_text() == "wide − narrow, perplexity, 32"
     assert dict(zip(line.get_xdata(), line.get_ydata(), strict=True)) == pytest.approx(
         {count: values[0] for count, values in found.items()}
     )
@@ -112,8 +113,10 @@ def test_the_differences_are_paired_by_seed_at_each_size(report, tmp_path):
 
 def test_without_an_interval_there_is_no_point(plan, report):
     rows = [row | {"interval_low": None, "interval_high": None} for row in report.rows if row["size"] == "deep"]
-    (axes,) = figures.by_size(rows + report.rows[:1], 0.05)["nll"].axes
-    assert list(axes.containers[0][0].get_xdata()) == [1000]
+    uneven = report.rows[0] | {"difference": 1.0, "interval_low": 0.5, "interval_high": 3.0}
+    (axes,) = figures.by_size([*rows, uneven], 0.05)["nll"].axes
+    ((line, _, (bars,)),) = axes.containers
+    assert list(line.get_xdata()) == [1000] and bars.get_segments()[0].tolist() == [[1000, 0.5], [1000, 3.0]]
     assert figures.by_size(rows, 0.05) == {}
 
 
