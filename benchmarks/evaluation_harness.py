@@ -1,10 +1,12 @@
 """Score one text with mini_gpt, Transformers and EleutherAI's harness. The three losses must agree.
 
-python -m benchmarks.evaluation_harness --workdir=runs/tiny --output=DIR [--device=cpu]
+python -m benchmarks.evaluation_harness --workdir=runs/tiny --output=DIR [--items=FILE] [--device=cpu]
 
 DIR is a new directory for the exported model and the harness's task. The text is the longest document of the validation
 split, cut to whole blocks of the context length that end with a whole character. A separator precedes it, so that its
 first token is scored too. Needs requirements-hugging-face.txt, and lm_eval for the third loss.
+
+--items: JSON lines of --suite=choices; compares its numbers and log-probabilities with those of the harness instead.
 """
 
 from benchmarks import needs_transformers  # noqa: F401
@@ -15,6 +17,7 @@ import importlib.util
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,6 +28,8 @@ from mini_gpt.data import tokenizers
 from mini_gpt.data.tokenizers import Tokenizer
 from mini_gpt.evaluation import perplexity, scoring
 from mini_gpt.hugging_face import exporting
+from mini_gpt.suites import choices
+from mini_gpt.suites.base import SuiteOptions
 from mini_gpt.training.run import Run
 
 TASK = """\
@@ -41,15 +46,25 @@ metric_list:
   - metric: bits_per_byte
 """
 
+# {kind of --suite=choices: task of the harness}
+TASKS = {"HellaSwag": "hellaswag/hellaswag.yaml", "ARC": "arc/arc_easy.yaml", "PIQA": "piqa/piqa.yaml"}
+TASKS |= {"BLiMP": "blimp/_template_yaml", "LAMBADA": "lambada/lambada_openai.yaml"}
+OWN: dict[str, Any] = {"output_type": "multiple_choice", "doc_to_text": "{{query}}", "doc_to_choice": "choices"}
+OWN |= {"doc_to_target": "gold", "metric_list": [{"metric": "acc"}, {"metric": "acc_norm"}]}
+
 
 @command_line.command
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workdir", type=command_line.directory, required=True)
     parser.add_argument("--output", type=Path, required=True)
+    parser.add_argument("--items")
     parser.add_argument("--device", default="cpu")
     flags = parser.parse_args()
     run = Run(flags.workdir, overrides={"model.dtype": "float32"})
+    if flags.items is not None:
+        compare_choices(run, flags.items, flags.output, flags.device)
+        return
     length, separator = run.config.context_length, tokenizers.separator(run.tokenizer)
     split = np.asarray(run.store.tokens("validation"), np.int64)
     longest = max(np.split(split, np.flatnonzero(split == separator)), key=len)
@@ -71,6 +86,48 @@ def main() -> None:
     show("Transformers", by_transformers(model_directory, stream, text, length, flags.device))
     if importlib.util.find_spec("lm_eval"):
         show("harness", by_harness(model_directory, text, flags.output, flags.device) * math.log(2) * size)
+
+
+def compare_choices(run: Run, pattern: str, output: Path, device: str) -> None:
+    """Print the numbers of --suite=choices and of the harness, and the largest difference of log-probabilities."""
+    output.mkdir(parents=True, exist_ok=True)
+    exporting.export(run, output / "model")
+    for row in choices.Choices().measure(run, SuiteOptions(items=pattern))["rows"]:
+        (path,) = [path for path in choices.paths(SuiteOptions(items=pattern)) if path.name == row["file"]]
+        theirs, of_prompts = choices_by_harness(output / "model", path, row["kind"], output, device)
+        ours = choices.log_probabilities(run.model, run.tokenizer, choices.read(path)[1])[0]
+        difference = np.abs(np.array(of_prompts) - ours).max()
+        named = {"acc": row["acc"], "acc_norm": row["acc_norm"], "perplexity": math.exp(row["nll"])}
+        compared = ", ".join(f"{name} {named[name]:.6f} {value:.6f}" for name, value in theirs.items())
+        print(f"{row['file']} ({row['problems']} items, {row['cut']} cut): {compared}; difference {difference:.1e}")
+
+
+def choices_by_harness(
+    directory: Path, path: Path, kind: str, output: Path, device: str
+) -> tuple[dict[str, float], list[float]]:
+    """Return the harness's metrics of a file, and the log-probability of each continuation, in their order."""
+    import lm_eval
+    from lm_eval import tasks
+
+    task: dict[str, Any] = OWN if kind == "own" else {"include": str(Path(tasks.__file__).parent / TASKS[kind])}
+    task |= {"task": "items", "tag": None, "dataset_path": "json", "dataset_name": None, "training_split": None}
+    task |= {"dataset_kwargs": {"data_files": {"validation": str(path.absolute())}}}
+    task |= {"validation_split": "validation", "test_split": None}
+    (output / "tasks").mkdir(exist_ok=True)
+    (output / "tasks" / "items.yaml").write_text(json.dumps(task), encoding="utf-8")  # JSON is YAML
+    result = lm_eval.simple_evaluate(
+        model="hf",
+        model_args=f"pretrained={directory},dtype=float32",
+        tasks=["items"],
+        task_manager=tasks.TaskManager(include_path=str(output / "tasks")),
+        device=device,
+        batch_size=1,
+        bootstrap_iters=0,
+    )
+    metrics = {name: result["results"]["items"].get(f"{name},none") for name in ("acc", "acc_norm", "perplexity")}
+    samples = sorted(result["samples"]["items"], key=lambda sample: sample["doc_id"])
+    of_prompts = [pair[0] for sample in samples for pair in sample["filtered_resps"]]
+    return {name: value for name, value in metrics.items() if value is not None}, of_prompts
 
 
 def longest_whole_blocks(tokenizer: Tokenizer, document: np.ndarray, length: int) -> str:

@@ -14,7 +14,7 @@ import numpy as np
 
 from mini_gpt.data import pairs as pair_rows
 from mini_gpt.data import task_batches, tokenizers
-from mini_gpt.data.batches import Batch, in_full_batches
+from mini_gpt.data.batches import Batch, in_full_batches, next_token_batch
 from mini_gpt.data.layout import keys_of
 from mini_gpt.data.pairs import Pair
 from mini_gpt.data.tasks import Problem
@@ -26,6 +26,13 @@ from mini_gpt.runtime import progress, sharding
 from mini_gpt.runtime.threads import in_order
 
 SIZE_STEP = 16  # rows for longer pairs than in training are a multiple of this, so that few shapes are compiled
+
+
+class Prompt(NamedTuple):
+    """The tokens of a text, and of the answer or continuation after it."""
+
+    prompt: np.ndarray
+    answer: np.ndarray
 
 
 class Predictions(NamedTuple):
@@ -112,6 +119,17 @@ def score(model: LoadedModel, batch_of: Callable[[list[int]], Batch], count: int
     parts = in_full_batches(range(count), model.rows_at_a_time(length, "logits", count))
     batches = ((filled, batch_of(indices) | {"numbers": np.array(indices, np.int32)}) for filled, indices in parts)
     return _total(predict(model, batches))
+
+
+def prompt_batch(prompts: Sequence[Prompt], length: int, padding: int, indices: Sequence[int]) -> Batch:
+    """Return the batch of some prompts, padded on the right to `length` tokens. Only the answers have weight."""
+    rows_BM = np.full((len(indices), length), padding, np.int32)
+    weights_BM = np.zeros(rows_BM.shape, np.float32)
+    for row, index in enumerate(indices):
+        begin, end = len(prompts[index].prompt), sum(map(len, prompts[index]))
+        rows_BM[row, :end] = np.concatenate(prompts[index])
+        weights_BM[row, begin:end] = 1
+    return next_token_batch(rows_BM) | {"weights": weights_BM[:, 1:]}
 
 
 def predict_pairs(model: LoadedModel, pairs: Sequence[Pair], separator: int) -> Predictions:

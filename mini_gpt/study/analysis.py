@@ -12,7 +12,15 @@ from mini_gpt.study.definition import Comparison
 from mini_gpt.study.statistics import PairedItems
 
 PER_TOKEN = ("nll", "perplexity", "sample_nll")  # cannot be compared between tokenizers
-SHARES = ("exact_match", "token_accuracy", "calibration_error", "alignment_error", "first_token", "entropy")
+SHARES = (
+    "exact_match",
+    "token_accuracy",
+    "calibration_error",
+    "alignment_error",
+    "first_token",
+    "entropy",
+    *("acc", "acc_norm"),
+)
 # {metric: lowest and highest possible value}. At the floor or the ceiling, a metric cannot tell conditions apart.
 LIMITS = {
     **dict.fromkeys(SHARES, (0, 1)),

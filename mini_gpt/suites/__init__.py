@@ -14,6 +14,7 @@ from mini_gpt.runtime import processes
 from mini_gpt.runtime.errors import UserError, require, suggestion
 from mini_gpt.suites import base, results
 from mini_gpt.suites.base import Result, Row, Suite, SuiteOptions, file_stem
+from mini_gpt.suites.choices import Choices
 from mini_gpt.suites.circuits import Circuits
 from mini_gpt.suites.diagnose import Diagnose
 from mini_gpt.suites.explorer import Explorer
@@ -38,6 +39,7 @@ ALL = (
     Tasks(),
     Translation(),
     Needles(),
+    Choices(),
     Grammar(),
     HEADS,
     Pruning(),

@@ -61,6 +61,9 @@ class SuiteOptions:
     pairs: str | None = _option(
         "for patching: a file with a text, a tab and the other text in each line", metavar="FILE"
     )
+    items: str | None = _option(
+        "for choices: files of JSON lines, such as hellaswag_val.jsonl or 'blimp/*.jsonl'", metavar="FILE"
+    )
     beside: str | None = _option("for play: another run to show on the same text", metavar="RUN")
     words: bool | None = _option("for figures and explorer: whole words instead of tokens", action="store_true")
 
@@ -182,7 +185,7 @@ def file_stem(
     parts += [f"{field}={_short(value)}" for field, value in sorted((overrides or {}).items())]
     parts += [f"{flag}={text}" for flag in ("text", "other") if (text := getattr(options, flag)) is not None]
     parts += ["words"] if options.words else []
-    for flag in ("pairs", "beside"):
+    for flag in ("pairs", "items", "beside"):
         parts += [f"{flag}={_short(str(Path(place).resolve()))}"] if (place := getattr(options, flag)) else []
     return files.plain_name(",".join(parts))
 

@@ -16,10 +16,10 @@ from matplotlib.figure import Figure
 
 from mini_gpt.config.fields import Count, convert
 from mini_gpt.config.schema import Config
-from mini_gpt.data.batches import Batch, next_token_batch
 from mini_gpt.data.tokenizers import Tokenizer, separator
 from mini_gpt.evaluation import extrapolation, items, perplexity, task_accuracy
 from mini_gpt.evaluation.loaded import LoadedModel
+from mini_gpt.evaluation.task_accuracy import Prompt
 from mini_gpt.hugging_face import origin
 from mini_gpt.insight import curves
 from mini_gpt.runtime import progress
@@ -104,13 +104,6 @@ class NoQuestion(Exception):
     """No question has the length; the message says why."""
 
 
-class Prompt(NamedTuple):
-    """The tokens of a text with its question, and of the answer."""
-
-    prompt: np.ndarray
-    answer: np.ndarray
-
-
 def prompt(kind: str, index: int, length: int, text: np.ndarray, tokenizer: Tokenizer) -> Prompt:
     """Return a prompt and its answer, together of `length` tokens. kind, index and length determine the question.
 
@@ -193,7 +186,7 @@ def measure(
             except NoQuestion as error:
                 reason = str(error)
         if reason is None:
-            batch_of = functools.partial(_batch, prompts, length, separator(tokenizer))
+            batch_of = functools.partial(task_accuracy.prompt_batch, prompts, length, separator(tokenizer))
             score = task_accuracy.score(model, batch_of, len(prompts), length - 1)
             reason = None if math.isfinite(score.nll_sum) else perplexity.NOT_FINITE
         if reason is None:
@@ -201,17 +194,6 @@ def measure(
             row |= {"problems": score.problems, "items": items.packed(score.items)}
         rows.append(row | {"status": "undefined" if reason else "ok", "reason": reason})
     return rows
-
-
-def _batch(prompts: list[Prompt], length: int, padding: int, indices: list[int]) -> Batch:
-    """Return the batch of some prompts, padded on the right. Only the answers have weight."""
-    rows_BM = np.full((len(indices), length), padding, np.int32)
-    weights_BM = np.zeros(rows_BM.shape, np.float32)
-    for row, index in enumerate(indices):
-        begin, end = len(prompts[index].prompt), sum(map(len, prompts[index]))
-        rows_BM[row, :end] = np.concatenate(prompts[index])
-        weights_BM[row, begin:end] = 1
-    return next_token_batch(rows_BM) | {"weights": weights_BM[:, 1:]}
 
 
 class Needles(Suite):

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from mini_gpt.data import tokenizers
+from mini_gpt.evaluation import task_accuracy
 from mini_gpt.suites import needles
 from mini_gpt.suites.base import SuiteOptions
 from mini_gpt.suites.needles import Needles
@@ -63,7 +64,7 @@ def test_no_question_fits_a_length_that_is_too_short():
 
 def test_only_the_answers_have_weight():
     prompts = [needles.prompt("keys", index, 600, TEXT, TOKENIZER) for index in range(3)]
-    batch = needles._batch(prompts, 640, 256, [2, 0])
+    batch = task_accuracy.prompt_batch(prompts, 640, 256, [2, 0])
     assert batch["inputs"].shape == (2, 639)
     for row, index in enumerate([2, 0]):
         scored = batch["targets"][row][batch["weights"][row] > 0]
