@@ -3,7 +3,8 @@
 To count the parameters without allocating them:
     python -m mini_gpt.commands.count_parameters --config=configs/presets.py:gpt3_175b --vocab_size=50257
 Heads × head width: bert_base 12 × 64 (Devlin et al. 2019, without token types), gpt2_small 12 × 64 (Radford et al.
-2019), gpt3_175b 96 × 128 (Brown et al. 2020), llama2_70b 64 × 128 (Touvron et al. 2023). No preset was trained here.
+2019), gpt3_175b 96 × 128 (Brown et al. 2020), llama2_70b 64 × 128 (Touvron et al. 2023), nanochat_d20 10 × 128
+(NanoChat of Transformers, in the size of nanochat's --depth=20). No preset was trained here.
 """
 
 from ml_collections import ConfigDict
@@ -37,9 +38,27 @@ SHAPES = {
         tie_embeddings=False,
         position="rope",
     ),
+    "nanochat_d20": dict(
+        num_layers=20,
+        d_model=1280,
+        num_heads=10,
+        activation="relu2",
+        norm="rmsnorm",
+        norm_weights=False,
+        norm_epsilon=1e-6,
+        embedding_norm=True,
+        use_bias=False,
+        tie_embeddings=False,
+        output_soft_cap=15.0,
+        position="rope",
+    ),
 }
-CONTEXT_LENGTHS = {"bert_base": 512, "gpt2_small": 1024, "gpt3_175b": 2048, "llama2_70b": 4096}
-VOCAB_SIZES = {"bert_base": 30_521, "llama2_70b": 32_000}  # of BERT without [MASK], which the objective adds
+CONTEXT_LENGTHS = {"bert_base": 512, "gpt2_small": 1024, "gpt3_175b": 2048, "llama2_70b": 4096, "nanochat_d20": 2048}
+VOCAB_SIZES = {
+    "bert_base": 30_521,
+    "llama2_70b": 32_000,
+    "nanochat_d20": 32_768,
+}  # of BERT without [MASK], which the objective adds
 
 
 def get_config(name: str = "gpt2_small") -> ConfigDict:
@@ -50,6 +69,8 @@ def get_config(name: str = "gpt2_small") -> ConfigDict:
     config.model.update(SHAPES[name])
     config.data.tokenizer = "bpe"
     config.data.vocab_size = VOCAB_SIZES.get(name, 50_257)
+    if name == "nanochat_d20":
+        config.model.variants.qk_norm = "plain"
     if name == "bert_base":
         config.train.objective = "masked"
     return config

@@ -15,6 +15,8 @@ def softmax(x):
 def activate(name, x):
     if name == "relu":
         return np.maximum(x, 0)
+    if name == "relu2":
+        return np.where(x > 0, x * x, 0)
     if name == "swiglu":
         return x / (1 + np.exp(-x))
     if name == "gelu_exact":
@@ -252,7 +254,7 @@ def hidden(config, parameters, tokens, positions, segments, memory=None, is_padd
         )
         x = x + waves if config.sinusoidal.columns is None else np.concatenate([x[:, :-width], waves], axis=1)
     if config.embedding_norm:
-        x = norm(config, parameters["embedding_norm"], x)
+        x = norm(config, parameters.get("embedding_norm", {}), x)
     for layer in range(config.num_layers):
         p = parameters["blocks"][layer]
 

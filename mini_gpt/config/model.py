@@ -111,8 +111,9 @@ class ModelConfig(Section, prefix="model."):
     use_bias: bool = field(True, "bias in every projection and in layernorm; default of the two biases below")
     qkv_bias: bool = field(None, "bias of the projections to queries, keys and values", follows="model.use_bias")
     attention_out_bias: bool = field(None, "bias of the output projection of attention", follows="model.use_bias")
-    activation: Literal["gelu", "gelu_exact", "relu", "swiglu", "geglu"] = field(
-        "gelu", "gelu: tanh, as in GPT-2; exact: erf; swiglu, geglu: silu or gelu of a gate (Shazeer 2020)"
+    activation: Literal["gelu", "gelu_exact", "relu", "relu2", "swiglu", "geglu"] = field(
+        "gelu",
+        "gelu: tanh, as in GPT-2; exact: erf; relu2: relu² (So et al. 2021); swiglu, geglu: a gate (Shazeer 2020)",
     )
     causal: bool = field(True, "false: bidirectional, for the masked objective")
     tie_embeddings: bool = field(True, "the output projection is the transposed embedding")

@@ -11,6 +11,7 @@ from mini_gpt.hugging_face.causal import GPT2, MPT, OPT, Bloom, GPTNeo
 from mini_gpt.hugging_face.gemma import Gemma, Gemma2, Gemma3
 from mini_gpt.hugging_face.gpt_neox import GPTNeoX, Phi, StarCoder2
 from mini_gpt.hugging_face.llama import Mistral, Olmo, Olmo2, Qwen2, Qwen3, SmolLM3
+from mini_gpt.hugging_face.nanochat import NanoChat
 from mini_gpt.hugging_face.rotary import Llama
 from mini_gpt.hugging_face.settings import Settings
 from mini_gpt.hugging_face.t5 import T5
@@ -22,7 +23,7 @@ BY_POSITION: dict[str, tuple[type[Architecture], ...]] = {  # in the order in wh
     "none": (GPT2,),
     "sinusoidal": (GPT2,),
     "rope": (GPTNeoX, Phi, StarCoder2, Olmo),
-    "rope, rmsnorm": (Llama, Mistral, Qwen2, Qwen3, Gemma, Gemma2, Gemma3, Olmo2),
+    "rope, rmsnorm": (Llama, Mistral, Qwen2, Qwen3, Gemma, Gemma2, Gemma3, Olmo2, NanoChat),
     "rope and none": (SmolLM3,),
     "alibi": (MPT, Bloom),
 }

@@ -22,6 +22,7 @@ ACTIVATIONS: dict[str, Callable[..., jax.Array]] = {
     "gelu": jax.nn.gelu,
     "gelu_exact": functools.partial(jax.nn.gelu, approximate=False),
     "relu": jax.nn.relu,
+    "relu2": lambda x: jnp.square(jax.nn.relu(x)),
     "swiglu": lambda gate, up: jax.nn.silu(gate) * up,
     "geglu": lambda gate, up: jax.nn.gelu(gate) * up,
 }

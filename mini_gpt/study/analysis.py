@@ -12,18 +12,10 @@ from mini_gpt.study.definition import Comparison
 from mini_gpt.study.statistics import PairedItems
 
 PER_TOKEN = ("nll", "perplexity", "sample_nll")  # cannot be compared between tokenizers
-SHARES = (
-    "exact_match",
-    "token_accuracy",
-    "calibration_error",
-    "alignment_error",
-    "first_token",
-    "entropy",
-    *("acc", "acc_norm"),
-)
+SHARES = ("exact_match", "token_accuracy", "calibration_error", "alignment_error", "first_token", "entropy")
 # {metric: lowest and highest possible value}. At the floor or the ceiling, a metric cannot tell conditions apart.
 LIMITS = {
-    **dict.fromkeys(SHARES, (0, 1)),
+    **dict.fromkeys((*SHARES, "acc", "acc_norm"), (0, 1)),
     **dict.fromkeys(("chrf", "bleu"), (0, 100)),
     **dict.fromkeys(("nll", "sample_nll", "bits_per_byte"), (0, math.inf)),
     "perplexity": (1, math.inf),

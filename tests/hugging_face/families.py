@@ -87,6 +87,10 @@ def gemma(rng: np.random.Generator, **fields: Any) -> dict[str, Any]:
     return wide(rng, query_pre_attn_scalar=int(rng.integers(4, 30)), sliding_window=window(rng), **fields)
 
 
+def nanochat(rng: np.random.Generator) -> dict[str, Any]:
+    return grouped(rng, attention_bias=bool(rng.integers(2)), final_logit_softcapping=float(rng.choice([2.0, 15.0])))
+
+
 def t5(rng: np.random.Generator) -> dict[str, Any]:
     drawn = sizes(rng, "d_model num_layers num_heads d_ff n_positions")
     gated = {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}
@@ -125,6 +129,7 @@ FAMILIES: dict[str, tuple[str, Draw]] = {
     "SmolLM3": ("SmolLM3", lambda rng: grouped(rng, no_rope_layer_interval=2, pad_token_id=0)),
     "OLMo 1": ("Olmo", lambda rng: grouped(rng, clip_qkv=float(rng.choice([0.1, 8.0])))),
     "OLMo 2": ("Olmo2", grouped),
+    "NanoChat": ("NanoChat", nanochat),
     "Gemma 1": ("Gemma", wide),
     "Gemma 2": ("Gemma2", lambda rng: gemma(rng, final_logit_softcapping=9.0, attn_logit_softcapping=2.0)),
     "Gemma 3, text": (

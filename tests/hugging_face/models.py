@@ -20,6 +20,8 @@ BERT = {"position": "learned", "causal": False, "norm_placement": "post", "embed
 BERT |= {"prediction_head": True, "activation": "gelu_exact"}
 LLAMA = {"norm": "rmsnorm", "activation": "swiglu", "use_bias": False}
 GEMMA2 = LLAMA | {"activation": "geglu", "scale_embeddings": True, "output_norm": True}
+NANOCHAT = {"norm": "rmsnorm", "norm_weights": False, "embedding_norm": True, "variants.qk_norm": "plain"}
+NANOCHAT |= {"activation": "relu2", "use_bias": False, "tie_embeddings": False, "variants.qk_norm_epsilon": 1e-3}
 # Name: (model_type of the exported config.json, model fields).
 EXPORTABLE = {
     "learned": ("gpt2", {"position": "learned"}),
@@ -97,6 +99,13 @@ EXPORTABLE = {
         LLAMA
         | {"norm_placement": "none", "output_norm": True, "variants.qk_norm": "all_heads", "num_kv_heads": 2}
         | {"variants.qk_norm_epsilon": 1e-5, "tie_embeddings": False},
+    ),
+    "nanochat": ("nanochat", NANOCHAT | {"num_kv_heads": 2, "output_soft_cap": 4.0, "norm_epsilon": 1e-3}),
+    "nanochat, biased, no cap": (
+        "nanochat",
+        NANOCHAT
+        | {"qkv_bias": True, "attention_out_bias": True, "activation": "gelu", "tie_embeddings": True}
+        | {"variants.qk_norm_epsilon": 1e-5, "rope.scaling": "linear", "rope.factor": 2.0, "num_heads": 2},
     ),
     "llama, yarn": (
         "llama",

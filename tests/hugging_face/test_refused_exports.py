@@ -74,3 +74,14 @@ def test_position_ids_of_a_task_are_refused(tmp_path):
     with pytest.raises(UserError, match=r"^data.position_ids: found 'coupled'; must be sequence to be exported$"):
         exporting.write_model(model, tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+def test_nanochat_is_refused_with_a_factor_of_queries_and_keys():
+    preset, factor = (
+        "configs/presets.py:nanochat_d20",
+        {"model.rope.scaling": "yarn_by_index", "model.rope.factor": 2.0},
+    )
+    right, yarn = (loading.load(preset, fields).model for fields in ({}, factor))
+    assert architectures.choose(right, {}, "nanochat").title == architectures.choose(right).title == "NanoChat"
+    with pytest.raises(UserError, match=r"^model\.rope\.scaling: found 'yarn_by_index'; must be none or linear"):
+        architectures.choose(yarn, {}, "nanochat")

@@ -44,9 +44,12 @@ GEMMA |= {"output_soft_cap": 3.0, "variants.soft_cap": 2.0, "attention_window": 
 OLMO = {"norm": "rmsnorm", "norm_placement": "none", "output_norm": True, "num_kv_heads": 2, "variants.clip_qkv": 0.05}
 OLMO |= {"variants.qk_norm": "all_heads", "variants.qk_norm_epsilon": 1e-3}
 BY_INDEX = {"position": "rope", "rope.scaling": "yarn_by_index", "rope.factor": 3.0, "rope.original_context": 200}
+NANOCHAT = {"norm": "rmsnorm", "norm_weights": False, "embedding_norm": True, "variants.qk_norm": "plain"}
+NANOCHAT |= {"activation": "relu2", "use_bias": False, "tie_embeddings": False, "output_soft_cap": 3.0}
 QUICK = [{"position": name} for name in ENCODINGS] + [
     GEMMA,
     OLMO,
+    NANOCHAT,
     BERT,
     {"position": "none", "block": "gru"},
     {"position": "rope", "variants.qk_norm": "weighted", "variants.query_scale": "ssmax", "num_kv_heads": 2},

@@ -30,7 +30,13 @@ def test_bert_has_the_published_parameter_count():
 
 @pytest.mark.parametrize(
     "preset, heads, width",
-    [("bert_base", 12, 64), ("gpt2_small", 12, 64), ("gpt3_175b", 96, 128), ("llama2_70b", 64, 128)],
+    [
+        ("bert_base", 12, 64),
+        ("gpt2_small", 12, 64),
+        ("gpt3_175b", 96, 128),
+        ("llama2_70b", 64, 128),
+        ("nanochat_d20", 10, 128),
+    ],
 )
 def test_presets_have_the_published_head_counts(preset, heads, width):
     model = loading.load(f"configs/presets.py:{preset}").model
@@ -42,6 +48,7 @@ def test_presets_have_the_published_head_counts(preset, heads, width):
     [
         ("gpt3_175b", 50_257, 174.6e9, 1e-3),  # Brown et al. 2020, table 2.1
         ("llama2_70b", 32_000, 68_976_648_192, 0),
+        ("nanochat_d20", 65_536, 560_988_160, 0),  # in the log of a run of October 2025, with this vocabulary
     ],
 )
 def test_the_largest_presets_have_the_published_size(preset, vocab_size, published, tolerance):

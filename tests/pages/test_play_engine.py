@@ -82,7 +82,7 @@ CHOICES = {
     "embedding_norm": [False, True],
     "use_bias": [True, False],
     "qkv_bias": [True, False],
-    "activation": ["gelu", "gelu_exact", "relu", "swiglu", "geglu"],
+    "activation": ["gelu", "gelu_exact", "relu", "relu2", "swiglu", "geglu"],
     "tie_embeddings": [True, False],
     "output_bias": [False, True],
     "output_soft_cap": [None, 3.0],

@@ -35,7 +35,7 @@ KNOWN = {
     "norm": ("layernorm", "rmsnorm"),
     "norm_placement": ("pre", "post", "none"),
     "parallel_residual": ("none", "two_norms", "one_norm"),
-    "activation": ("gelu", "gelu_exact", "relu", "swiglu", "geglu"),
+    "activation": ("gelu", "gelu_exact", "relu", "relu2", "swiglu", "geglu"),
     "rope.scaling": limits.SCALINGS,
     "variants.qk_norm": ("none", "plain", "weighted", "all_heads", "layernorm"),
     "variants.query_scale": ("none", "ssmax", "llama4"),

@@ -1,6 +1,7 @@
 """Each family of models computes the same here and in Transformers (`make test-hugging-face`)."""
 
 import pytest
+import transformers
 
 from mini_gpt.hugging_face.architectures import ARCHITECTURES
 from tests.hugging_face import families
@@ -17,6 +18,8 @@ def test_the_table_has_each_family_and_each_architecture():
 @pytest.mark.parametrize("seed", [0, 1])
 @pytest.mark.parametrize("family", families.FAMILIES)
 def test_a_family_computes_the_same_as_in_transformers(family, seed, tmp_path):
+    if not hasattr(transformers, f"{families.FAMILIES[family][0]}Config"):
+        pytest.skip(f"Transformers {transformers.__version__} has no {family}")
     results = families.measure(family, seed, tmp_path)
     errors = {name: value for name, value in results.items() if isinstance(value, float)}
     assert max(errors.values()) < 1e-4, errors

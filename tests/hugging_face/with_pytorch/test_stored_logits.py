@@ -36,6 +36,9 @@ def computed(name, directory):
 
 @pytest.mark.parametrize("name", EXPORTABLE)
 def test_transformers_computes_the_stored_logits(name, tmp_path):
+    class_name = ARCHITECTURES[EXPORTABLE[name][0]].class_name
+    if not hasattr(transformers, class_name):
+        pytest.skip(f"Transformers {transformers.__version__} has no {class_name}")
     config, logits_BLV = computed(name, tmp_path / "out")
     stored = np.load(STORED)
     assert json.loads(str(stored["configs"]))[name] == config

@@ -53,7 +53,14 @@ function erf(x) {
 }
 
 // {model.activation: the activation of `up`, or of the gate that multiplies it}
-export const ACTIVATIONS = { gelu, gelu_exact: exactGelu, relu: (x) => Math.max(x, 0), swiglu: silu, geglu: gelu };
+export const ACTIVATIONS = {
+  gelu,
+  gelu_exact: exactGelu,
+  relu: (x) => Math.max(x, 0),
+  relu2: (x) => Math.max(x, 0) ** 2,
+  swiglu: silu,
+  geglu: gelu,
+};
 
 // e^logit / Σ e^logit, in place, over the entries from `first` to `last`. sink: one more logit in the sum, or null.
 export function softmax(logits, first, last, sink = null) {
