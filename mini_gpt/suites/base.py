@@ -61,9 +61,7 @@ class SuiteOptions:
     pairs: str | None = _option(
         "for patching: a file with a text, a tab and the other text in each line", metavar="FILE"
     )
-    items: str | None = _option(
-        "for choices: files of JSON lines, such as hellaswag_val.jsonl or 'blimp/*.jsonl'", metavar="FILE"
-    )
+    items: str | None = _option("for choices: JSON lines, such as piqa.jsonl or 'blimp/*.jsonl'", metavar="FILE")
     beside: str | None = _option("for play: another run to show on the same text", metavar="RUN")
     words: bool | None = _option("for figures and explorer: whole words instead of tokens", action="store_true")
 

@@ -1,7 +1,6 @@
 """Whether a model prefers the right one of several continuations, and predicts the last word of a text.
 
-Texts, tokens and scores are those of EleutherAI's lm-evaluation-harness (Gao et al. 2024), 0.4.13, without examples
-before the question.
+All is as in EleutherAI's lm-evaluation-harness (Gao et al. 2024), 0.4.13, without examples before the question.
 """
 
 import functools
@@ -18,7 +17,7 @@ from scipy import stats
 
 from mini_gpt.config.schema import Config
 from mini_gpt.data.batches import in_full_batches
-from mini_gpt.data.sources.text import open_text
+from mini_gpt.data.sources.text import open_bytes
 from mini_gpt.data.tokenizers import Tokenizer, separator
 from mini_gpt.evaluation import items, task_accuracy
 from mini_gpt.evaluation.items import Items
@@ -34,10 +33,7 @@ SHORTEST = 16  # tokens of a row; longer rows have a power of two, so that few s
 
 
 class Item(NamedTuple):
-    """A context, its continuations without the space before each, and the index of the right one.
-
-    One continuation: the question is whether the model predicts it.
-    """
+    """A context, its continuations without the space before each, and the index of the right one."""
 
     context: str
     choices: Sequence[str]
@@ -53,22 +49,15 @@ def _hellaswag(record: Mapping[str, Any]) -> Item:
 
 
 def _arc(record: Mapping[str, Any]) -> Item:
-    question = record["question"]
+    question, choices = record["question"], dict(record.get("choices") or {})
     if isinstance(question, dict):  # the files of its authors; others have the columns of the Hugging Face hub
         question, listed = question["stem"], question["choices"]
-        texts, labels = ([choice[name] for choice in listed] for name in ("text", "label"))
-    else:
-        texts, labels = record["choices"]["text"], record["choices"]["label"]
-    return Item(f"Question: {question}\nAnswer:", texts, labels.index(record["answerKey"]))
+        choices = {name: [choice[name] for choice in listed] for name in ("text", "label")}
+    return Item(f"Question: {question}\nAnswer:", choices["text"], choices["label"].index(record["answerKey"]))
 
 
 def _piqa(record: Mapping[str, Any]) -> Item:
     return Item(f"Question: {record['goal']}\nAnswer:", [record["sol1"], record["sol2"]], int(record["label"]))
-
-
-def _lambada(record: Mapping[str, Any]) -> Item:
-    context, _, word = record["text"].rpartition(" ")
-    return Item(context, [word], 0)
 
 
 # {kind: fields of each record, and a function that reads it}
@@ -76,12 +65,9 @@ KINDS: dict[str, tuple[tuple[str, ...], Callable[[Mapping[str, Any]], Item]]] = 
     "HellaSwag": (("activity_label", "ctx_a", "ctx_b", "endings", "label"), _hellaswag),
     "ARC": (("question", "answerKey"), _arc),
     "PIQA": (("goal", "sol1", "sol2", "label"), _piqa),
-    "BLiMP": (
-        ("sentence_good", "sentence_bad"),
-        lambda record: Item("", [record["sentence_good"], record["sentence_bad"]], 0),
-    ),
-    "own": (("query", "choices", "gold"), lambda record: Item(record["query"], record["choices"], record["gold"])),
-    "LAMBADA": (("text",), _lambada),
+    "BLiMP": (("sentence_good", "sentence_bad"), lambda r: Item("", [r["sentence_good"], r["sentence_bad"]], 0)),
+    "own": (("query", "choices", "gold"), lambda r: Item(r["query"], r["choices"], r["gold"])),
+    "LAMBADA": (("text",), lambda r: Item(r["text"].rpartition(" ")[0], [r["text"].rpartition(" ")[2]], 0)),
 }
 
 
@@ -90,29 +76,31 @@ def read(path: Path) -> tuple[str, list[Item]]:
 
     Raises UserError for a file without items, an unknown kind, or a line that is no item of it.
     """
-    found, kind = list[Item](), ""
+    found, kind, number = list[Item](), "", 0
     try:
-        with open_text(path) as file:
-            lines = [(number, line) for number, line in enumerate(file, 1) if line.strip()]
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path}: {first_line(error)}; give JSON lines in UTF-8") from None
-    require(bool(lines), str(path), "no item", "give a JSON object in each line")
-    for number, line in lines:
-        try:
-            record = json.loads(line)
-            kind = kind or next((name for name, (fields, _) in KINDS.items() if {*fields} <= record.keys()), "")
-            if not kind:
-                known = "; ".join(f"{name}: {', '.join(fields)}" for name, (fields, _) in KINDS.items())
-                raise UserError(f"{path}, line {number}: found the fields {shown([*record])}; must be of {known}")
-            item = KINDS[kind][1](record)
-            is_valid = all(isinstance(text, str) for text in (item.context, *item.choices)) and all(item.choices)
-            if not is_valid or item.right not in range(len(item.choices)):
-                raise ValueError(f"found {shown(item)}")
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            reason = f"not an item of {kind or 'any kind'} with its right answer ({first_line(error)})"
-            raise UserError(f"{path}, line {number}: {reason}; correct it or leave it out") from None
-        found.append(item)
+        with open_bytes(path) as file:
+            for number, line in enumerate(file, 1):  # noqa: B007  the error names it
+                if line.strip():
+                    record = json.loads(line)
+                    kind = kind or _kind(record)
+                    found.append(item := KINDS[kind][1](record))
+                    texts = [item.context, *item.choices]
+                    is_valid = isinstance(item.choices, list) and all(isinstance(text, str) for text in texts)
+                    if not is_valid or not all(item.choices) or item.right not in range(len(item.choices)):
+                        raise ValueError(f"found {shown(item)}")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        reason = f"no item of {kind or 'a known kind'} with its right answer ({first_line(error)})"
+        raise UserError(f"{path}, line {number}: {reason}; correct it or leave it out") from None
+    require(bool(found), str(path), "no item", "give a JSON object in each line")
     return kind, found
+
+
+def _kind(record: Mapping[str, Any]) -> str:
+    for name, (fields, _) in KINDS.items():
+        if {*fields} <= record.keys():
+            return name
+    known = "; ".join(f"{name}: {', '.join(fields)}" for name, (fields, _) in KINDS.items())
+    raise ValueError(f"found the fields {shown([*record])}; must be of {known}")
 
 
 def encode(tokenizer: Tokenizer, context: str, continuation: str) -> Prompt:
@@ -127,7 +115,7 @@ def encode(tokenizer: Tokenizer, context: str, continuation: str) -> Prompt:
         return Prompt(tokens, tokenizer.encode(whole)[len(tokens) :])
     name, tokens = tokenizer.special.get("bos_token"), tokenizer.encode_part(whole)
     first = separator(tokenizer) if name is None else tokenizer.encode_prompt(name, add_special_tokens=False)[0]
-    return Prompt(np.array([first], np.uint32), tokens[1:] if tokens[0] == first else tokens)
+    return Prompt(np.array([first], np.uint32), tokens[1:] if first in tokens[:1] else tokens)
 
 
 def log_probabilities(
@@ -214,8 +202,7 @@ class Choices(Suite):
 
     def cost(self, trained: Config, options: SuiteOptions, num_tokens: int) -> int:
         """Return the cost if all items are as long as the context, since their tokens are not known."""
-        found = (item for path in paths(options) for item in read(path)[1])
-        return trained.context_length * sum(len(item.choices) for item in found)
+        return trained.context_length * sum(len(item.choices) for path in paths(options) for item in read(path)[1])
 
     def measure(self, run: Run, options: SuiteOptions) -> Result:
         run.config.model.check_length(run.config.context_length)
