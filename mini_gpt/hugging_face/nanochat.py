@@ -39,9 +39,7 @@ class NanoChat(Llama):
     def fields(self, settings: Settings) -> dict[str, Any]:
         fields = super().fields(settings)
         if fields["model.rope.scaling"].startswith("yarn"):
-            raise settings.error(
-                "rope_parameters", "must not be yarn, whose factor the norm of queries and keys removes"
-            )
+            raise settings.error("rope_parameters", "must not be yarn, whose factor the norm of q and k removes")
         return fields
 
     def fold(self, arrays: Arrays, model: ModelConfig) -> Arrays:

@@ -92,6 +92,15 @@ def test_slopes_of_mpt_and_norms_of_phi_are_read(tmp_path):
     assert (phi.variants.qk_norm, phi.variants.qk_norm_epsilon) == ("layernorm", 1e-4)
 
 
+def test_missing_fields_of_nanochat_have_its_defaults(tmp_path):
+    config = read(tmp_path, "nanochat")
+    model, sizes = config.model, (768, 12, 6, 6, 8192)
+    assert (model.d_model, model.num_layers, model.num_heads, model.num_kv_heads, model.d_ff) == sizes
+    assert (config.context_length, model.output_soft_cap, model.rope.base, model.norm_epsilon) == (2048, 15, 1e4, 1e-6)
+    assert (model.activation, model.tie_embeddings, model.variants.qk_norm_epsilon) == ("relu2", False, 1e-6)
+    assert read(tmp_path, "nanochat", final_logit_softcapping=None).model.output_soft_cap is None
+
+
 # (model_type, changes, the field that the error names)
 REFUSED = [
     ("rwkv", {}, "model_type"),
