@@ -101,7 +101,8 @@ def initial_table(encoding: str, config: ModelConfig, length: int) -> np.ndarray
 
 def sinusoids(config: ModelConfig, length: int = 128) -> Figure:
     """Plot the table, four of its dimensions, and the wavelength of every pair (Vaswani et al. 2017, 3.5)."""
-    encoding, width = Sinusoidal(config, rngs=nnx.Rngs(0)), config.sinusoidal.columns or config.d_model
+    encoding = Sinusoidal(config, rngs=nnx.Rngs(0))
+    width = encoding.width
     table_LD = initial_table("sinusoidal", config, length)[:, -width:] / encoding.amplitude
     title = f"Sinusoidal positions, width {width}, base {encoding.base:,g}"
     figure, (heat, bands, waves) = new_figure((3 * 5.0, 4.3), 1, 3, title=title)
@@ -116,7 +117,7 @@ def sinusoids(config: ModelConfig, length: int = 128) -> Figure:
     bands.legend(frameon=False, fontsize=8, loc="upper right")
     bands.spines[["top", "right", "left"]].set_visible(False)
     longest = 2 * math.pi * encoding.base
-    wavelengths_P = 2 * math.pi / geometric_frequencies(encoding.base, width)
+    wavelengths_P = 2 * math.pi / np.array(encoding.frequencies)
     waves.semilogy(np.arange(0, width, 2), wavelengths_P, marker=".", linewidth=1)
     first, last = wavelengths_P[0], wavelengths_P[-1]
     for text, xy, shift, style in (

@@ -56,14 +56,17 @@ class Sinusoidal(InputEncoding):
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
         self.base, self.columns = config.sinusoidal.base, config.sinusoidal.columns
+        self.width = self.columns or config.d_model
+        self.frequencies = tuple(map(float, geometric_frequencies(self.base, self.width)))
         self.amplitude = config.sinusoidal.amplitude * embedding_std(config)
 
     def embed(self, x_BLD: jax.Array, positions_BL: jax.Array) -> jax.Array:
-        width = self.columns or x_BLD.shape[-1]
-        angles_BLP = angles(positions_BL, geometric_frequencies(self.base, width))
+        angles_BLP = angles(positions_BL, self.frequencies)
         waves_BLP2 = jnp.stack([jnp.sin(angles_BLP), jnp.cos(angles_BLP)], axis=-1)
-        waves_BLP = (self.amplitude * waves_BLP2).reshape(*positions_BL.shape, -1)[..., :width].astype(x_BLD.dtype)
-        return x_BLD + waves_BLP if self.columns is None else x_BLD.at[..., -width:].set(waves_BLP)
+        waves_BLP = (
+            (self.amplitude * waves_BLP2).reshape(*positions_BL.shape, -1)[..., : self.width].astype(x_BLD.dtype)
+        )
+        return x_BLD + waves_BLP if self.columns is None else x_BLD.at[..., -self.width :].set(waves_BLP)
 
 
 def embedding_std(config: ModelConfig) -> float:

@@ -208,13 +208,12 @@ def _put(parameters: dict, path: tuple, values: dict[str, Any]) -> None:
 def _ropes(config: ModelConfig, edits: JsonEdits) -> list[RopeConfig]:
     """Return RoPE's fields with the edits, for each layer.
 
-    Another scaling has its own default bounds; a factor of 1 is no scaling, unless it is dynamic.
+    Another scaling has fields of its own; a factor of 1 is no scaling, unless it is dynamic.
     """
     rope, edited = config.rope, edits.get("rope", {})
     scaling = edited.get("scaling", rope.scaling)
-    bounds: dict[str, Any] = {"beta_slow": 1.0, "beta_fast": 4.0 if scaling == "llama3" else 32.0}
-    bounds["attention_factor"] = None
-    changed = rope if scaling == rope.scaling else dataclasses.replace(rope, scaling=scaling, **bounds)
+    fields: dict[str, Any] = {} if scaling == rope.scaling else {"scaling": scaling, **limits.SCALINGS[scaling]}
+    changed = dataclasses.replace(rope, **fields)
     return [
         changed.of_layer(float(edited.get("base", kind.rope_base)), float(edited.get("factor", kind.rope_factor)))
         for kind in config.layer_kinds

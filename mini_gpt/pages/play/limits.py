@@ -3,9 +3,13 @@
 import math
 from typing import Any
 
+from mini_gpt.config.attention import beta_fast
 from mini_gpt.config.model import ModelConfig
 
-SCALINGS = ("none", "linear", "ntk", "dynamic", "yarn", "yarn_by_index", "yarn_unrounded", "llama3")
+SCALINGS = {  # {a scaling of RoPE: the fields that an edit to it sets}
+    name: {"beta_slow": 1.0, "beta_fast": beta_fast({"model.rope.scaling": name}), "attention_factor": None}
+    for name in ("none", "linear", "ntk", "dynamic", "yarn", "yarn_by_index", "yarn_unrounded", "llama3")
+}
 MOST_START = 2**24 - 1
 BOUNDS = {  # the smallest and the largest value of an edit
     "temperature": (1e-3, 1e6),

@@ -2,17 +2,22 @@
 
 import base64
 import dataclasses
+import math
 import operator
 import re
 import zlib
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 
 from mini_gpt.config.attention import pattern
 from mini_gpt.config.model import ModelConfig
 from mini_gpt.evaluation.loaded import LoadedModel
 from mini_gpt.model import parameters as model_parameters
+from mini_gpt.model.positions.absolute import Sinusoidal
+from mini_gpt.model.positions.biases import HardAlibi, alibi_slopes, t5_bucket
 from mini_gpt.pages.play import limits
 from mini_gpt.runtime.errors import UserError, require
 
@@ -36,7 +41,7 @@ KNOWN = {
     "norm_placement": ("pre", "post", "none"),
     "parallel_residual": ("none", "two_norms", "one_norm"),
     "activation": ("gelu", "gelu_exact", "relu", "relu2", "swiglu", "geglu"),
-    "rope.scaling": limits.SCALINGS,
+    "rope.scaling": tuple(limits.SCALINGS),
     "variants.qk_norm": ("none", "plain", "weighted", "all_heads", "layernorm"),
     "variants.query_scale": ("none", "ssmax", "llama4"),
     "variants.normaliser": ("softmax", "stick_breaking"),
@@ -93,7 +98,32 @@ def _in_order(model: LoadedModel) -> dict[str, Any]:
 
 
 def fields(config: ModelConfig) -> dict[str, Any]:
-    """Return the fields as nested dicts, with the kind of each layer and the limits of edits."""
+    """Return the fields as nested dicts, with the kind of each layer, tables of encodings, and the limits of edits."""
     layers = [kind._asdict() for kind in config.layer_kinds]
-    own = {"layers": layers, "rotated_width": config.rotated_width, "edits": limits.described(config)}
-    return dataclasses.asdict(config) | own
+    own = {"layers": layers, "rotated_width": config.rotated_width, "tables": tables(config)}
+    return dataclasses.asdict(config) | own | {"edits": limits.described(config)}
+
+
+def tables(config: ModelConfig) -> dict[str, Any]:
+    """Return the numbers of the encodings that are used, which the engine then need not compute.
+
+    sinusoidal: amplitude, and frequencies in radians per token.
+    slopes: of ALiBi, for each head.
+    reach: the largest distance that each head of Hard-ALiBi sees; None: any.
+    buckets: of T5, for each distance up to the longest one.
+    """
+    found: dict[str, Any] = {}
+    for name in config.position_pattern:
+        if name == "sinusoidal":
+            encoding = Sinusoidal(config, rngs=nnx.Rngs(0))
+            found[name] = {"amplitude": encoding.amplitude, "frequencies": encoding.frequencies}
+        elif name == "alibi":
+            found["slopes"] = alibi_slopes(config.num_heads, config.alibi_exponent)
+        elif name == "hard_alibi":
+            reach = HardAlibi(config, rngs=nnx.Rngs(0)).reach
+            found["reach"] = [None if distance == math.inf else distance for distance in reach]
+        elif name == "t5":
+            sizes = dataclasses.asdict(config.t5)
+            offsets = -jnp.arange(config.t5.max_distance + 1)
+            found["buckets"] = np.asarray(t5_bucket(offsets, causal=config.causal, **sizes)).tolist()
+    return found

@@ -12,35 +12,25 @@ export class Alibi {
   }
 }
 
-// 2^(-last · i/H), i = 1..H. If H is between powers P and 2P of two: all slopes for P, then every other for 2P.
-export function alibiSlopes(heads, last = 8) {
-  const power = 2 ** Math.floor(Math.log2(heads));
-  const exponent = (i) => (i < power ? (i + 1) / power : (2 * (i - power) + 1) / (2 * power));
-  return Array.from({ length: heads }, (_, i) => 2 ** (-last * exponent(i)));
-}
-
-// Head h of the first heads sees h + 1 tokens; the other heads have no encoding (Jelassi et al. 2024).
+// Each head sees keys up to a distance; null: all (Jelassi et al. 2024).
 export class HardAlibi {
-  constructor(limited) {
-    this.limited = limited;
+  constructor(reach) {
+    this.reach = reach;
   }
   bias(head, query, key) {
-    return head < this.limited && Math.abs(query - key) > head ? -Infinity : 0;
+    return Math.abs(query - key) > (this.reach[head] ?? Infinity) ? -Infinity : 0;
   }
 }
 
 // A trained number for each head and bucket of distances (Raffel et al. 2020). A later key has that of distance 0.
+// buckets: of each distance up to the longest one.
 export class T5 {
-  constructor(table, { num_buckets: buckets, max_distance: longest }, heads) {
-    const exact = buckets / 2; // buckets of one distance each; the others grow logarithmically
-    const growth = (d) => Math.log(d / exact) / Math.log(longest / exact);
-    const wide = (d) => exact + Math.floor(growth(d) * (buckets - exact) + 1e-9);
-    const bucket = (d) => (d < exact ? d : Math.min(wide(d), buckets - 1));
-    Object.assign(this, { table, heads, longest });
-    this.buckets = Int32Array.from({ length: longest + 1 }, (_, d) => bucket(d)); // of each distance
+  constructor(table, buckets, heads) {
+    Object.assign(this, { table, buckets, heads });
   }
   bias(head, query, key) {
-    return this.table[this.buckets[Math.min(Math.max(query - key, 0), this.longest)] * this.heads + head];
+    const distance = Math.min(Math.max(query - key, 0), this.buckets.length - 1);
+    return this.table[this.buckets[distance] * this.heads + head];
   }
 }
 

@@ -16,8 +16,6 @@
 //                                         at these places (default: all), the outputs of these heads are those of a
 //                                         pass over other tokens, as many as in the text, with the other edits
 
-import { alibiSlopes } from "./biases.js";
-
 // A request that can't be answered. The message is for the reader of the page.
 export class Refusal extends Error {}
 
@@ -32,7 +30,8 @@ function isHead(name, { config }) {
 
 function isRope({ base = 2, scaling = "none", factor = 1, ...others }, { config }) {
   const { bounds, scalings } = config.edits;
-  const arePossible = isWithin(base, bounds.base) && isWithin(factor, bounds.factor) && scalings.includes(scaling);
+  const arePossible =
+    isWithin(base, bounds.base) && isWithin(factor, bounds.factor) && Object.hasOwn(scalings, scaling);
   return arePossible && !Object.keys(others).length;
 }
 
@@ -99,17 +98,16 @@ export function checkPositions({ positions }, model, { start = 0 }) {
   throw new Refusal(`The learned table has ${table.shape[0]} positions: ${text} needs ${needed}.`);
 }
 
-// RoPE's fields in a layer: those of the config, with the edits. Another scaling has its own default bounds.
-export function ropeOf(rope, kind, { rope: edited = {} }) {
+// RoPE's fields in a layer: those of the config, with the edits. Another scaling has fields of its own.
+export function ropeOf({ rope, edits: { scalings } }, kind, { rope: edited = {} }) {
   const { base = kind.rope_base, factor = kind.rope_factor, scaling = rope.scaling } = edited;
-  const others = { beta_slow: 1, beta_fast: scaling === "llama3" ? 4 : 32, attention_factor: null };
-  const bounds = scaling === rope.scaling ? {} : others;
-  return { ...rope, ...bounds, base, factor, scaling: factor === 1 && scaling !== "dynamic" ? "none" : scaling };
+  const others = scaling === rope.scaling ? {} : scalings[scaling];
+  return { ...rope, ...others, base, factor, scaling: factor === 1 && scaling !== "dynamic" ? "none" : scaling };
 }
 
 // ALiBi's slopes, with the edits.
-export function slopesOf({ num_heads: heads, alibi_exponent: last }, { slopes = 1 }) {
-  return Array.isArray(slopes) ? slopes : alibiSlopes(heads, last).map((slope) => slope * slopes);
+export function slopesOf({ tables }, { slopes = 1 }) {
+  return Array.isArray(slopes) ? slopes : tables.slopes.map((slope) => slope * slopes);
 }
 
 // Replace the outputs of edited heads of a block, at these places.

@@ -69,19 +69,16 @@ export class Model {
   // The positional encoding of a layer, with the edits. length: of the text.
   encoding({ kind, attention: { path } }, edits, length) {
     const { config } = this;
+    const { tables } = config;
     const own = (name) => this.values(`${path}/core/score_mods/${name}`);
     if (kind.position === "learned") return new Learned(this.values("positions/learned/embedding"), config.d_model);
-    if (kind.position === "sinusoidal") {
-      const { base, amplitude } = config.sinusoidal;
-      const std = config.scale_embeddings ? 1 : 0.02;
-      return new Sinusoidal(base, amplitude * std, config.d_model);
-    }
-    if (kind.position === "rope") return new Rope(ropeOf(config.rope, kind, edits), config.rotated_width, length);
+    if (kind.position === "sinusoidal") return new Sinusoidal(tables.sinusoidal);
+    if (kind.position === "rope") return new Rope(ropeOf(config, kind, edits), config.rotated_width, length);
     if (kind.position === "pope")
       return new Pope(edits.rope?.base ?? kind.rope_base, config.head_width, this.values("positions/pope/phases"));
     if (kind.position === "alibi") return new Alibi(slopesOf(config, edits));
-    if (kind.position === "hard_alibi") return new HardAlibi(config.hard_alibi.heads);
-    if (kind.position === "t5") return new T5(this.values("positions/t5/bias_table"), config.t5, config.num_heads);
+    if (kind.position === "hard_alibi") return new HardAlibi(tables.reach);
+    if (kind.position === "t5") return new T5(this.values("positions/t5/bias_table"), tables.buckets, config.num_heads);
     if (kind.position === "kerple") return new Kerple(own("p"), own("a"));
     if (kind.position === "fire") {
       const names = ["up", "up_bias", "down", "down_bias", "c", "factor"];

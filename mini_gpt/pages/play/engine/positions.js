@@ -31,7 +31,7 @@ export function placesOf(tokens, { layout: { separator, operators }, config }, s
 
 // base^(-2i/width), the radians per token of pair i
 function geometric(base, width) {
-  return Float64Array.from({ length: Math.ceil(width / 2) }, (_, i) => base ** ((-2 * i) / width));
+  return Float64Array.from({ length: width / 2 }, (_, i) => base ** ((-2 * i) / width));
 }
 
 // The radians per token of each pair of RoPE, with scaling to longer texts; see mini_gpt/model/positions/waves.py.
@@ -101,8 +101,8 @@ export class Learned {
 
 // Sines and cosines, added to the embedding (Vaswani et al. 2017).
 export class Sinusoidal {
-  constructor(base, amplitude, width) {
-    Object.assign(this, { amplitude, frequencies: geometric(base, width) });
+  constructor({ amplitude, frequencies }) {
+    Object.assign(this, { amplitude, frequencies });
   }
   embed(x, position) {
     for (let k = 0; k < x.length; k++) {

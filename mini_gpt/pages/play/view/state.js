@@ -67,7 +67,7 @@ export function factsOf({ name, step, parameters, kept, trained_context, packed:
       : null,
     window: own(layers, "window"),
     masks: MASKS.filter((mask) => !refused.mask[mask]),
-    scalings: scalings.filter((scaling) => !refused.scaling[scaling]),
+    scalings: Object.keys(scalings).filter((scaling) => !refused.scaling[scaling]),
   };
 }
 
