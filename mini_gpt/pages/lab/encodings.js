@@ -1,6 +1,7 @@
 // What the page says of an encoding, by its kind; sinusoids, RoPE and ALiBi have words of their own. No view.
 // An encoding is {name, title, kind, trained} with its numbers: table[i][n]; or queries[head][i] and keys[head][i], a
-// matrix for each position; or bias[head][i][j].
+// matrix for each position; or bias[head][i][j]. Sinusoids and RoPE also have the `frequencies` of pairs of columns, in
+// radians per token, and ALiBi has `slopes`.
 
 import { columnOf, number, term, terms } from "./terms.js";
 
@@ -64,23 +65,20 @@ function asInitialized(encoding) {
   return `, here at its initial values${zeros}`;
 }
 
-// By name. Angles and slopes are read from the numbers at positions 0 and 1.
+// By name.
 const OWN = {
-  sinusoidal: ({ table }) => ({
+  sinusoidal: ({ table, frequencies }) => ({
     input: "P has the sine and the cosine of each position. It is added once, here.",
     cause: "the sinusoids",
-    atTable: (i, j) => {
-      const frequency = +Math.asin(table[1][j - (j % 2)]).toFixed(5); // radians per token
-      return `${j % 2 ? "cos" : "sin"}(${i} · ${frequency}) = ${number(table[i][j])}`;
-    },
+    atTable: (i, j) => `${j % 2 ? "cos" : "sin"}(${i} · ${+frequencies[j >> 1].toFixed(5)}) = ${number(table[i][j])}`,
   }),
-  rope: () => ({
+  rope: ({ frequencies }) => ({
     input: "RoPE adds nothing here: it rotates queries and keys in step 2.",
     split: "RoPE rotates each pair of columns of Q and K by an angle that grows with the position.",
-    atRow: (row, matrix, i, j) => {
+    atRow: (row, _, i, j) => {
       const half = row.length / 2;
       const [first, second] = [j % half, (j % half) + half];
-      const angle = number(i * Math.atan2(matrix[1][first][second], matrix[1][first][first]));
+      const angle = number(i * frequencies[first]);
       const [other, sign] = j < half ? [second, "−"] : [first, "+"];
       const said = `RoPE rotates the pair (${first + 1}, ${second + 1}) of the head by ${angle} radians`;
       return {
@@ -89,16 +87,13 @@ const OWN = {
       };
     },
   }),
-  alibi: ({ bias }) => {
-    const slopes = bias.map((each) => `1/${1 / -each[0][1]}`);
-    return {
-      formula: " − slope·distance",
-      input: "ALiBi adds nothing here: it lowers logits in step 3.",
-      score: `ALiBi's ${slopes.length === 1 ? "slope is" : "slopes are"} ${slopes.join(" and ")}.`,
-      isShown: false,
-      atLogit: (head, i, j) => ` − ${Math.abs(i - j)}${slopes[head].slice(1)}`,
-    };
-  },
+  alibi: ({ slopes }) => ({
+    formula: " − slope·distance",
+    input: "ALiBi adds nothing here: it lowers logits in step 3.",
+    score: `ALiBi's ${slopes.length === 1 ? "slope is" : "slopes are"} ${slopes.map((slope) => `1/${1 / slope}`).join(" and ")}.`,
+    isShown: false,
+    atLogit: (head, i, j) => ` − ${Math.abs(i - j)}/${1 / slopes[head]}`,
+  }),
 };
 
 export const wordsAbout = (encoding) => ({

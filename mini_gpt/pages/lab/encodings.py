@@ -21,11 +21,14 @@ from mini_gpt.model.positions.rotary import Rotation
 from mini_gpt.runtime.errors import UserError
 
 HEADS = (1, 2)
+CONSTANTS = {"sinusoidal": ("frequencies",), "rope": ("frequencies",), "alibi": ("slopes",)}  # that the page names
 TITLES = {"rope": "RoPE", "alibi": "ALiBi", "hard_alibi": "Hard-ALiBi", "t5": "T5", "kerple": "KERPLE", "fire": "FIRE"}
 
 
 def computed(width: int, length: int) -> dict[str, dict[str, Any]]:
     """Return {name: title, kind, trained and numbers} of the encodings that the page can compute with.
+
+    The constants that the page names are among the numbers.
 
     It cannot with encodings that depend on the content of tokens or refuse so small a model, and with rotations that
     are not linear or change the width of a head. Each number of heads and each mask has numbers of its own. A shorter
@@ -54,12 +57,14 @@ def computed(width: int, length: int) -> dict[str, dict[str, Any]]:
     return found
 
 
-def _numbers(encoding: type, compute: Callable[..., Any], models: dict[str, ModelConfig], length: int) -> Any:
+def _numbers(encoding: type[Encoding], compute: Callable[..., Any], models: dict[str, ModelConfig], length: int) -> Any:
     """Return the initial parameters, and the numbers of each model."""
     made = {key: encoding(config, rngs=nnx.Rngs(0)) for key, config in models.items()}
     parameters = jax.tree.leaves([nnx.state(each, nnx.Param) for each in made.values()])
     places_BL = jnp.arange(length)[None]
-    return parameters, {key: compute(each, models[key], places_BL) for key, each in made.items()}
+    shown = CONSTANTS.get(encoding.name, ())
+    numbers = {key: {name: jnp.array(getattr(each, name)) for name in shown} for key, each in made.items()}
+    return parameters, {key: numbers[key] | compute(each, models[key], places_BL) for key, each in made.items()}
 
 
 def _config(width: int, heads: int, causal: bool, length: int) -> ModelConfig:

@@ -16,6 +16,7 @@ from mini_gpt.config.attention import pattern
 from mini_gpt.config.model import ModelConfig
 from mini_gpt.evaluation.loaded import LoadedModel
 from mini_gpt.model import parameters as model_parameters
+from mini_gpt.model.attention.variants import LLAMA4_FACTOR, LLAMA4_SPAN
 from mini_gpt.model.positions.absolute import Sinusoidal
 from mini_gpt.model.positions.biases import HardAlibi, alibi_slopes, t5_bucket
 from mini_gpt.pages.play import limits
@@ -105,14 +106,17 @@ def fields(config: ModelConfig) -> dict[str, Any]:
 
 
 def tables(config: ModelConfig) -> dict[str, Any]:
-    """Return the numbers of the encodings that are used, which the engine then need not compute.
+    """Return the numbers of what the model uses, which the engine then need not compute.
 
     sinusoidal: amplitude, and frequencies in radians per token.
     slopes: of ALiBi, for each head.
     reach: the largest distance that each head of Hard-ALiBi sees; None: any.
     buckets: of T5, for each distance up to the longest one.
+    llama4: the constants of its scale of queries.
     """
     found: dict[str, Any] = {}
+    if config.variants.query_scale == "llama4":
+        found["llama4"] = {"span": LLAMA4_SPAN, "factor": LLAMA4_FACTOR}
     for name in config.position_pattern:
         if name == "sinusoidal":
             encoding = Sinusoidal(config, rngs=nnx.Rngs(0))

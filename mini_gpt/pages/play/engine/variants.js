@@ -3,10 +3,6 @@
 
 import { dot, grown, logSigmoid, norm, product, sigmoid } from "./arrays.js";
 
-const LLAMA4_SPAN = 8192;
-const LLAMA4_FACTOR = 0.1; // of the released code
-const CANON_TAPS = 4; // tokens that a canon layer sees, the newest included
-
 export class Variants {
   constructor(model, { kind, attention: { path } }) {
     const { config } = model;
@@ -53,13 +49,14 @@ export class Variants {
     return x;
   }
 
-  // Canon-A: x plus a causal convolution over four places of the segment (Allen-Zhu 2025).
+  // Canon-A: x plus a causal convolution over places of the segment (Allen-Zhu 2025).
   convolved(x, from) {
     const D = this.config.d_model;
+    const taps = this.canon.length / D; // tokens that it sees, the newest included
     const mixed = x.slice();
     this.inputs.set(x, from * D);
     for (let r = 0; r * D < x.length; r++)
-      for (let age = 0; age < CANON_TAPS && from + r - age >= this.text.starts[from + r]; age++)
+      for (let age = 0; age < taps && from + r - age >= this.text.starts[from + r]; age++)
         for (let k = 0; k < D; k++) mixed[r * D + k] += this.canon[age * D + k] * this.inputs[(from + r - age) * D + k];
     return mixed;
   }
@@ -86,12 +83,13 @@ export class Variants {
     const { keyWidth, queries, text } = attention;
     const kind = this.fields.query_scale;
     if (kind === "none") return;
+    const { llama4 } = this.config.tables;
     for (let place = from; place < to; place++) {
       const [first, last] = attention.visible(place);
-      const spans = Math.floor((text.positions[place] + 1) / LLAMA4_SPAN);
       for (let head = 0; head < this.heads; head++) {
         const bySeen = () => this.queryFactor[head] * Math.log(last - first + 1);
-        const factor = kind === "ssmax" ? bySeen() : 1 + LLAMA4_FACTOR * Math.log1p(spans);
+        const byPosition = () => 1 + llama4.factor * Math.log1p(Math.floor((text.positions[place] + 1) / llama4.span));
+        const factor = kind === "ssmax" ? bySeen() : byPosition();
         for (let c = place * keyWidth; c < (place + 1) * keyWidth; c++) queries[head][c] *= factor;
       }
     }
