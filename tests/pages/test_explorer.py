@@ -173,7 +173,7 @@ def test_the_page_has_the_frequencies_of_the_runs_rope(small, scaling):
     config = small(model__position="rope", model__d_model=64, model__rope__base=500.0, **scaled)
     shown = explorer._positions(random_model(config, tokenizers.ByteTokenizer().token_bytes))
     encoding = Rope(config.model, rngs=nnx.Rngs(0))
-    page = [factor * shown["base"] ** (-pair / 8) for pair, factor in enumerate(shown["factors"])]
+    page = np.array(shown["factors"]) * np.array(shown["turns"]) ** np.log10(shown["base"])
     np.testing.assert_allclose(page, encoding.frequencies, rtol=1e-6)
     assert shown["scaling"] == (None if scaling == "none" else f"{scaling}, factor 4")
 

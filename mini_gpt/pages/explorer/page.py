@@ -203,17 +203,20 @@ def _positions(model: LoadedModel) -> dict[str, Any]:
     if "t5" in used:
         table = np.asarray(used["t5"].bias_table[...])
         t5 = table[figures.t5_buckets(config, min(FARTHEST, 2 * config.t5.max_distance))].T.round(4).tolist()
-    rope, turned = config.rope.of_first_layer, config.rotated_width
+    rope, rotated = config.rope.of_first_layer, config.rotated_width
     assert isinstance(rope.base, float) and isinstance(rope.factor, float)
     curves = encodings.curves(layers, config, np.arange(FARTHEST_OF_OTHERS))
-    factors_P = waves.rope_frequencies(rope, turned) / waves.geometric_frequencies(rope.base, turned)
+    factors_P = waves.rope_frequencies(rope, rotated) / waves.geometric_frequencies(rope.base, rotated)
+    width = config.sinusoidal.columns or config.d_model
     return {
         "pattern": [pattern[layer % len(pattern)] for layer in range(config.num_layers)],
         "known": [next((encoding.name for encoding in layer), None) for layer in alone],
-        "width": config.sinusoidal.columns or config.d_model,
-        "turned": turned,
+        "width": width,
+        "waves": waves.geometric_frequencies(10, width).tolist(),  # radians per token; base 10**x: to the power of x
+        "rotated": rotated,
         "base": rope.base if "rope" in used else config.sinusoidal.base,
         "scaling": None if rope.scaling == "none" else f"{rope.scaling}, factor {rope.factor:g}",
+        "turns": waves.geometric_frequencies(10, rotated).tolist(),  # of RoPE, as `waves`
         "factors": factors_P.tolist(),  # frequency with scaling / without, for each pair
         "slopes": biases.alibi_slopes(config.num_heads, config.alibi_exponent),
         "learned": learned,

@@ -15,9 +15,17 @@ export function basesOf({ positions: { base } }) {
 }
 
 const SIGNED_UNIT = scales.signed(1, [-1, -0.5, 0, 0.5, 1]);
-const frequency = (base, pair, width) => base ** ((-2 * pair) / width);
 const mean = (values) => values.reduce((a, b) => a + b, 0) / values.length;
-const similarityOf = (frequencies, distance) => mean(frequencies.map((f) => Math.cos(distance * f)));
+// (1, 0), turned to a place.
+const turned = (place, radians) => [Math.cos(place * radians), Math.sin(place * radians)];
+// The product of two such vectors, averaged over all frequencies.
+const scoreOf = (frequencies, query, key) =>
+  mean(
+    frequencies.map((f) => {
+      const [[a, b], [c, d]] = [turned(query, f), turned(key, f)];
+      return a * c + b * d;
+    }),
+  );
 function rangeOf(values) {
   const [low, high] = [Math.min(...values), Math.max(...values)];
   return high - low < 0.01 ? [low - 0.5, high + 0.5] : [low, high];
@@ -33,7 +41,10 @@ function Turns({ frequencies }) {
   return html`<div class="turns">
     ${pairs.map((pair) => {
       const radians = frequencies[pair];
-      const tip = (place, by) => [80 + by * Math.cos(place * radians), 70 - by * Math.sin(place * radians)];
+      const tip = (place, by) => {
+        const [x, y] = turned(place, radians);
+        return [80 + by * x, 70 - by * y];
+      };
       return html`<figure>
         <svg viewBox="0 0 160 140" role="img" aria-label=${`Pair ${pair}: the vector at positions 0 to 7`}>
           <circle cx="80" cy="70" r=${reach} fill="none" stroke="var(--line)" />
@@ -72,29 +83,18 @@ const Card = ({ id, title, used, isOwn, chart, more, note }) =>
   </section>`;
 
 export function Positions({ data, state, set }) {
-  const { width, turned, factors, scaling, slopes, learned, t5, pattern, known, curves } = data.positions;
+  const { width, rotated, factors, scaling, slopes, learned, t5, pattern, known, curves } = data.positions;
   const length = state.length;
   const base = 10 ** state.baseLog;
   const bases = basesOf(data);
   const distances = Array.from({ length }, (_, n) => n);
-  const pairs = Math.ceil(width / 2);
   const headLines = (values) => values.slice(0, 8).map((of, n) => ({ ...of, dash: n % 2 ? "6 3" : undefined }));
-  const waves = Array.from({ length: pairs }, (_, pair) => frequency(base, pair, width));
-  const turns = factors.map((factor, pair) => factor * frequency(base, pair, turned)); // radians per token
-  const similar = distances.map((d) => similarityOf(waves, d));
+  const atBase = (frequencies) => frequencies.map((ofBase10) => ofBase10 ** state.baseLog); // radians per token
+  const waves = atBase(data.positions.waves);
+  const turns = atBase(data.positions.turns).map((frequency, pair) => factors[pair] * frequency);
+  const similar = distances.map((d) => scoreOf(waves, d, 0));
   const longest = (2 * Math.PI) / waves[waves.length - 1];
-  const wave = (place, dimension) => {
-    const angle = place * waves[Math.floor(dimension / 2)];
-    return dimension % 2 ? Math.cos(angle) : Math.sin(angle);
-  };
-  // The score of equal unit vectors with the same norm in each pair.
-  const rotated = (offset, place) =>
-    mean(
-      turns.map(
-        (f) =>
-          Math.cos((place + offset) * f) * Math.cos(place * f) + Math.sin((place + offset) * f) * Math.sin(place * f),
-      ),
-    );
+  const wave = (place, dimension) => turned(place, waves[dimension >> 1])[1 - (dimension % 2)];
   const cosines = useMemo(() => learned && new Int8Array(bytesOf(learned.cosines).buffer), [learned]);
   const isOwn = state.baseLog === bases.own;
   const based = (...names) => {
@@ -144,8 +144,8 @@ export function Positions({ data, state, set }) {
         lines=${[
           { name: `sinusoids, ${width} dimensions${compared("sinusoidal")}`, values: similar },
           {
-            name: `RoPE, ${turned} dimensions${compared("rope")}`,
-            values: distances.map((d) => similarityOf(turns, d)),
+            name: `RoPE, ${rotated} dimensions${compared("rope")}`,
+            values: distances.map((d) => scoreOf(turns, d, 0)),
             dash: "6 3",
           },
         ]} />`,
@@ -157,7 +157,7 @@ export function Positions({ data, state, set }) {
       of: ["rope"],
       hasBase: true,
       id: "turns",
-      title: `RoPE: rotates pairs of a head's ${turned} dimensions`,
+      title: `RoPE: rotates pairs of a head's ${rotated} dimensions`,
       chart: html`<${Turns} frequencies=${turns} />`,
       more: scaling && html`<p class="small" id="scaling">Frequencies with this run's scaling: ${scaling}.</p>`,
       note: "The vector (1, 0) at positions 0 to 7. Pairs that turn fast separate near tokens, slow pairs far tokens.",
@@ -172,8 +172,8 @@ export function Positions({ data, state, set }) {
         xName="offset of the query (tokens)"
         yName="score of equal vectors"
         lines=${[
-          { name: "key at 0", values: distances.map((d) => rotated(d, 0)), wide: true },
-          { name: "key at 1,000", values: distances.map((d) => rotated(d, 1000)) },
+          { name: "key at 0", values: distances.map((d) => scoreOf(turns, d, 0)), wide: true },
+          { name: "key at 1,000", values: distances.map((d) => scoreOf(turns, d + 1000, 1000)) },
         ]} />`,
       note: "The curves for a key at 0 and at 1,000 are the same curve.",
     },
