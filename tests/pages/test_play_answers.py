@@ -34,7 +34,7 @@ CASES = [
         (LEARNED, Layout(4), [{"start": 18}, {"feedForwards": [0], "attentions": [1]}]),
         (ROPE, None, [{"rope": {"base": 50}}, {"rope": YARN}, {"rope": {"scaling": "dynamic", "factor": 2}}]),
         ({"position": "t5", "attention_window": (2, 5)}, None, [{"window": None}, {"mask": "none"}, {"scale": "off"}]),
-        ({"position": "alibi"}, None, [{"slopes": [0.1, 0.9, 0, 0.5]}, {"mask": "none"}]),
+        ({"position": "alibi"}, None, [{"slopes": 0.2}, {"mask": "none"}]),
         (ROPE | {"rope.scaling": "yarn", "rope.factor": 2.0}, None, [{"rope": {"factor": 1}}, {"rope": UNSCALED}]),
         (
             ROPE | {"rope.scaling": "ntk", "rope.base": (50.0, 1e4), "rope.factor": (3.0, 1.0)},
@@ -150,7 +150,7 @@ def test_other_numbers_of_an_edit_need_no_other_program():
 
     first = ask()
     ropes = [{"base": 50}, {"base": 60}, *({"scaling": name, "factor": 3} for name in ("linear", "ntk", "yarn"))]
-    numbers = [*({"rope": rope} for rope in ropes), {"slopes": 2}, {"slopes": [1, 2, 3, 4]}, {"temperature": 2}]
+    numbers = [*({"rope": rope} for rope in ropes), {"slopes": 2}, {"slopes": 4}, {"temperature": 2}]
     numbers += [{"start": 3}, {"heads": {"0.1": "off"}}, {"layers": [0]}]
     assert [ask(**edits) for edits in numbers] == [first] * len(numbers)
     several = [({"window": 3}, {"window": 4}, {"window": None})]
@@ -195,16 +195,7 @@ def test_a_temperature_does_not_show_keys_that_a_head_does_not_see():
         ({"tokens": [1, 999]}, "token 999 is not in the vocabulary"),
         *[({"tokens": [token]}, "is not in the vocabulary") for token in (1.5, "1", True, [1], None, 2**31, -1)],
         ({"kind": "generate", "tokens": [1.5]}, "token 1.5 is not in the vocabulary"),
-        *[({"edits": {"temperature": value}}, "The edit temperature") for value in (True, 10**400, 1e7, 1e-4, None)],
-        *[({"edits": {"rope": {"base": value}}}, "The edit rope") for value in (True, 10**400, 1e13)],
-        *[({"edits": {"rope": {"factor": value}}}, "The edit rope") for value in (True, 10**400, 1e7)],
-        *[({"edits": {"slopes": value}}, "The edit slopes") for value in (True, 10**400, 1e13, [True] * 4)],
-        *[({"edits": {"patch": PATCH | {"places": [p]}}}, "The edit patch") for p in (True, 1.0, "1", 12, -1, [1])],
         *[({"edits": {"patch": PATCH | {"tokens": [t] * 12}}}, "vocabulary") for t in (1.5, "1", True, [1], 2**31)],
-        ({"edits": {"head": {}}}, "There is no edit 'head'"),
-        ({"edits": {"heads": {"9.9": "off"}}}, "The edit heads can't have the value"),
-        ({"edits": {"rope": {"base": -1}}}, "The edit rope can't have the value"),
-        ({"edits": {"temperature": 0}}, "The edit temperature can't have the value 0"),
         ({"edits": {"start": 29}}, "The learned table has 30 positions: a text of 12 tokens from position 29 needs"),
         ({"edits": {"patch": {"tokens": [1], "heads": ["0.0"]}}}, "patching needs equal lengths"),
     ],

@@ -1,6 +1,7 @@
 """Edits of the playground equal the same changes of the model in Python, and refusals are sentences."""
 
 import dataclasses
+import json
 
 import jax
 import numpy as np
@@ -82,11 +83,11 @@ def test_a_temperature_divides_all_logits_of_the_softmax(monkeypatch):
     close(logits_LV, exact(model, TOKENS))
 
 
-def test_slopes_replace_those_of_alibi_or_multiply_them(monkeypatch):
+def test_an_edit_of_slopes_multiplies_those_of_alibi(monkeypatch):
     model, slopes = make({"position": "alibi"}), oracle.alibi_slopes(H)
-    for edit, changed in [(3, [3 * slope for slope in slopes]), ([0.1, 0.9, 0, 0.5], [0.1, 0.9, 0, 0.5])]:
+    for edit in (3, 0, -0.5):
         [(logits_LV, _)] = run(model, {"slopes": edit})
-        monkeypatch.setattr(oracle, "alibi_slopes", lambda heads, changed=changed: changed)
+        monkeypatch.setattr(oracle, "alibi_slopes", lambda heads, by=edit: [by * slope for slope in slopes])
         close(logits_LV, exact(model, TOKENS))
 
 
@@ -223,53 +224,106 @@ def test_all_edits_combine(monkeypatch):
 REFUSED = [
     ({"position": "learned"}, {}, 13, "The learned table has 12 positions: a text of 13 tokens needs 13."),
     ({"position": "learned"}, {"start": 5}, 8, "a text of 8 tokens from position 5 needs 13."),
-    (STICKS, {"mask": "none"}, 4, "stick-breaking is only defined with a causal mask"),
-    ({"position": "fox"}, {"mask": "shifted"}, 4, "fox is only defined with a causal mask"),
-    ({"variants.selective": True}, {"mask": "none"}, 4, "selective attention is only defined with a causal mask"),
     ({}, {"patch": {"tokens": [1, 2], "heads": ["0.0"]}}, 4, "The other text has 2 tokens, this text 4"),
-    ({"rope.fraction": 0.5}, {"rope": {"scaling": "ntk", "factor": 2}}, 4, "more than one pair"),
     ({"random_positions": 13}, {}, 14, "The model draws from 13 positions; the text has 14 tokens."),
     ({}, {}, 0, "The text is empty"),
-    ({}, {"nonsense": 1}, 4, "There is no edit “nonsense”."),
-    ({}, {"heads": {"2.0": "off"}}, 4, "The edit “heads” can't have the value"),
-    ({}, {"heads": {"0.4": "mean"}}, 4, "The edit “heads” can't have the value"),
-    ({}, {"layers": [2]}, 4, "The edit “layers”"),
-    ({}, {"scale": "on"}, 4, "The edit “scale”"),
-    ({}, {"temperature": 0}, 4, "The edit “temperature”"),
-    ({}, {"window": 0}, 4, "The edit “window”"),
-    ({}, {"start": -1}, 4, "The edit “start”"),
-    ({}, {"rope": {"base": 1}}, 4, "The edit “rope”"),
-    ({}, {"rope": {"scaling": "cubic"}}, 4, "The edit “rope”"),
-    ({}, {"slopes": [1, 2]}, 4, "The edit “slopes”"),
-    ({}, {"patch": {"tokens": [1], "heads": ["0.0"], "places": [1]}}, 1, "The edit “patch”"),
 ]
 
 
-def test_impossible_edits_are_refused_with_a_sentence():
+def test_impossible_texts_are_refused_with_a_sentence():
     kinds = [fields for n, (fields, *_) in enumerate(REFUSED) if fields not in [others for others, *_ in REFUSED[:n]]]
     given = [(kinds.index(fields), [TOKENS[:1].repeat(length)], edits) for fields, edits, length, _ in REFUSED]
     for (*_, edits, _, part), message in zip(REFUSED, play_engine.passes(list(map(make, kinds)), given), strict=True):
         assert isinstance(message, str) and part in message, (edits, message)
 
 
+PATCH = {"tokens": OTHERS.tolist(), "heads": ["0.0"], "places": "all"}
+LARGE = 10**400  # in JavaScript it is infinite
+# (fields of the model, edits, part of the message)
+IMPOSSIBLE = [
+    (STICKS, {"mask": "none"}, "stick-breaking is only defined with a causal mask"),
+    ({"position": "fox"}, {"mask": "shifted"}, "fox is only defined with a causal mask"),
+    ({"variants.selective": True}, {"mask": "none"}, "selective attention is only defined with a causal mask"),
+    ({"rope.fraction": 0.5}, {"rope": {"scaling": "ntk", "factor": 2}}, "more than one pair"),
+    *[({}, {name: {}}, f"There is no edit “{name}”.") for name in ("nonsense", "head", "constructor", "__proto__")],
+    *[
+        ({}, {"heads": {name: "off"}}, "The edit “heads” can't")
+        for name in ("2.0", "9.9", "-1.0", "x", "\u0660.\u0661")
+    ],
+    *[({}, {"heads": value}, "The edit “heads” can't") for value in ({"0.4": "mean"}, {"0.0": "on"}, [], None)],
+    *[({}, {"layers": value}, "The edit “layers” can't") for value in ([2], [-1], [0.5], [True], ["0"], 1)],
+    ({}, {"attentions": [2]}, "The edit “attentions” can't"),
+    ({}, {"feedForwards": [2]}, "The edit “feedForwards” can't"),
+    ({}, {"scale": "on"}, "The edit “scale” can't"),
+    ({}, {"mask": "no"}, "The edit “mask” can't"),
+    *[
+        ({}, {"temperature": value}, "The edit “temperature” can't have the value")
+        for value in (0, -1, True, LARGE, 1e7, 1e-4, None)
+    ],
+    *[({}, {"window": value}, "The edit “window” can't") for value in (0, 1.5, "1", LARGE)],
+    *[({}, {"start": value}, "The edit “start” can't") for value in (-1, 0.5, 2**24, LARGE)],
+    *[({}, {"rope": {"base": value}}, "The edit “rope” can't") for value in (1, -1, True, LARGE, 1e13)],
+    *[({}, {"rope": {"factor": value}}, "The edit “rope” can't") for value in (0.5, True, LARGE, 1e7)],
+    *[({}, {"rope": {"scaling": value}}, "The edit “rope” can't") for value in ("cubic", "toString")],
+    ({}, {"rope": {"width": 1}}, "The edit “rope” can't"),
+    *[({}, {"slopes": value}, "The edit “slopes” can't") for value in ([1, 2], True, LARGE, 1e13)],
+    *[({}, {"patch": PATCH | {"places": [p]}}, "The edit “patch” can't") for p in (True, "1", LENGTH, -1, [1])],
+    ({}, {"patch": PATCH | {"heads": ["2.0"]}}, "The edit “patch” can't"),
+    ({}, {"places": [1]}, "The edit “places” can't"),  # the page makes a patch of them
+]
+POSSIBLE = [
+    {},
+    {"heads": {"1.3": "off", "0.0": "mean"}, "layers": [0, 1], "attentions": [1], "feedForwards": [0], "scale": "off"},
+    {"mask": "shifted", "temperature": 1e-3, "window": None, "start": 2**24 - 1, "slopes": -1e12},
+    {"mask": "none", "temperature": 1e6, "window": 1, "start": 0, "rope": {}, "patch": PATCH},
+    {"rope": {"base": 1.5, "scaling": "ntk", "factor": 1}, "patch": PATCH | {"places": [0, LENGTH - 1]}},
+]
+EDITS = [page.PAGE.parents[1] / "common/numbers.js", page.PAGE.parent / "view/edits.js"]
+
+
+def refusals(given):
+    """Return the page's sentence on the edits of each (model, edits), or None if the model can have them."""
+    described = [{"edits": edits, "config": pack.described(model)["config"]} for model, edits in given]
+    return node.evaluate(EDITS, "given.map(({ edits, config }) => refusalOf(edits, config))", described)
+
+
+def test_impossible_edits_are_refused_with_a_sentence():
+    own = {str(fields): make(fields) for fields, *_ in IMPOSSIBLE}
+    found = refusals([(own[str(fields)], edits) for fields, edits, _ in IMPOSSIBLE])
+    for (_, edits, part), message in zip(IMPOSSIBLE, found, strict=True):
+        assert isinstance(message, str) and part in message, (edits, message)
+    assert refusals([(own["{}"], edits) for edits in POSSIBLE]) == [None] * len(POSSIBLE)
+
+
+def test_an_address_gives_edits_of_their_types():
+    read = lambda edits: node.evaluate(
+        EDITS, "readEdits(given)", edits if isinstance(edits, str) else json.dumps(edits)
+    )
+    kept = {"heads": {"9.9": "off", "0.1": "patch"}, "layers": [7], "window": None, "rope": {"base": 0}, "places": [3]}
+    assert read(kept) == kept, "another type of number is refused when it is used, with a sentence"
+    wrong = {"heads": [], "layers": "x", "start": "x", "scale": 1, "temperature": None, "rope": [], "slopes": [1]}
+    assert read(wrong | {"patch": PATCH, "constructor": {"a": 1}, "attentions": []}) == {}
+    assert read({"heads": {"x": "off", "0.1": "gone", "0.2": 1}}) == {}
+    assert [read(text) for text in ("{", "1", "null", "[1]", '{"__proto__": {"a": 1}}')] == [{}] * 5
+
+
 def facts_of(model):
     """Return what the page's controls know of a model."""
     run = {"name": "", "step": 0, "parameters": 0, "trained_context": LENGTH, "packed": pack.described(model)}
-    return node.evaluate([page.PAGE.parent / "view/state.js"], "factsOf(given)", run)
+    return node.evaluate([*EDITS, page.PAGE.parent / "view/state.js"], "factsOf(given)", run)
 
 
 OFFERED = [{"variants.query_scale": "ssmax"}, STICKS, {"position": "fox"}, {"rope.fraction": 0.5}, {"d_model": 64}]
 
 
-def test_the_page_offers_the_edits_that_the_engine_accepts():
+def test_the_page_offers_the_edits_that_it_accepts():
     models = list(map(make, OFFERED))
     edits = [{"mask": mask} for mask in ("causal", "shifted", "none")]
     edits += [{"rope": {"scaling": scaling, "factor": 2}} for scaling in limits.SCALINGS]
-    given = [(n, [TOKENS], edit) for n in range(len(models)) for edit in edits]
-    found = iter(play_engine.passes(models, given))
+    found = iter(refusals([(model, edit) for model in models for edit in edits]))
     for model in models:
         facts = facts_of(model)
-        offered = [edit for edit in edits if not isinstance(next(found), str)]
+        offered = [edit for edit in edits if next(found) is None]
         assert [edit["mask"] for edit in offered if "mask" in edit] == facts["masks"]
         assert [edit["rope"]["scaling"] for edit in offered if "rope" in edit] == facts["scalings"]
 

@@ -18,13 +18,15 @@ from mini_gpt.config import loading
 from mini_gpt.data.tokenizers import ByteTokenizer
 from mini_gpt.evaluation.perplexity import make_nll_fn
 from mini_gpt.evaluation.scoring import score_tokens
-from mini_gpt.pages.play import page, server
+from mini_gpt.pages import document
+from mini_gpt.pages.play import pack, page, server
 from mini_gpt.pages.play.answers import Answers
 from mini_gpt.pages.play.page import Shown
 from mini_gpt.runtime.errors import UserError
 from tests.pages import node
 from tests.random_models import random_model
 
+ENGINES = document.modules(page.PAGE.parent / "view/engines.js")
 RUN = {"kind": "run", "model": 0, "tokens": [100, 101, 102, 103], "edits": {}, "ask": {"top": 3, "lens": 1}}
 
 
@@ -95,24 +97,6 @@ def test_other_hosts_and_other_pages_are_refused(served, headers):
     assert send(served[0], RUN, **headers)[0] == 403
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        '"edits": {"temperature": NaN}',
-        '"edits": {"start": 1e999}',
-        '"edits": {"rope": {"base": -Infinity}}',
-        r'"edits": {"heads": {"\u0660.\u0661": "off"}}',
-        '"edits": {"heads": ' + "[" * 900 + "]" * 900 + "}",
-        '"edits": {"patch": {"tokens": [1, 2], "heads": ["0.0"], "places": [-1]}}',
-    ],
-    ids=lambda change: change[:30],
-)
-def test_odd_values_are_refused_with_a_sentence(served, change):
-    status, text = send(served[0], '{"kind": "run", "model": 0, "tokens": [1, 2], ' + change + "}")
-    reply = json.loads(text)
-    assert status == 200 and reply["kind"] == "refused" and "server failed" not in reply["message"]
-
-
 def test_the_page_is_refused_under_another_name(served):
     for host, status in {
         f"localhost:{served[0]}": 200,
@@ -137,8 +121,8 @@ def test_bodies_of_another_form_are_refused(served, body, status):
 
 
 def test_a_refusal_is_a_reply(served):
-    _, text = send(served[0], RUN | {"edits": {"temperature": -1}})
-    assert json.loads(text) == {"kind": "refused", "message": "The edit temperature can't have the value -1."}
+    _, text = send(served[0], RUN | {"tokens": []})
+    assert json.loads(text) == {"kind": "refused", "message": "The text is empty: type at least one token."}
     assert send(served[0], RUN)[0] == 200
 
 
@@ -192,15 +176,36 @@ REPLIES = """(async () => {
 })()"""
 
 
+ASKED = """(async () => {
+  const sent = [];
+  const send = (request, onReply) => {
+    sent.push(request);
+    onReply?.({ kind: "sent" });
+  };
+  start({ send }, given.configs);
+  const asked = given.requests.map((request) => ask(request));
+  return [await Promise.all(asked), sent.length];
+})()"""
+
+
+def test_impossible_edits_do_not_reach_the_engine_or_the_server(served):
+    config = pack.described(served[1])["config"]
+    requests = [RUN | {"edits": edits} for edits in ({"temperature": -1}, {}, {"heads": {"2.0": "off"}})]
+    requests += [{"kind": "generate", "model": 0, "edits": {"mask": "no"}}, {"kind": "cancel", "model": 0}]
+    replies, count = node.evaluate(ENGINES, ASKED, {"configs": [config], "requests": requests})
+    assert [reply and reply["kind"] for reply in replies] == ["refused", "sent", "refused", "refused", None]
+    assert replies[0]["message"] == "The edit “temperature” can't have the value -1."
+    assert count == 2, "a request that is possible, and the end of all"
+
+
 def test_a_request_that_the_server_refuses_is_refused_on_the_page():
-    scripts = [page.PAGE.parent / "view/engines.js"]
-    [reply] = node.evaluate(scripts, REPLIES, {"status": 403, "text": "only the page may ask"})
+    [reply] = node.evaluate(ENGINES, REPLIES, {"status": 403, "text": "only the page may ask"})
     assert reply == {"kind": "refused", "message": "The server refuses the request: only the page may ask."}
 
 
 def test_each_line_of_an_answer_is_a_reply():
     text = '{"kind":"token"}\n{"kind":"done"}'
-    replies = node.evaluate([page.PAGE.parent / "view/engines.js"], REPLIES, {"status": 200, "text": text})
+    replies = node.evaluate(ENGINES, REPLIES, {"status": 200, "text": text})
     assert replies == [json.loads(line) for line in text.splitlines()]
 
 

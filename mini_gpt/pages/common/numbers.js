@@ -2,6 +2,8 @@
 
 export const clamped = (value, low, high) => Math.max(low, Math.min(high, value));
 
+export const thousands = (number) => number.toLocaleString("en");
+
 // [0, 1, …] up to below `count`.
 export const indices = (count) => [...Array(count).keys()];
 

@@ -1,7 +1,7 @@
 """Answer the playground's requests with JAX, for models that are too large for a page.
 
 The requests and the replies are those of worker.js. Arrays of a reply are NumPy arrays. Texts are padded to a few
-lengths, so that JAX compiles few programs. Padding is a segment of its own.
+lengths, so that JAX compiles few programs. Padding is a segment of its own. The page has checked the edits.
 """
 
 import dataclasses
@@ -65,7 +65,6 @@ class Answers:
             raise UserError("The text is empty: type at least one token.")
         if len(tokens) > self.most_tokens:
             raise UserError(f"The text has {len(tokens)} tokens: the server takes at most {self.most_tokens}.")
-        edited.check(edits, self.models[number].config.model)
         return Pass(self.models[number], tokens, edits)
 
     def _generated(self, number: int, request: Request) -> Iterator[Reply]:
@@ -115,7 +114,7 @@ class Pass:
         size = self.inputs[0].shape[1]
         own = edited.static_edits(edits, model.config.model, size)
         self.model = dataclasses.replace(edited.with_fields(model, edits), edits=own)
-        if "patch" in edits or edited.heads_that_are("mean", edits, model.config.model):
+        if "patch" in edits or edited.heads_that_are("mean", edits):
             self._replace_heads(model)
 
     def _replace_heads(self, model: LoadedModel) -> None:
@@ -126,7 +125,7 @@ class Pass:
         config, (size, length) = model.config.model, (self.inputs[0].shape[1], len(self.tokens))
         shape = (config.num_layers, 1, size, config.num_heads, 1)
         scale, add = np.ones(shape, np.float32), np.zeros((*shape[:-1], config.head_width), np.float32)
-        for layer, head in edited.heads_that_are("off", self.edits, config):
+        for layer, head in edited.heads_that_are("off", self.edits):
             scale[layer, ..., head, :] = 0
         patch = self.edits.get("patch") or {"tokens": self.tokens, "heads": []}
         others = _tokens(patch["tokens"], _vocabulary(model))
@@ -136,8 +135,8 @@ class Pass:
         if patch["heads"]:
             without = {name: value for name, value in self.edits.items() if name != "patch"}
             donor_NLHK = Pass(model, others, without).heads()
-        means = edited.heads_that_are("mean", self.edits, config)
-        patched = [place for name in patch["heads"] if (place := edited.head_of(name, config))]
+        means = edited.heads_that_are("mean", self.edits)
+        patched = [edited.head_of(name) for name in patch["heads"]]
         rows = slice(length) if patch.get("places", "all") == "all" else patch["places"]
         edit = Edit(scale, add)
         for layer in sorted({layer for layer, _ in means + patched}):
@@ -295,6 +294,6 @@ def _vocabulary(model: LoadedModel) -> int:
 def _tokens(tokens: list[int], vocabulary: int) -> list[int]:
     """Return a copy of tokens. Raises UserError if one is not in the vocabulary."""
     for token in tokens:
-        if not edited.is_count(token, vocabulary):
+        if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token < vocabulary:
             raise UserError(f"The token {shown(token)} is not in the vocabulary of {vocabulary} tokens.")
     return list(tokens)

@@ -1,9 +1,8 @@
-"""Apply the playground's edits to a loaded model. The edits are those of edits.js."""
+"""Apply the playground's edits to a loaded model. engine/edits.js says what they mean, view/edits.js checks them."""
 
 import dataclasses
 import functools
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -22,7 +21,6 @@ from mini_gpt.model.positions.biases import Alibi, alibi_slopes
 from mini_gpt.model.positions.rotary import Rope
 from mini_gpt.model.positions.waves import geometric_frequencies
 from mini_gpt.pages.play import limits
-from mini_gpt.runtime.errors import UserError, shown
 
 NO_WINDOW = 2**24  # keys; more than any text has, and exact in float32
 # {encoding: its attributes that edits change}
@@ -35,78 +33,15 @@ CONSTANTS = {
 JsonEdits = Mapping[str, Any]
 
 
-def is_count(value: Any, end: int) -> bool:
-    """Return whether a value of JSON is an integer from 0 to end - 1."""
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < end
+def head_of(name: str) -> tuple[int, int]:
+    """Return layer and head of a name such as "1.2"."""
+    layer, head = name.split(".")
+    return int(layer), int(head)
 
 
-def is_number(value: Any, least: float, most: float) -> bool:
-    """Return whether a value of JSON is a number from least to most."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and least <= value <= most
-
-
-def check(edits: JsonEdits, config: ModelConfig) -> None:
-    """Raise UserError if the model can't be edited in this way."""
-
-    def are_layers(value: Any) -> bool:
-        return isinstance(value, list) and all(is_count(layer, config.num_layers) for layer in value)
-
-    def is_slope(value: Any) -> bool:
-        return is_number(value, *limits.BOUNDS["slope"])
-
-    def is_patch(value: Any) -> bool:  # the page makes it; an address has the heads and the places
-        places = value.get("places", "all")
-        are_places = places == "all" or all(is_count(place, len(value["tokens"])) for place in places)
-        return are_places and all(head_of(name, config) is not None for name in value["heads"])
-
-    possible: dict[str, Callable[[Any], bool]] = {
-        "heads": lambda value: (
-            isinstance(value, dict)
-            and all(head_of(name, config) is not None and how in ("off", "mean") for name, how in value.items())
-        ),
-        "layers": are_layers,
-        "attentions": are_layers,
-        "feedForwards": are_layers,
-        "scale": lambda value: value == "off",
-        "mask": lambda value: value in ("none", "shifted", "causal"),
-        "temperature": lambda value: is_number(value, *limits.BOUNDS["temperature"]),
-        "window": lambda value: value is None or (is_count(value, 2**31) and value > 0),
-        "start": lambda value: is_count(value, limits.MOST_START + 1),
-        "rope": lambda value: (
-            isinstance(value, dict)
-            and set(value) <= {"base", "scaling", "factor"}
-            and is_number(value.get("base", 2), *limits.BOUNDS["base"])
-            and is_number(value.get("factor", 1), *limits.BOUNDS["factor"])
-            and value.get("scaling", "none") in limits.SCALINGS
-        ),
-        "slopes": lambda value: (
-            is_slope(value)
-            or (isinstance(value, list) and len(value) == config.num_heads and all(map(is_slope, value)))
-        ),
-        "patch": is_patch,
-    }
-    for name, value in edits.items():
-        if name not in possible:
-            raise UserError(f"There is no edit {shown(name)}.")
-        if not possible[name](value):
-            raise UserError(f"The edit {name} can't have the value {shown(value)}.")
-    refused, scaling = limits.refused(config), edits.get("rope", {}).get("scaling")
-    for reason in (refused["mask"].get(edits.get("mask", "causal")), refused["scaling"].get(scaling)):
-        if reason:
-            raise UserError(reason)
-
-
-def head_of(name: Any, config: ModelConfig) -> tuple[int, int] | None:
-    """Return (layer, head) of a name such as "1.2", or None if there is no such head."""
-    found = re.fullmatch(r"([0-9]{1,6})\.([0-9]{1,6})", name) if isinstance(name, str) else None
-    layer, head = map(int, found.groups()) if found else (config.num_layers, 0)
-    return (layer, head) if layer < config.num_layers and head < config.num_heads else None
-
-
-def heads_that_are(how: str, edits: JsonEdits, config: ModelConfig) -> list[tuple[int, int]]:
+def heads_that_are(how: str, edits: JsonEdits) -> list[tuple[int, int]]:
     """Return (layer, head) of the heads that are "off" or at their "mean"."""
-    named = [head_of(name, config) for name, value in edits.get("heads", {}).items() if value == how]
-    return [place for place in named if place]
+    return [head_of(name) for name, value in edits.get("heads", {}).items() if value == how]
 
 
 class EditedMask(nnx.Module):
@@ -158,8 +93,8 @@ def _numbers(name: str, config: ModelConfig, edits: JsonEdits, layer: int) -> di
         base = float(edits.get("rope", {}).get("base", config.rope.base))
         found["frequencies"] = geometric_frequencies(base, 2 * config.head_width)
     else:
-        slopes, own = edits.get("slopes", 1), np.array(alibi_slopes(config.num_heads, config.alibi_exponent))
-        found["slopes"] = slopes if isinstance(slopes, list) else slopes * own
+        own = alibi_slopes(config.num_heads, config.alibi_exponent)
+        found["slopes"] = edits.get("slopes", 1) * np.array(own)
     return {constant: np.asarray(value, np.float32) for constant, value in found.items()}
 
 
@@ -226,7 +161,7 @@ def static_edits(edits: JsonEdits, config: ModelConfig, length: int) -> Edits:
     length: of the padded text.
     """
     heads = np.ones((config.num_layers, 1, 1, config.num_heads, 1), np.float32)
-    for layer, head in heads_that_are("off", edits, config):
+    for layer, head in heads_that_are("off", edits):
         heads[layer, ..., head, :] = 0
     scale = np.full((config.num_layers, 1, 1, 1, 1), 1 / edits.get("temperature", 1), np.float32)
     hidden = None
@@ -255,4 +190,4 @@ def allow_cache(edits: JsonEdits, config: ModelConfig) -> bool:
     changed |= {"mask"} if edits.get("mask", "causal") != "causal" else set()
     is_dynamic = "rope" in config.position_pattern and any(rope.scaling == "dynamic" for rope in _ropes(config, edits))
     is_whole = config.variants.selective or config.random_positions is not None or is_dynamic
-    return not (changed or is_whole or heads_that_are("mean", edits, config))
+    return not (changed or is_whole or heads_that_are("mean", edits))

@@ -1,4 +1,4 @@
-"""The edits that a model can have. The page, its engine and the server read them from here."""
+"""The limits of a model's edits. The page checks edits by them, and its controls offer what they allow."""
 
 import math
 from typing import Any
@@ -38,5 +38,5 @@ def refused(config: ModelConfig) -> dict[str, dict[str, str]]:
 
 
 def described(config: ModelConfig) -> dict[str, Any]:
-    """Return the limits of a model's edits as JSON values, for edits.js and the controls of the page."""
+    """Return the limits of a model's edits as JSON values."""
     return {"bounds": BOUNDS, "scalings": SCALINGS, "refused": refused(config)}

@@ -4,12 +4,11 @@
 import { commonStart } from "../../common/arrays.js";
 import { ACTIVATIONS, grown, norm, product } from "./arrays.js";
 import { Attention, ROWS } from "./attention.js";
-import { checkEdits, checkPositions, checkText, editHeads } from "./edits.js";
+import { checkPositions, checkText, editHeads } from "./edits.js";
 import { placesOf } from "./positions.js";
 
 export class Pass {
   constructor(model, edits = {}) {
-    checkEdits(edits, model);
     const { config } = model;
     Object.assign(this, { model, edits, config, tokens: [], length: 0, complete: false, predicted: [] });
     this.blocks = model.layers.map((layer, n) => new Block(this, layer, n));

@@ -2,7 +2,7 @@
 
 import { unpack } from "../../common/arrays.js";
 import { Alibi, Fire, HardAlibi, Kerple, T5 } from "./biases.js";
-import { ropeOf, slopesOf } from "./edits.js";
+import { ropeOf } from "./edits.js";
 import { Kernel } from "./kernel.js";
 import { Learned, Pope, Rope, Sinusoidal } from "./positions.js";
 
@@ -76,7 +76,7 @@ export class Model {
     if (kind.position === "rope") return new Rope(ropeOf(config, kind, edits), config.rotated_width, length);
     if (kind.position === "pope")
       return new Pope(edits.rope?.base ?? kind.rope_base, config.head_width, this.values("positions/pope/phases"));
-    if (kind.position === "alibi") return new Alibi(slopesOf(config, edits));
+    if (kind.position === "alibi") return new Alibi(tables.slopes.map((slope) => slope * (edits.slopes ?? 1)));
     if (kind.position === "hard_alibi") return new HardAlibi(tables.reach);
     if (kind.position === "t5") return new T5(this.values("positions/t5/bias_table"), tables.buckets, config.num_heads);
     if (kind.position === "kerple") return new Kerple(own("p"), own("a"));

@@ -1,9 +1,9 @@
 // The controls of scale, mask, temperature and positions.
 
 import { Choice, Slider } from "../../common/controls.js";
+import { thousands } from "../../common/numbers.js";
 import { html } from "../../common/preact.js";
-import { withEntry, withPart } from "./head_grid.js";
-import { thousands } from "./state.js";
+import { withEntry, withPart } from "./edits.js";
 
 // A slider with steps of equal ratio, or with `zero` also 0 at its left end. own: the run's value, at which onChange
 // gets undefined.

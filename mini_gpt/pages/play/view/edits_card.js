@@ -3,7 +3,8 @@
 import { Choice } from "../../common/controls.js";
 import { html } from "../../common/preact.js";
 import { AttentionEdits, PositionEdits } from "./attention_edits.js";
-import { HeadGrid, withEntry } from "./head_grid.js";
+import { withEntry } from "./edits.js";
+import { HeadGrid } from "./head_grid.js";
 import { Effects, History, useHeadEffects } from "./said.js";
 import { keptHead } from "./state.js";
 

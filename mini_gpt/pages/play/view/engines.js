@@ -1,11 +1,13 @@
 // The engine behind one function: workers of this page, or a server that answers the same requests (worker.js).
 
 import { bytesOf } from "../../common/arrays.js";
+import { refusalOf } from "./edits.js";
 
 let engines; // workers() or served()
+let configs; // of the models
 
-export function start(chosen) {
-  engines = chosen;
+export function start(chosen, ofModels) {
+  [engines, configs] = [chosen, ofModels];
 }
 
 // Each model has a worker of its own, so that two runs compute at the same time.
@@ -34,8 +36,11 @@ export function workers() {
 }
 const PARTIAL = ["token"]; // kinds of replies that others follow
 
-// Send a request. onReply: called with each reply. Returns a promise of the last reply.
+// Send a request. onReply: called with each reply. Returns a promise of the last reply. Edits that the model can't have
+// are refused here.
 export function ask(request, onReply) {
+  const message = refusalOf(request.edits ?? {}, configs[request.model]);
+  if (message) return Promise.resolve({ kind: "refused", message });
   return new Promise((done) => {
     if (request.kind === "cancel") return done(engines.send(request));
     engines.send(request, (reply) => {

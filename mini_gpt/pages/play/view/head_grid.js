@@ -4,16 +4,11 @@ import { colourOf, scales, textOn } from "../../common/colours.js";
 import { Bands } from "../../common/controls.js";
 import { html } from "../../common/preact.js";
 import { useDark } from "../../common/theme.js";
-import { HEAD_STATES, UNITS } from "./state.js";
+import { HEAD_STATES, withEntry, withPart } from "./edits.js";
+import { UNITS } from "./state.js";
 
 const HEAD_SIGNS = { on: "", off: "×", mean: "x̄", patch: "⇄" };
 
-// A copy of an object without the entry, or with another value; undefined removes it.
-export function withEntry(record, name, value) {
-  const { [name]: _, ...others } = record;
-  return value === undefined ? others : { ...others, [name]: value };
-}
-export const withPart = (edits, name, part) => withEntry(edits, name, Object.keys(part).length ? part : undefined);
 const toggled = (list = [], n) =>
   list.includes(n) ? list.filter((other) => other !== n) : [...list, n].sort((a, b) => a - b);
 

@@ -2,10 +2,12 @@
 
 import { seriesColour } from "../../common/colours.js";
 import { fragment, useFragment } from "../../common/fragment.js";
+import { thousands } from "../../common/numbers.js";
 import { html, useMemo, useRef, useState } from "../../common/preact.js";
 import { startPage } from "../../common/start.js";
 import { ThemeButton, useDark } from "../../common/theme.js";
 import { ask, served, start, workers } from "./engines.js";
+import { engineEdits } from "./edits.js";
 import { EditsCard } from "./edits_card.js";
 import { InsideCard } from "./inside_card.js";
 import { NextCard } from "./next_card.js";
@@ -13,7 +15,7 @@ import { OrderCard } from "./order_card.js";
 import { savePicture } from "./picture.js";
 import { useResults } from "./results.js";
 import { Headline, useHistory } from "./said.js";
-import { engineEdits, entriesOf, factsOf, readState, thousands } from "./state.js";
+import { entriesOf, factsOf, readState } from "./state.js";
 import { TextCard } from "./text_card.js";
 import { Tokenizer } from "./tokenizers.js";
 import { useWriter } from "./writer.js";
@@ -155,7 +157,10 @@ startPage(async (data) => {
   const asTyped = (text) => text.replace(/\r\n?/g, "\n");
   const first = { text: asTyped(data.text), other: asTyped(data.other), opening: data.opening };
   const facts = data.models.map(factsOf);
-  start(data.served ? served() : workers());
+  start(
+    data.served ? served() : workers(),
+    data.models.map(({ packed }) => packed.config),
+  );
   const loaded = await Promise.all(data.models.map(({ packed }, model) => ask({ kind: "load", model, packed })));
   for (const model of data.models) delete model.packed.data;
   const refused = loaded.find((reply) => reply.kind === "refused");

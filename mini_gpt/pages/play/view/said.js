@@ -1,11 +1,13 @@
 // Sentences and tables about losses: what the edits changed.
 
 import { TableHead } from "../../common/controls.js";
+import { thousands } from "../../common/numbers.js";
 import { html, useLayoutEffect, useRef, useState } from "../../common/preact.js";
+import { phrases } from "./edits.js";
 import { ask } from "./engines.js";
 import { signedNumber } from "./head_grid.js";
 import { meanLoss, predicted, sameTokens } from "./results.js";
-import { UNITS, phrases, thousands } from "./state.js";
+import { UNITS } from "./state.js";
 
 // A mean loss, and a change of it that is the difference of the numbers shown.
 export const lossText = (nats, unit) => (nats * UNITS[unit]).toFixed(3);

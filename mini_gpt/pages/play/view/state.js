@@ -2,6 +2,7 @@
 
 import { fragment } from "../../common/fragment.js";
 import { clamped } from "../../common/numbers.js";
+import { MASKS, readEdits } from "./edits.js";
 
 export const VIEWS = [
   ["attention", "Attention"],
@@ -10,7 +11,6 @@ export const VIEWS = [
   ["lens", "Logit lens"],
   ["stream", "Residual stream"],
 ];
-export const thousands = (number) => number.toLocaleString("en");
 export const UNITS = { nats: 1, bits: 1 / Math.LN2 };
 // The numbers that the writer takes.
 export const WRITING = {
@@ -35,9 +35,6 @@ const DEFAULTS = {
   count: 100,
   other: "",
 };
-
-export const HEAD_STATES = { on: "on", off: "off", mean: "at its mean", patch: "from the other text" };
-const MASKS = ["causal", "shifted", "none"];
 
 // Facts about a model of the page's data. A value that differs between layers is that of the first one; `differ` names
 // it.
@@ -71,36 +68,11 @@ export function factsOf({ name, step, parameters, kept, trained_context, packed:
   };
 }
 
-// A value of the type of each edit. The engine checks the values; the names of heads are shown in a command to copy.
-const TYPES = { heads: {}, layers: [], attentions: [], feedForwards: [], scale: "", mask: "", temperature: 0 };
-Object.assign(TYPES, { window: 0, start: 0, rope: {}, slopes: 0, places: [] });
-const typeOf = (value) => (Array.isArray(value) ? "list" : value === null ? "null" : typeof value);
-const isEdit = ([name, value]) =>
-  Object.hasOwn(TYPES, name) &&
-  (typeOf(value) === typeOf(TYPES[name]) || (name === "window" && value === null)) &&
-  (typeof value !== "object" || value === null || Object.keys(value).length > 0);
-const isEditOfHead = ([name, how]) => /^\d+\.\d+$/.test(name) && Object.hasOwn(HEAD_STATES, how);
-const only = (record, test) => Object.fromEntries(Object.entries(record).filter(test));
-
-function cleanEdits(found) {
-  const record = typeOf(found) === "object" ? found : {};
-  const heads = typeOf(record.heads) === "object" ? only(record.heads, isEditOfHead) : {};
-  return only({ ...record, heads }, isEdit);
-}
-
 // What was entered for a number of the writer, as the nearest possible value; null if it is not a number.
 export function allowedNumber(id, entered) {
   const { low, high, step } = WRITING[id];
   const value = step === 1 ? Math.round(entered) : Number(entered);
   return (entered ?? "") === "" || Number.isNaN(value) ? null : clamped(value, low, high);
-}
-
-function readJson(text) {
-  try {
-    return JSON.parse(text ?? "{}");
-  } catch {
-    return {};
-  }
 }
 
 // The head, or if the layer does not have it, its first one.
@@ -119,7 +91,7 @@ export function readState(entries, runs, { text, other, opening = [0, 0] }) {
     run,
     text: entries.text ?? text,
     other: entries.other ?? other,
-    edits: runs.map((_, n) => cleanEdits(readJson(entries[`edits${n}`]))),
+    edits: runs.map((_, n) => readEdits(entries[`edits${n}`])),
     view: VIEWS.some(([id]) => id === entries.view) ? entries.view : runs.length > 1 ? "loss" : DEFAULTS.view,
     layer,
     head: keptHead(runs[run], layer, fragment.index(entries.head, heads, firstHead)),
@@ -150,47 +122,4 @@ export function entriesOf(state, first) {
   if (state.range) entries.range = `${state.range.first}-${state.range.last}`;
   const { view, layer, head } = state;
   return { ...entries, view, layer, head, logits: state.logits ? "yes" : null };
-}
-
-// The engine's edits: heads with "patch" become a patch from the other text.
-export function engineEdits({ heads = {}, places, ...others }, otherIds) {
-  const entries = Object.entries(heads);
-  const patched = entries.filter(([, how]) => how === "patch").map(([name]) => name);
-  const edited = entries.filter(([, how]) => how !== "patch");
-  const edits = { ...others };
-  if (edited.length) edits.heads = Object.fromEntries(edited);
-  if (patched.length) edits.patch = { tokens: otherIds, heads: patched, places: places ?? "all" };
-  return edits;
-}
-
-// What edits do, as phrases.
-export function phrases({
-  heads = {},
-  layers = [],
-  attentions = [],
-  feedForwards = [],
-  scale,
-  mask,
-  temperature,
-  window,
-  start,
-  rope = {},
-  slopes,
-  places,
-}) {
-  const said = Object.entries(heads).map(([name, how]) => `head ${name} ${HEAD_STATES[how]}`);
-  if (places && Object.values(heads).includes("patch")) said.push(`only at place ${places.join(", ")}`);
-  for (const n of layers) said.push(`layer ${n} off`);
-  for (const n of attentions) said.push(`attention of layer ${n} off`);
-  for (const n of feedForwards) said.push(`feed-forward of layer ${n} off`);
-  if (scale) said.push("no division by √K");
-  if (mask) said.push(mask === "none" ? "no causal mask" : "mask one token late");
-  if (temperature) said.push(`attention temperature ${temperature}`);
-  if (window !== undefined) said.push(window === null ? "no window" : `window of ${window}`);
-  if (start) said.push(`positions from ${thousands(start)}`);
-  if (rope.base) said.push(`RoPE base ${thousands(rope.base)}`);
-  if (rope.scaling || rope.factor)
-    said.push(`RoPE scaling ${rope.scaling ?? ""}${rope.factor ? ` × ${rope.factor}` : ""}`);
-  if (slopes !== undefined) said.push(`ALiBi's slopes × ${slopes}`);
-  return said;
 }

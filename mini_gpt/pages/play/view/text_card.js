@@ -3,10 +3,11 @@
 import { commonStart } from "../../common/arrays.js";
 import { Choice } from "../../common/controls.js";
 import { ColourBar } from "../../common/maps.js";
+import { thousands } from "../../common/numbers.js";
 import { html } from "../../common/preact.js";
 import { shown } from "../../common/tokens.js";
 import { Editor, differenceScale, surprisalScale } from "./editor.js";
-import { UNITS, thousands } from "./state.js";
+import { UNITS } from "./state.js";
 import { Writer } from "./writer.js";
 
 export function TextCard({
