@@ -34,7 +34,7 @@ def main() -> None:
     out, data = flags.out or Path("lab.html"), None
     if out.is_dir():
         raise UserError(f"--out={out}: found a directory; name a file, such as {out / 'lab.html'}")
-    if flags.workdir or flags.head or flags.text:
+    if flags.workdir or flags.head or flags.text is not None:
         require(flags.workdir is not None, "--workdir", None, "must be the run of --head")
         command_line.set_up()
         name, data = _of_run(flags)

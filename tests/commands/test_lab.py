@@ -32,6 +32,7 @@ def test_the_page_is_written_and_overwritten(monkeypatch, tmp_path, capsys):
     [
         (["--out={}"], "found a directory; name a file"),
         (["--head=0.1"], "--workdir: found None; must be the run of --head"),
+        (["--text="], "--workdir: found None; must be the run of --head"),
         (["--workdir=missing", "--head=1"], "missing/config.json: not found"),
     ],
 )

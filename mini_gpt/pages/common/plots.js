@@ -2,7 +2,7 @@
 
 import { seriesColour } from "./colours.js";
 import { ColourBar, PixelMap, useWidth } from "./maps.js";
-import { clamped, ticksOf } from "./numbers.js";
+import { clamped, thousands, ticksOf } from "./numbers.js";
 import { html, useRef, useState } from "./preact.js";
 import { useDark } from "./theme.js";
 
@@ -12,7 +12,6 @@ const FRAME = { left: 52, right: 12, top: 8, bottom: 40 };
 // Ticks, grid lines and names of both axes. x, y: {name, ticks, at(value)}.
 function Axes({ width, height, x, y, grid = true }) {
   const { left, right, top, bottom } = FRAME;
-  const said = (tick) => tick.toLocaleString("en");
   return html`<g
     >${y.ticks.map(
       (tick) =>
@@ -22,12 +21,12 @@ function Axes({ width, height, x, y, grid = true }) {
             x2=${grid ? width - right : left}
             y1=${y.at(tick)}
             y2=${y.at(tick)} />
-          <text x=${left - 7} y=${y.at(tick) + 4} text-anchor="end">${said(tick)}</text>`,
+          <text x=${left - 7} y=${y.at(tick) + 4} text-anchor="end">${thousands(tick)}</text>`,
     )}
     ${x.ticks.map(
       (tick) =>
         html`<line class="tick" x1=${x.at(tick)} x2=${x.at(tick)} y1=${height - bottom} y2=${height - bottom + 4} />
-          <text x=${x.at(tick)} y=${height - bottom + 17} text-anchor="middle">${said(tick)}</text>`,
+          <text x=${x.at(tick)} y=${height - bottom + 17} text-anchor="middle">${thousands(tick)}</text>`,
     )}
     <text class="axis" x=${(left + width - right) / 2} y=${height - 6} text-anchor="middle">${x.name}</text>
     <text class="axis" transform=${`translate(13 ${(top + height - bottom) / 2}) rotate(-90)`} text-anchor="middle"
@@ -113,7 +112,7 @@ export function LineChart({ id, name, lines, xName, yName, low, high }) {
           </li>`,
       )}
       <li class="soft numbers">
-        ${at === null ? "Point at the chart, or tap it, to read values." : `at ${at.toLocaleString("en")}`}
+        ${at === null ? "Point at the chart, or tap it, to read values." : `at ${thousands(at)}`}
       </li>
     </ul>
   </div>`;

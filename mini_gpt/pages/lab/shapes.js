@@ -1,6 +1,7 @@
 // The shapes of the five steps in this example, and in a model of any size.
 
 import { TableHead } from "../common/controls.js";
+import { thousands } from "../common/numbers.js";
 import { html, useState } from "../common/preact.js";
 import { Section } from "./sections.js";
 
@@ -10,7 +11,7 @@ const model = (width, heads) => html`width ${width},<br />${heads} head${heads >
 
 function shapesOf(length, width, heads) {
   const each = width / heads;
-  const shape = (...axes) => axes.map((n) => n.toLocaleString("en")).join(" × ");
+  const shape = (...axes) => axes.map(thousands).join(" × ");
   return [
     ["Project: Q, K, V", shape(length, width)],
     ["Split into heads", shape(heads, length, each)],
@@ -27,7 +28,7 @@ export function Shapes({ page }) {
   const own = shapesOf(state.order.length, data.dimensions.length, state.heads);
   const fits = width % heads === 0;
   const other = fits ? shapesOf(length, width, heads) : own.map(([step]) => [step, "—"]);
-  const parameters = (4 * width * width).toLocaleString("en");
+  const parameters = thousands(4 * width * width);
   const field = (name, said) =>
     html`<label
       >${said}

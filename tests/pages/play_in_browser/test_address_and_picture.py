@@ -7,6 +7,7 @@ import json
 import numpy as np
 import pytest
 from PIL import Image
+from selenium.webdriver.common.keys import Keys
 
 from tests.pages.play_in_browser.play_page import TEXT, VIEWS
 
@@ -24,6 +25,22 @@ def test_the_address_restores_text_edits_and_view(page):
     assert page.find("tab-lens").get_attribute("aria-selected") == "true"
     assert page.js("return document.documentElement.dataset.theme") == "dark"
     assert json.loads(page.state["edits0"]) == edits and page.state["pin"] == "4"
+
+
+def test_an_empty_text_stays_empty(page):
+    page.open("words")
+    for name in ("text", "other"):
+        page.find(name).send_keys(Keys.CONTROL, "a")
+        page.find(name).send_keys(Keys.DELETE)
+    page.settle()
+    for _ in ("as typed", "from the address"):
+        assert page.state["text"] == page.state["other"] == ""
+        assert [page.find(name).get_attribute("value") for name in ("text", "other")] == ["", ""]
+        assert page.said == "Type a text: the model needs at least one token."
+        assert not page.find("write").is_enabled()
+        page.open("words", **page.state)
+    page.open("words")
+    assert [page.find(name).get_attribute("value") for name in ("text", "other")] == ["the cat sat", "the dog ran"]
 
 
 @pytest.mark.parametrize(

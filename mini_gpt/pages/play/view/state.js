@@ -33,7 +33,6 @@ const DEFAULTS = {
   topK: 40,
   seed: 0,
   count: 100,
-  other: "",
 };
 
 // Facts about a model of the page's data. A value that differs between layers is that of the first one; `differ` names
