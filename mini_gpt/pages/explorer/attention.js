@@ -82,20 +82,24 @@ export class Attention {
       if (own[this.start(i) + j]) least = Math.min(least, weights[i * this.columns + j]);
     return least;
   }
-  // Functions of a query and a key: the weight, or the logit; null for a masked pair.
+  // Distance of a level's logit from the largest of its row; Infinity for a pair that is not visible.
+  distanceOf(level) {
+    return level === this.hidden ? Infinity : this.floor * (level / this.steps) ** 2;
+  }
+  // Functions of a query and a key: the distance, the weight or the logit; the latter two are null for a masked pair.
+  distancesAt(layer, head) {
+    const { levels } = this.ofHead(layer * this.heads + head);
+    return (i, j) => (j < this.seen(i) ? this.distanceOf(levels[this.start(i) + j]) : Infinity);
+  }
   weightsAt(layer, head) {
     const weights = this.weights(layer, head);
-    const { levels } = this.ofHead(layer * this.heads + head);
-    return (i, j) =>
-      j >= this.seen(i) || levels[this.start(i) + j] === this.hidden ? null : weights[i * this.columns + j];
+    const distanceAt = this.distancesAt(layer, head);
+    return (i, j) => (distanceAt(i, j) === Infinity ? null : weights[i * this.columns + j]);
   }
   logitsAt(layer, head) {
-    const { levels } = this.ofHead(layer * this.heads + head);
+    const distanceAt = this.distancesAt(layer, head);
     const first = (layer * this.heads + head) * this.rows;
-    return (i, j) => {
-      const level = j < this.seen(i) ? levels[this.start(i) + j] : this.hidden;
-      return level === this.hidden ? null : this.rowMax[first + i] - this.floor * (level / this.steps) ** 2;
-    };
+    return (i, j) => (distanceAt(i, j) === Infinity ? null : this.rowMax[first + i] - distanceAt(i, j));
   }
   // As weightsAt, averaged over the heads of a layer.
   meansAt(layer) {
@@ -121,12 +125,6 @@ export class Attention {
   start(i) {
     return this.causal ? (i * (i + 1)) / 2 : i * this.columns;
   }
-  // Distance of a logit from the largest of its row; Infinity for a pair that is not visible.
-  below(layer, head, i, j) {
-    if (j >= this.seen(i)) return Infinity;
-    const level = this.ofHead(layer * this.heads + head).levels[this.start(i) + j];
-    return level === this.hidden ? Infinity : this.floor * (level / this.steps) ** 2;
-  }
   // The token that is marked at first: the query that is typical of the head, or the key that this query reads the
   // most. For the mean of the heads: a query that sees the most keys, and a key that many queries see.
   opening(side, layer, head) {
@@ -138,11 +136,13 @@ export class Attention {
   }
   // Whether the distance was clipped; the logit may be smaller.
   cut(layer, head, i, j) {
-    return this.below(layer, head, i, j) === this.floor;
+    return this.distancesAt(layer, head)(i, j) === this.floor;
   }
   // The largest error of a logit by quantisation.
   logitError(layer, head, i, j) {
-    return Math.sqrt(this.below(layer, head, i, j) * this.floor) / this.steps + this.floor / (4 * this.steps ** 2);
+    return (
+      Math.sqrt(this.distancesAt(layer, head)(i, j) * this.floor) / this.steps + this.floor / (4 * this.steps ** 2)
+    );
   }
   weights(layer, head) {
     const key = layer * this.heads + head;
@@ -150,9 +150,7 @@ export class Attention {
       const { rows, columns } = this;
       const weights = new Float32Array(rows * columns);
       const { levels } = this.ofHead(key);
-      const table = Float32Array.from({ length: 256 }, (_, level) =>
-        level === this.hidden ? 0 : Math.exp(-this.floor * (level / this.steps) ** 2),
-      );
+      const table = Float32Array.from({ length: 256 }, (_, level) => Math.exp(-this.distanceOf(level)));
       for (let i = 0; i < rows; i++) {
         const from = this.start(i);
         const seen = this.seen(i);

@@ -50,6 +50,10 @@ def _subwords(tokenizer: SubwordTokenizer) -> dict[str, Any]:
         names = {byte: vocabulary[f"<0x{byte:02X}>"] for byte in range(256) if f"<0x{byte:02X}>" in vocabulary}
     else:
         names = {}
+    whole = vocabulary
+    if byte_level:  # by the bytes of the words, as Latin-1
+        spelt = {name: token for name, token in vocabulary.items() if set(name) <= alphabet.keys()}
+        whole = {"".join(chr(alphabet[letter]) for letter in name): token for name, token in spelt.items()}
     unknown = model["unk_token"]
     merges = [pair if isinstance(pair, list) else pair.split(" ") for pair in model["merges"]]
     before, after = _template(library["post_processor"])
@@ -58,7 +62,7 @@ def _subwords(tokenizer: SubwordTokenizer) -> dict[str, Any]:
         "byte_level": byte_level,
         "bytes": [names.get(byte) for byte in range(256)],
         "characters": {} if byte_level else {name: token for name, token in vocabulary.items() if len(name) == 1},
-        "whole": vocabulary if model["ignore_merges"] else None,
+        "whole": whole if model["ignore_merges"] else None,
         "merges": [vocabulary[part] for left, right in merges for part in (left, right, left + right)],
         "unknown": None if unknown is None else vocabulary[unknown],
         "fuse_unknown": model["fuse_unk"],

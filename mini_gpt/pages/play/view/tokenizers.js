@@ -2,6 +2,7 @@
 
 const utf8 = new TextEncoder();
 const decoded = (bytes) => new TextDecoder("utf-8", { ignoreBOM: true }).decode(bytes);
+const asLatin1 = (bytes) => Array.from(bytes, (byte) => String.fromCharCode(byte)).join("");
 const latin1 = (text) => Uint8Array.from(text, (character) => character.charCodeAt(0));
 
 // The bytes of a character beyond ASCII, or one byte that is only a part of one.
@@ -167,7 +168,7 @@ class BpeTokenizer extends Tokenizer {
   }
 
   encodeWord(word) {
-    const whole = this.byName?.get(this.byte_level ? printable(utf8.encode(word)) : word);
+    const whole = this.byName?.get(this.byte_level ? asLatin1(utf8.encode(word)) : word);
     if (whole !== undefined) return { ids: [whole], unknown: [] };
     const ids = [];
     const unknown = [];
@@ -262,11 +263,3 @@ function merged(parts, withPrevious) {
   });
   return words;
 }
-
-// Bytes as the printable characters of byte-level BPE.
-const PRINTABLE = (() => {
-  const shown = (byte) => (byte >= 33 && byte < 127) || (byte >= 161 && byte < 173) || byte >= 174;
-  let others = 256;
-  return Array.from({ length: 256 }, (_, byte) => String.fromCharCode(shown(byte) ? byte : others++));
-})();
-const printable = (bytes) => Array.from(bytes, (byte) => PRINTABLE[byte]).join("");
