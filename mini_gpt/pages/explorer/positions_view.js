@@ -18,14 +18,18 @@ const SIGNED_UNIT = scales.signed(1, [-1, -0.5, 0, 0.5, 1]);
 const mean = (values) => values.reduce((a, b) => a + b, 0) / values.length;
 // (1, 0), turned to a place.
 const turned = (place, radians) => [Math.cos(place * radians), Math.sin(place * radians)];
-// The product of two such vectors, averaged over all frequencies.
-const scoreOf = (frequencies, query, key) =>
-  mean(
-    frequencies.map((f) => {
-      const [[a, b], [c, d]] = [turned(query, f), turned(key, f)];
-      return a * c + b * d;
-    }),
+// The products of such vectors at places and at one key, averaged over all frequencies.
+function scoresOf(frequencies, places, key) {
+  const atKey = frequencies.map((radians) => turned(key, radians));
+  return places.map((place) =>
+    mean(
+      frequencies.map((radians, pair) => {
+        const [x, y] = turned(place, radians);
+        return x * atKey[pair][0] + y * atKey[pair][1];
+      }),
+    ),
   );
+}
 function rangeOf(values) {
   const [low, high] = [Math.min(...values), Math.max(...values)];
   return high - low < 0.01 ? [low - 0.5, high + 0.5] : [low, high];
@@ -92,7 +96,7 @@ export function Positions({ data, state, set }) {
   const atBase = (frequencies) => frequencies.map((ofBase10) => ofBase10 ** state.baseLog); // radians per token
   const waves = atBase(data.positions.waves);
   const turns = atBase(data.positions.turns).map((frequency, pair) => factors[pair] * frequency);
-  const similar = distances.map((d) => scoreOf(waves, d, 0));
+  const similar = scoresOf(waves, distances, 0);
   const longest = (2 * Math.PI) / waves[waves.length - 1];
   const wave = (place, dimension) => turned(place, waves[dimension >> 1])[1 - (dimension % 2)];
   const cosines = useMemo(() => learned && new Int8Array(bytesOf(learned.cosines).buffer), [learned]);
@@ -145,7 +149,7 @@ export function Positions({ data, state, set }) {
           { name: `sinusoids, ${width} dimensions${compared("sinusoidal")}`, values: similar },
           {
             name: `RoPE, ${rotated} dimensions${compared("rope")}`,
-            values: distances.map((d) => scoreOf(turns, d, 0)),
+            values: scoresOf(turns, distances, 0),
             dash: "6 3",
           },
         ]} />`,
@@ -172,8 +176,15 @@ export function Positions({ data, state, set }) {
         xName="offset of the query (tokens)"
         yName="score of equal vectors"
         lines=${[
-          { name: "key at 0", values: distances.map((d) => scoreOf(turns, d, 0)), wide: true },
-          { name: "key at 1,000", values: distances.map((d) => scoreOf(turns, d + 1000, 1000)) },
+          { name: "key at 0", values: scoresOf(turns, distances, 0), wide: true },
+          {
+            name: "key at 1,000",
+            values: scoresOf(
+              turns,
+              distances.map((d) => 1000 + d),
+              1000,
+            ),
+          },
         ]} />`,
       note: "The curves for a key at 0 and at 1,000 are the same curve.",
     },
