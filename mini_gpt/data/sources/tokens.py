@@ -7,6 +7,7 @@ whose records are the ids of a document.
 import io
 import itertools
 import pickle
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -20,12 +21,12 @@ from mini_gpt.data.sources.text import Unchanged
 from mini_gpt.data.splits import FEWEST_DOCUMENTS
 from mini_gpt.data.tokenizers import Tokenizer
 from mini_gpt.runtime import files
-from mini_gpt.runtime.errors import UserError, first_line, shown
+from mini_gpt.runtime.errors import UserError, first_line, require, shown
 
-PREFIXES = {"train": "train", "val": "validation", "test": "test"}  # of names of files, and their splits
+SPLITS = {"train": "train", "val": "validation", "test": "test"}  # words in names of files, and their splits
 CHUNK = 2**22  # tokens read at a time
 HEADER = 256  # int32 values at the start of a shard: what it is, its version, the number of its ids, and zeros
-SHARDS = {20240520: "uint16", 20240801: "uint32"}  # {first value: type of the ids}, of llm.c
+SHARDS = {20240520: (1, "uint16"), 20240801: (7, "uint32")}  # {first value: version, type of the ids}, of llm.c
 NAME_IT = "name the type of the ids, such as data.token_dtype=uint32 or int64"
 EXAMINED = 64  # records of an ArrayRecord file
 
@@ -38,18 +39,17 @@ def open_corpus(data: DataConfig) -> Corpus:
     by_split = _splits(files.expanded(data.path or ""))
     unchanged = Unchanged(path for of_split in by_split.values() for path in of_split)
     names = [(split, path.name) for split, of_split in by_split.items() for path in of_split]
-    fingerprint = digest(unchanged.fingerprint, names, data.token_dtype)
+    fingerprint = digest(unchanged.fingerprint, names, data.token_dtype, "shards are one stream")
     return Corpus(TOKENS, fingerprint, FEWEST_DOCUMENTS, {}, size=unchanged.size, token_files=by_split)
 
 
 def _splits(folder: Path) -> dict[str, list[Path]]:
     found: dict[str, list[Path]] = {}
     for path in sorted([*folder.glob("*.bin"), *folder.glob("*.array_record*")]):
-        split = next((split for prefix, split in PREFIXES.items() if path.name.startswith(prefix)), None)
-        if split is not None:
-            found.setdefault(split, []).append(files.file_inside(folder, path.name))
+        if word := re.search(rf"(?<![a-z])({'|'.join(SPLITS)})", path.name.lower()):
+            found.setdefault(SPLITS[word[1]], []).append(files.file_inside(folder, path.name))
     if "train" not in found:
-        raise UserError(f"data.path: {folder} has no train*.bin or train*.array_record; give a directory of tokens")
+        raise UserError(f"data.path: {folder} has no *train*.bin or *train*.array_record; give a directory of tokens")
     return found
 
 
@@ -64,14 +64,16 @@ def pieces(corpus: Corpus, data: DataConfig, tokenizer: Tokenizer) -> Iterator[t
         raise UserError("data.path: the vocabulary of these files is not that of the run; give ids of the same one")
     unchanged = Unchanged(path for paths in corpus.token_files.values() for path in paths)
     for split, paths in corpus.token_files.items():
-        for path in paths:
+        for number, path in enumerate(paths):
             read = _array_record if ".array_record" in path.name else _bin
+            # A shard begins with the rest of the document that ends the shard before it.
+            goes_on = number > 0 and read is _bin and _header(path) is not None
             found = read(path, size, tokenizers.separator(tokenizer), data.token_dtype)
             for tokens, is_new in unchanged.read([path], found):
                 lowest, highest = (int(tokens.min()), int(tokens.max())) if len(tokens) else (0, 0)
                 if not 0 <= lowest <= highest < size:
                     raise UserError(f"{path}: found ids in {lowest}..{highest}; the vocabulary has {size:,}")
-                yield split, (tokens, is_new)
+                yield split, (tokens, is_new and not goes_on)
 
 
 def vocabulary(corpus: Corpus, data: DataConfig) -> Tokenizer:
@@ -120,12 +122,13 @@ def _array_record(path: Path, vocab_size: int, separator: int, dtype: str | None
 
 
 def _bin(path: Path, vocab_size: int, separator: int, dtype: str | None) -> Iterator[Tokens]:
-    size, offset, found = path.stat().st_size, 0, dtype
-    header = np.fromfile(path, "<i4", HEADER)
-    if len(header) == HEADER and header[0] in SHARDS:
-        offset, found = header.nbytes, SHARDS[int(header[0])]
-        if size != offset + int(header[2]) * np.dtype(found).itemsize:
-            raise UserError(f"{path}: its header says {header[2]:,} ids, its size another number; get the file again")
+    size, offset, found, header = path.stat().st_size, 0, dtype, _header(path)
+    if header is not None:
+        version, found = SHARDS[int(header[0])]
+        offset, count = header.nbytes, int(header[2])
+        require(int(header[1]) == version, f"{path}: the version in its header", int(header[1]), f"must be {version}")
+        if size != offset + count * np.dtype(found).itemsize:
+            raise UserError(f"{path}: its header says {count:,} ids, its size another number; get the file again")
     if found is None and vocab_size > 2**16:
         raise UserError(f"{path}: the vocabulary has {vocab_size:,} tokens, more than 16 bits can tell; {NAME_IT}")
     width = np.dtype(found or "uint16").itemsize
@@ -135,6 +138,14 @@ def _bin(path: Path, vocab_size: int, separator: int, dtype: str | None) -> Iter
     tokens = raw.view(found or _checked(path, [raw[:CHUNK].data], "uint16"))
     for begin in range(0, len(tokens), CHUNK):
         yield tokens[begin : begin + CHUNK], begin == 0
+
+
+def _header(path: Path) -> np.ndarray | None:
+    """Return the header of a shard, also if it is cut off; None for other files."""
+    header = np.fromfile(path, "<i4", HEADER)
+    if not len(header) or int(header[0]) not in SHARDS:
+        return None
+    return np.pad(header, (0, HEADER - len(header)))
 
 
 def _checked(path: Path, starts: Sequence[bytes | memoryview], dtype: str) -> str:
