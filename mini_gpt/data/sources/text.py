@@ -22,6 +22,7 @@ from mini_gpt.runtime import files
 from mini_gpt.runtime.errors import UserError, first_line, shown
 
 SPLIT_NAMES = {"": "all", "val": "validation", "valid": "validation", "dev": "validation"}  # of saved data sets
+SPLIT_FILE = re.compile(r"(train|validation|test)-\d+-of-\d+\b")  # start of a name, as data sets of the Hub have it
 RECORDS = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet", ".arrow")
 COMPRESSED = (".gz", ".bz2", ".xz", ".zst", ".lz4")
 CHUNK = 2**22  # characters read at a time
@@ -33,7 +34,7 @@ STREAM_END = b"\xff\xff\xff\xff\0\0\0\0"  # of Arrow
 
 def open_corpus(data: DataConfig) -> Corpus:
     """Open the files of `data.path`. Raises UserError if there are none, or if the first documents can't be read."""
-    paths = _saved(files.expanded(data.path or "")) or {"all": matching(data.path or "")}
+    paths = _saved(files.expanded(data.path or "")) or _by_split(matching(data.path or ""))
     unchanged = Unchanged(itertools.chain.from_iterable(paths.values()))
     kinds = [(part, kind(path)) for part in paths for path in paths[part]]
     fingerprint = digest(unchanged.fingerprint, data.text_field, data.document_separator, kinds)
@@ -113,6 +114,17 @@ def matching(pattern: str) -> list[Path]:
     if not targets:
         raise UserError(f"data.path: {shown(pattern)} matches no file; give a glob such as 'books/**/*.txt'")
     return [*targets.values()]
+
+
+def _by_split(paths: list[Path]) -> dict[str, list[Path]]:
+    """Return {split: files} if all names begin with a split, as train-00000-of-00004.parquet; else all in one."""
+    found = dict[str, list[Path]]()
+    for path in paths:
+        named = SPLIT_FILE.match(path.name)
+        if not named:
+            return {"all": paths}
+        found.setdefault(named[1], []).append(path)
+    return found
 
 
 def _saved(root: Path) -> dict[str, list[Path]] | None:
