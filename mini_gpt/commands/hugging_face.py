@@ -1,7 +1,7 @@
 """Export a run to Hugging Face Transformers, import a model of Transformers as a run, or compare two models.
 
 python -m mini_gpt.hugging_face export --workdir=runs/tiny --output=DIR [--checkpoint=best] [--architecture=NAME] \\
-    [--dtype=bfloat16] [--length=N]
+    [--dtype=bfloat16] [--length=N] [--push=OWNER/NAME]
 python -m mini_gpt.hugging_face import --input=DIR --workdir=runs/imported [--config=FILE] [--config.FIELD=VALUE ...]
 python -m mini_gpt.hugging_face import --input=openai-community/gpt2 --revision=COMMIT --workdir=runs/gpt2
 python -m mini_gpt.hugging_face import --input=MODEL.gguf --workdir=runs/imported
@@ -46,10 +46,18 @@ def main() -> None:
         _compare(flags)
         return
     options = exporting.Options(flags.architecture, flags.dtype, flags.length)
-    with staging.reading(flags.workdir, flags.checkpoint) as workdir:
+    if flags.push is not None:
+        hub.check_name(flags.push)
+    elif flags.output is None:
+        raise UserError("--output: missing; give a new directory, or --push=OWNER/NAME")
+    with tempfile.TemporaryDirectory() as folder, staging.reading(flags.workdir, flags.checkpoint) as workdir:
         run = Run(workdir, checkpoint=flags.checkpoint)
-        with writing(flags.output) as output:
+        with writing(flags.output or Path(folder, "model")) as output:
             title = exporting.export(run, output, options)
+            if flags.push is not None:
+                log.info(f"{hub.push(output, flags.push)}: uploaded as {title}")
+    if flags.output is None:
+        return
     local = f"load it with from_pretrained({str(flags.output)!r})"
     how = "copy it to a local directory to load it" if isinstance(flags.output, Place) else local
     log.info(f"{flags.output}: written as {title}; {how}")
@@ -60,7 +68,9 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, help="each has its own --help")
     out = commands.add_parser("export", help="write a run's model for Transformers", allow_abbrev=False)
     command_line.add_run_flags(out)
-    out.add_argument("--output", type=command_line.new_directory, required=True, help="a new directory for the model")
+    out.add_argument("--output", type=command_line.new_directory, help="a new directory for the model")
+    pushed = "upload it to this model of the Hugging Face Hub; a new one is private. Log in with `hf auth login` before"
+    out.add_argument("--push", metavar="OWNER/NAME", help=pushed)
     known = ", ".join(ARCHITECTURES)
     out.add_argument(
         "--architecture", choices=ARCHITECTURES, metavar="NAME", help=f"one of {known}; else the first that fits"
@@ -142,7 +152,9 @@ def _compare(flags: argparse.Namespace) -> None:
 
 def _model(given: Path | Place) -> Path | Place:
     """Return a local copy of a bucket's model of Transformers. Anything else is returned as it is."""
-    is_model = isinstance(given, Place) and run_directory.CORPUS not in given.files(recursive=False)
+    is_model = isinstance(given, Place) and (
+        given.address.startswith("hf://") or run_directory.CORPUS not in given.files(recursive=False)
+    )
     return buckets.copied(str(given)) if is_model else given
 
 

@@ -29,10 +29,15 @@ def training(
 def reading(workdir: "Local | Place", choice: str = "last") -> contextlib.AbstractContextManager[Local | Path]:
     """Give a local copy of the run in a bucket with one checkpoint. Copy what is written to eval/ at the end.
 
-    choice: last, best or a step. A local directory is given as it is.
+    choice: last, best or a step. A local directory is given as it is. Of a run on the Hugging Face Hub, a copy in the
+      cache is given, which keeps what is written.
     """
     if workdir is None or isinstance(workdir, Path):
         return contextlib.nullcontext(workdir)
+    if workdir.address.startswith("hf://"):
+        from mini_gpt.runtime import hub
+
+        return contextlib.nullcontext(hub.copied(workdir.address))
     from mini_gpt.commands import mirror
 
     return mirror.reading(workdir, choice)

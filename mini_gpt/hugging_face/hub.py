@@ -1,4 +1,4 @@
-"""Find the model to import: a local directory, or a model of the Hugging Face Hub at one commit."""
+"""Find the model to import: a local directory, or a model of the Hugging Face Hub at one commit; upload an export."""
 
 import dataclasses
 import logging
@@ -74,6 +74,30 @@ def find(given: str, revision: str | None) -> Source:
         remedy = "copy the model to this machine, and name its directory"
         raise UserError(f"--input: {given} is no directory, and the Hub can't be read ({reason}); {remedy}") from None
     return Source(directory, {"model": given, "commit": commit})
+
+
+def check_name(name: str) -> None:
+    """Raise UserError unless a name is OWNER/NAME."""
+    is_whole = re.fullmatch(NAME, name) is not None and "/" in name
+    require(is_whole, "--push", name, "must be OWNER/NAME, such as my-name/my-model")
+
+
+def push(directory: Path, name: str) -> str:
+    """Upload the files of a directory to a model of the Hub, as one commit. Return the address of the commit.
+
+    name: OWNER/NAME. A missing repository is made, and is private. Files of an existing one that the directory lacks
+      stay.
+
+    Raises UserError without a network, or without a token that may write there.
+    """
+    from mini_gpt.runtime import hub
+
+    try:
+        hub.api().create_repo(name, private=True, exist_ok=True)
+        done = hub.api().upload_folder(repo_id=name, folder_path=directory, commit_message="Upload a model of mini_gpt")
+    except Exception as error:  # huggingface_hub raises errors of several libraries
+        raise hub.explained(f"--push: {name}", error) from None
+    return str(done.commit_url)
 
 
 def _cached(name: str, commit: str) -> Path | None:

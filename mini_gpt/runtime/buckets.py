@@ -122,6 +122,9 @@ def _file_system(address: str) -> tuple[str, fs.FileSystem]:
         )
     if scheme == "gs":
         return path, fs.GcsFileSystem(retry_time_limit=datetime.timedelta(seconds=ATTEMPTS * REQUEST_SECONDS))
+    if scheme == "hf":
+        remedy = "name a directory or a bucket; `hf upload`, and --push of an export, write to the Hub"
+        raise UserError(f"{address}: the Hugging Face Hub is only read; {remedy}")
     if "::" in path:  # fsspec would join file systems; one of them, reference://, renders templates of its file
         raise UserError(f"{address}: found several addresses, joined by '::'; give one")
     try:
@@ -161,6 +164,10 @@ def copied(address: str) -> Path:
 
     Only files of another size or time are copied again. Raises UserError if there is no such file.
     """
+    if address.startswith("hf://"):
+        from mini_gpt.runtime import hub
+
+        return hub.copied(address)
     scheme, _, path = address.rstrip("/").partition("://")
     parts = path.split("/")
     fixed = [*itertools.takewhile(lambda part: not set("*?[") & set(part), parts)][: len(parts) - 1]

@@ -23,9 +23,16 @@ log = logging.getLogger(__name__)
 
 
 class SavedRun:
-    """The config and the tokenizer of a run directory. Raises UserError if one is invalid."""
+    """The config and the tokenizer of a run directory. Raises UserError if one is invalid.
+
+    workdir: the directory, or as text the address of one on the Hugging Face Hub, such as hf://OWNER/NAME@COMMIT.
+    """
 
     def __init__(self, workdir: str | Path):
+        if isinstance(workdir, str) and workdir.startswith("hf://"):
+            from mini_gpt.runtime import hub
+
+            workdir = hub.copied(workdir)
         self.workdir = workdir = Path(workdir)
         files.check_contents(workdir)
         self.trained: Config = loading.read(workdir / run_directory.CONFIG)

@@ -11,8 +11,8 @@ from mini_gpt.data import corpora, tasks, token_store
 from mini_gpt.data.corpora import Corpus
 from mini_gpt.evaluation.loaded import LoadedModel
 from mini_gpt.model import parameters as model_parameters
-from mini_gpt.runtime import devices, sharding
-from mini_gpt.runtime.errors import UserError
+from mini_gpt.runtime import devices, files, sharding
+from mini_gpt.runtime.errors import UserError, shown
 from mini_gpt.training import inputs, run_directory, train_state
 from mini_gpt.training.initial_weights import SavedRun
 
@@ -27,6 +27,7 @@ FIXED_FOR_THE_SAME_TEXT = ("data.split", "data.split_fractions")
 class Run(SavedRun):
     """A loaded run. Raises UserError for an invalid directory, checkpoint or override.
 
+    workdir: as of SavedRun, such as runs/tiny or hf://OWNER/NAME. Nothing in a run is executed.
     trained: the config that the run was trained with.
     config: the same with the overrides.
     model: with the parameters of the checkpoint.
@@ -53,7 +54,14 @@ class Run(SavedRun):
 
     @functools.cached_property
     def corpus(self) -> Corpus:
-        """The corpus; it must be the one that the run was trained on, unless an override names another."""
+        """The corpus; it must be the one that the run was trained on, unless an override names another.
+
+        Raises UserError if only the config.json of a run from the Hub names its files.
+        """
+        named = self.config.data.path or self.config.data.target_path
+        if named and not self.other_text and files.cache_directory() / "copies" in self.workdir.parents:
+            found = f"found {shown(named)} in the config.json of a run from the Hub"
+            raise UserError(f"data.path: {found}; name the text yourself: --config.data.path=PATH")
         corpus = corpora.open_corpus(self.config.data)
         if not self.other_text:
             run_directory.check_corpus(self.workdir, corpus)
