@@ -32,6 +32,7 @@ from mini_gpt.suites.results import csv_text, markdown_table
 
 DOCS = Path(__file__).parents[1]
 BY_POSITION, SEEDS = "by_position", "seeds"
+COMPARISONS, STANDING = OF_ALL_STUDIES = ("comparisons", "standing")
 # A seed that has learned holds at a length if, there and at all lengths from the trained one to it, its loss is at most
 # this much (nats) above that at the trained length; or if its exact match is at least that much.
 MOST_RISE, LEAST_MATCH = 0.05, 0.9
@@ -54,13 +55,14 @@ def generated(name: str, kind: str) -> str:
     """Return the text of one mark. Raise KeyError or ValueError if the study does not have it."""
     word, *arguments = kind.split(" ")
     if word == "standing":
-        return (DOCS / "studies" / name / "standing.txt").read_text(encoding="utf-8").strip()
+        (one,) = _rows(name, STANDING)
+        return one["standing"]
     if word == "verdicts":
-        return f"\n{_verdicts(_rows(name, 'comparisons'))}\n"
+        return f"\n{_verdicts(_rows(name, COMPARISONS))}\n"
     if word == "verdict":
         found = [
             row
-            for row in _rows(name, "comparisons")
+            for row in _rows(name, COMPARISONS)
             if [row[column] for column in ("first", "second", "length", "metric")][: len(arguments)] == arguments
         ]
         (one,) = found
@@ -92,42 +94,49 @@ def write_page(text: str) -> str:
 
 
 def take(study: Path) -> None:
-    """Copy to docs/studies/ a study's tables, the figures that pages show, and whether its plan was frozen."""
+    """Copy to docs/studies/ a study's tables, the figures that pages show, and whether its plan was frozen.
+
+    The verdicts and the standing of all studies are in one file each. Do not commit a table that no page reads.
+    """
     name = json.loads((study / "study.json").read_text(encoding="utf-8"))["name"]
     target = DOCS / "studies" / name
     target.mkdir(parents=True, exist_ok=True)
     pages = "".join(page.read_text(encoding="utf-8") for page in DOCS.rglob("*.md"))
     shown = [path for path in study.glob("*.png") if f"studies/{name}/{path.name}" in pages]
     for path in [*study.glob("*.csv"), *shown]:
-        if path.name != "runs.csv":
+        if path.stem not in ("runs", COMPARISONS):
             shutil.copyfile(path, target / path.name)
+    _write_of_all(name, COMPARISONS, _read(study / f"{COMPARISONS}.csv"))
     standing = re.search(
         r"^(Confirmatory|Descriptive|Exploratory): .*$", (study / "report.md").read_text(encoding="utf-8"), re.MULTILINE
     )
-    files.write_text(target / "standing.txt", f"{standing[0]}\n" if standing else "")
+    _write_of_all(name, STANDING, [{"standing": standing[0]}] if standing else [])
     files.write_text(target / f"{SEEDS}.csv", csv_text(_of_seeds(study)))
     if by_position := _by_position(study):
         files.write_text(target / f"{BY_POSITION}.csv", csv_text(by_position))
 
 
+def _write_of_all(name: str, table: str, rows: Rows) -> None:
+    """Put the rows of a study into a file of all studies, instead of those it has there."""
+    path = DOCS / "studies" / f"{table}.csv"
+    others = [row for row in _read(path) if row["study"] != name]
+    rows = sorted([*others, *({"study": name} | row for row in rows)], key=lambda row: row["study"])
+    files.write_text(path, csv_text(rows))
+
+
 def _of_seeds(study: Path) -> list[dict[str, object]]:
     """Return the loss and the exact match of each run, by length."""
-    rows = _runs(study)
+    rows = _read(study / "runs.csv")
     metrics = [metric for metric in ("nll", "exact_match") if metric in rows[0]]
     named = ("condition", "seed", "suite", "learned", "measured", "length")
     short = lambda value: f"{float(value):.5f}" if value else ""
     return [{name: row[name] for name in named} | {metric: short(row[metric]) for metric in metrics} for row in rows]
 
 
-def _runs(study: Path) -> Rows:
-    with (study / "runs.csv").open(encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file))
-
-
 def _by_position(study: Path) -> list[dict[str, object]]:
     """Return the mean loss of each run over GROUP positions at a time, in blocks of up to FARTHEST tokens."""
     rows: list[dict[str, object]] = []
-    for condition, seed in dict.fromkeys((row["condition"], row["seed"]) for row in _runs(study)):
+    for condition, seed in dict.fromkeys((row["condition"], row["seed"]) for row in _read(study / "runs.csv")):
         path = study / files.plain_name(f"{condition},seed={seed}") / "eval" / "extrapolation.json"
         if not path.exists():
             continue
@@ -195,7 +204,13 @@ def _difference_at(rows: Rows, pair: tuple[str, str], length: str, contexts: ran
 
 
 def _rows(name: str, table: str) -> Rows:
-    with (DOCS / "studies" / name / f"{table}.csv").open(encoding="utf-8", newline="") as file:
+    if table in OF_ALL_STUDIES:
+        return [row for row in _read(DOCS / "studies" / f"{table}.csv") if row["study"] == name]
+    return _read(DOCS / "studies" / name / f"{table}.csv")
+
+
+def _read(path: Path) -> Rows:
+    with path.open(encoding="utf-8", newline="") as file:
         return list(csv.DictReader(file))
 
 

@@ -16,16 +16,16 @@ def test_every_page_has_the_numbers_of_its_studies():
         assert study_tables.write_page(text) == text, f"{page}: run python -m docs.figures.study_tables"
 
 
-@pytest.mark.parametrize(
-    "path", sorted((REPOSITORY / "docs").rglob("comparisons.csv")), ids=lambda path: path.parent.name
-)
-def test_the_verdicts_of_the_docs_follow_from_their_numbers(path):
-    for row in csv.DictReader(path.open(encoding="utf-8", newline="")):
+def test_the_verdicts_of_the_docs_follow_from_their_numbers():
+    with (study_tables.DOCS / "studies" / "comparisons.csv").open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len({row["study"] for row in rows}) > 20
+    for row in rows:
         differences_S = [float(one) for one in row["differences"].split()]
         assert statistics.sign_flip_p(differences_S) == pytest.approx(float(row["p"]))
         p, equivalent_p = float(row["p_holm"]), float(row["p_equivalent_holm"])
         expected = statistics.verdict(float(row["difference"]), row["claim"], p, equivalent_p, 0.05)
-        assert row["verdict"] == ("no verdict" if len(set(differences_S)) == 1 else expected), row["first"]
+        assert row["verdict"] == ("no verdict" if len(set(differences_S)) == 1 else expected), row
         excludes_0 = bool(row["interval_low"]) and float(row["interval_low"]) * float(row["interval_high"]) > 0
         assert bool(row["reason"]) == (row["verdict"] == "no verdict" or (row["verdict"] == "undecided" and excludes_0))
 
@@ -38,12 +38,16 @@ def docs(tmp_path, monkeypatch):
     monkeypatch.setattr(study_tables, "DOCS", tmp_path)
     folder = tmp_path / "studies" / "sizes"
     folder.mkdir(parents=True)
-    (folder / "standing.txt").write_text("Confirmatory: the plan was frozen.\n")
-    (folder / "comparisons.csv").write_text(
-        "first,claim,second,suite,metric,label,length,difference,interval_low,interval_high,p_holm,seeds,verdict,reason\n"
-        "a,lower,b,perplexity,nll,,64,-0.12345,-0.2,-0.05,0.0078125,8,shown,\n"
-        "a,lower,b,perplexity,nll,,128,,,,1.0,0,no verdict,no seed is complete\n"
-        "a,lower,c,perplexity,bits_per_byte,x,64,-0.1,,,1.0,1,no verdict,\n"
+    (tmp_path / "studies" / "standing.csv").write_text(
+        "study,standing\nnew,Exploratory: before.\nsizes,Confirmatory: the plan was frozen.\n"
+    )
+    (tmp_path / "studies" / "comparisons.csv").write_text(
+        "study,first,claim,second,suite,metric,label,length,"
+        "difference,interval_low,interval_high,p_holm,seeds,verdict,reason\n"
+        "new,a,lower,b,perplexity,nll,,64,-9,-9,-9,1.0,8,undecided,\n"
+        "sizes,a,lower,b,perplexity,nll,,64,-0.12345,-0.2,-0.05,0.0078125,8,shown,\n"
+        "sizes,a,lower,b,perplexity,nll,,128,,,,1.0,0,no verdict,no seed is complete\n"
+        "sizes,a,lower,c,perplexity,bits_per_byte,x,64,-0.1,,,1.0,1,no verdict,\n"
     )
     (folder / "perplexity.csv").write_text(
         "condition,measured,length,nll_mean,nll_standard_deviation\na,,64,1.23456,0.001\na,,1024,,\nb,x,64,2.0,0.1\n"
@@ -121,7 +125,8 @@ def test_the_results_of_a_study_are_taken(docs, tmp_path, standing="Confirmatory
     study.mkdir()
     (study / "study.json").write_text('{"name": "new"}')
     (study / "report.md").write_text(f"# Which?\n\n{standing}: a sentence.\n\n## Verdicts\n")
-    for name in ("comparisons.csv", "training.png", "differences-nll.png"):
+    (study / "comparisons.csv").write_text("first,verdict\nc,shown\n")
+    for name in ("tasks.csv", "training.png", "differences-nll.png"):
         (study / name).write_text(name)
     (docs / "page.md").write_text("![The differences](studies/new/differences-nll.png)")
     columns = "condition,seed,suite,learned,measured,length,nll,perplexity"
@@ -134,7 +139,7 @@ def test_the_results_of_a_study_are_taken(docs, tmp_path, standing="Confirmatory
     (evaluated / "extrapolation.json").write_text(json.dumps({"by_position": by_position}))
     study_tables.take(study)
     taken = tmp_path / "studies" / "new"
-    names = ["by_position.csv", "comparisons.csv", "differences-nll.png", "seeds.csv", "standing.txt"]
+    names = ["by_position.csv", "differences-nll.png", "seeds.csv", "tasks.csv"]
     assert sorted(path.name for path in taken.iterdir()) == names
     assert [line.split(",", 2)[2] for line in (taken / "by_position.csv").read_text().splitlines()[1:]] == [
         "3,8,1,2.5",
@@ -142,4 +147,10 @@ def test_the_results_of_a_study_are_taken(docs, tmp_path, standing="Confirmatory
     ]
     header = "condition,seed,suite,learned,measured,length,nll\n"
     assert (taken / "seeds.csv").read_text() == f'{header}"a,b",3,extrapolation,True,blocks,8,1.23457\n'
-    assert (taken / "standing.txt").read_text() == f"{standing}: a sentence.\n"
+    of_all = {name: study_tables._read(docs / "studies" / f"{name}.csv") for name in ("standing", "comparisons")}
+    assert [(row["study"], row["standing"]) for row in of_all["standing"]] == [
+        ("new", f"{standing}: a sentence."),
+        ("sizes", "Confirmatory: the plan was frozen."),
+    ]
+    verdicts = ["shown", "shown", "no verdict", "no verdict"]
+    assert [row["verdict"] for row in of_all["comparisons"]] == verdicts and of_all["comparisons"][0]["first"] == "c"
