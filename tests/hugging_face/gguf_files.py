@@ -110,7 +110,7 @@ def permuted(array, heads):
 def from_transformers(directory, name, *, joined=False, dtype=np.float32):
     """Return the metadata and the tensors of a GGUF file for a model of `reference`."""
     architecture, _, fields = CASES[name]
-    _, keys, modules = FAMILIES[architecture]  # test_transformers_gguf.py compares these names with those of gguf
+    _, keys, modules = FAMILIES[architecture]  # test_gguf_transformers.py compares these names with those of gguf
     metadata = {f"{architecture}.{key}": fields[field] for key, field in keys.items() if field in fields}
     stems = {"mlp.up_proj": "ffn_up"} | {module: stem for stem, module in modules.items() if isinstance(module, str)}
     scaling, tensors, width = fields.get("rope_scaling"), {}, fields.get("head_dim", 8)

@@ -19,7 +19,7 @@ from mini_gpt.suites.base import SuiteOptions
 from mini_gpt.training import loop
 from mini_gpt.training.run import Run
 from tests.conftest import SMALL, make_text, slow
-from tests.insight.test_maps_by_kind import exact_weights
+from tests.insight.test_maps import exact_weights
 from tests.pages.test_explorer import data_of, unpacked
 from tests.random_models import random_model
 

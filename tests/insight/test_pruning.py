@@ -1,4 +1,4 @@
-"""Masking a head equals zeroing its output weights; its importance is the loss gradient with respect to its mask."""
+"""Pruned and removed heads, and their importance."""
 
 import dataclasses
 import json
@@ -9,15 +9,24 @@ import numpy as np
 import pytest
 
 from mini_gpt import suites
+from mini_gpt.config import loading
 from mini_gpt.data import task_batches, tasks, tokenizers
 from mini_gpt.data.layout import PLAIN
+from mini_gpt.data.tokenizers import CharacterTokenizer
 from mini_gpt.evaluation import perplexity, task_accuracy
-from mini_gpt.insight import observing, pruning, samples
+from mini_gpt.generation import cache
+from mini_gpt.insight import examples, observing, pruning, removed, samples
 from mini_gpt.model import editing
 from mini_gpt.model import loss as losses
+from mini_gpt.model import parameters as model_parameters
+from mini_gpt.runtime.errors import UserError
 from mini_gpt.suites.base import SuiteOptions
 from mini_gpt.training.run import Run
+from tests.conftest import slow
+from tests.insight.test_maps import PAIRS, without
 from tests.random_models import random_model
+
+# Masking a head equals zeroing its output weights; its importance is the loss gradient with respect to its mask.
 
 
 @pytest.fixture
@@ -26,7 +35,7 @@ def run(trained):
     return lambda **overrides: Run(trained(**(fields | overrides)))
 
 
-def without(parameters, layer, head, heads):
+def zeroed(parameters, layer, head, heads):
     """Return a copy of the parameters in which the output weights of a head are 0."""
     copied = jax.tree.map(np.array, parameters)
     kernel = copied["blocks"][layer]["attention"]["out"]["kernel"]
@@ -109,7 +118,7 @@ def test_ablation_is_the_loss_without_the_head(run, fields):
     increase_NH = pruning.ablation(model, texts)
     whole = mean_loss(model, model.parameters, texts)
     for place in np.ndindex(2, 2):
-        alone = mean_loss(model, without(model.parameters, *place, 2), texts) - whole
+        alone = mean_loss(model, zeroed(model.parameters, *place, 2), texts) - whole
         assert increase_NH[place] == pytest.approx(alone, abs=2e-6)
     assert np.abs(increase_NH).max() > 1e-3
 
@@ -187,7 +196,7 @@ def test_the_suite_measures_a_curve_for_each_order(run, capsys):
     assert curves["importance", None][0] == loss_of(trained, most_tokens=pruning.SCORED_TOKENS)
     assert result["removal_order"] == result["removal_orders"]["importance"]
     for order, heads in result["removal_orders"].items():
-        pruned = without(trained.model.parameters, *heads[0], 2)
+        pruned = zeroed(trained.model.parameters, *heads[0], 2)
         assert curves[order, None][1] == pytest.approx(loss_of(trained, pruned, pruning.SCORED_TOKENS), rel=1e-5)
     figure = suites.SUITES["pruning"].figure(result)
     drawn = {line.get_label(): list(line.get_ydata()) for axes in figure.axes for line in axes.get_lines()}
@@ -205,11 +214,11 @@ def test_pruning_a_task_measures_the_loss_of_the_answers(run, monkeypatch):
     result = suites.evaluate(trained, "pruning", SuiteOptions())
     problems = trained.problems("validation", pruning.SCORED_TOKENS // 12)
     nll = {row["removed"]: row["nll"] for row in result["rows"] if row["order"] == "importance"}
-    pruned = without(trained.model.parameters, *result["removal_order"][0], 2)
-    for removed, parameters in ((0, trained.model.parameters), (1, pruned)):
+    pruned = zeroed(trained.model.parameters, *result["removal_order"][0], 2)
+    for count, parameters in ((0, trained.model.parameters), (1, pruned)):
         model = dataclasses.replace(trained.model, parameters=parameters)
         alone = task_accuracy.accuracy(model, trained.tokenizer, problems, 12).nll
-        assert nll[removed] == pytest.approx(alone, rel=1e-5)
+        assert nll[count] == pytest.approx(alone, rel=1e-5)
     assert nll[0] != pytest.approx(nll[1], rel=1e-4)
     five, eight = (
         list(samples.of_problems(trained.model, trained.tokenizer, trained.problems("train", count), "gradients"))
@@ -219,3 +228,145 @@ def test_pruning_a_task_measures_the_loss_of_the_answers(run, monkeypatch):
     padded, others, full = (pruning.importance(trained.model, rows) for rows in (five, [(5, eight[0][1])], eight))
     np.testing.assert_allclose(padded, others, rtol=1e-5)
     assert np.abs(padded - full).max() > 1e-2 * full.max()
+
+
+# Importance and ablation of the heads of encoder, decoder and cross-attention, against other ways to compute them.
+
+
+TOKENIZER = CharacterTokenizer(tasks.ALPHABET)
+PROBLEMS = [("abc", "cba"), ("ab", "ba"), ("acd", "dca"), ("dd", "dd"), ("bca", "acb")]
+SIZE = {"model__encoder_layers": 1, "model__num_layers": 1, "model__num_heads": 2, "train__batch_size": 3}
+
+
+def answer_losses(model, parameters=None, mask_NBH=None):
+    """Return the mean loss of each problem's answer, in float64."""
+    edits = editing.NO_EDITS if mask_NBH is None else editing.head_mask(mask_NBH)
+    changed = dataclasses.replace(model, parameters=parameters or model.parameters, edits=edits)
+    found = []
+    for problem in PROBLEMS:
+        batch = examples.batch_of([examples.of_problem(problem, model.config, TOKENIZER)], (9, 8))
+        nll_BL = np.float64(changed.nll(batch["inputs"], batch["targets"], batch["source"]))
+        found.append((nll_BL * batch["weights"]).sum() / batch["weights"].sum())
+    return np.array(found)
+
+
+@pytest.mark.slow
+def test_importance_and_ablation_of_all_kinds(small):
+    model = random_model(small(**PAIRS | SIZE), TOKENIZER.token_bytes, noise=0.3)
+    texts = list(
+        samples.batches(model, [examples.of_problem(problem, model.config, TOKENIZER) for problem in PROBLEMS])
+    )
+    assert len(texts) > 1 and sum(count for count, _ in texts) == len(PROBLEMS)
+    importance_NH, increase_NH = pruning.importance(model, texts), pruning.ablation(model, texts)
+    layers = editing.attention_layers(model.config.model)
+    assert layers == [("encoder", 0), ("decoder", 0), ("cross", 0)]
+    whole_B = answer_losses(model)
+    for place, head in np.ndindex(3, 2):
+        pruned = without(model.parameters, (*layers[place], head), 2)
+        assert increase_NH[place, head] == pytest.approx(np.mean(answer_losses(model, pruned) - whole_B), abs=1e-5)
+        high, low = (np.ones((3, 1, 2), np.float32) for _ in range(2))
+        high[place, 0, head], low[place, 0, head] = 1.01, 0.99
+        slope_B = (answer_losses(model, mask_NBH=high) - answer_losses(model, mask_NBH=low)) / 0.02
+        assert importance_NH[place, head] == pytest.approx(np.mean(np.abs(slope_B)), rel=0.02, abs=1e-4)
+    assert np.abs(increase_NH).min() > 1e-4
+
+
+# A model without some heads computes what the whole model computes with their outputs at zero.
+
+
+HEADS = ((0, 3), (2,), (0, 1, 2, 3))
+GROUPED = ((0, 3), (3,), (2, 3))  # of groups (0, 1) and (2, 3): one head of each, one head, one whole group
+FIELDS = {"model.d_model": 32, "model.num_heads": 4, "model.num_layers": 3, "model.dtype": "float32"}
+
+
+def model_of(position="rope", heads=None, **fields):
+    dotted = {name.replace("__", "."): value for name, value in fields.items()}
+    config = loading.load(
+        "configs/tiny.py", FIELDS | {"model.position": position, "model.heads": heads, "mesh.data": 1} | dotted
+    )
+    return random_model(config, tokenizers.ByteTokenizer().token_bytes)
+
+
+def tokens(rows, length):
+    return np.random.default_rng(0).integers(0, 256, (rows, length)).astype(np.int32)
+
+
+@pytest.mark.parametrize(
+    ("position", "heads", "fields"),
+    [
+        ("rope", GROUPED, {"model__num_kv_heads": 2, "model__variants__qk_norm": "weighted"}),
+        *slow(
+            ("alibi", HEADS, {"model__variants__sink": "trained", "model__variants__gate": "head"}),
+            ("rope", HEADS, {"model__num_kv_heads": 1, "model__norm": "rmsnorm", "model__activation": "swiglu"}),
+            ("kerple", HEADS, {"model__variants__query_scale": "ssmax", "model__variants__gate": "entry"}),
+            ("hard_alibi", HEADS, {"model__attention_window": (4, None, 6)}),
+            ("fire", HEADS, {"model__variants__canon": True}),
+            ("fox", HEADS, {"model__output_norm": True}),
+            ("cope", HEADS, {"model__variants__normaliser": "stick_breaking"}),
+            ("learned", HEADS, {"model__parallel_residual": "one_norm"}),
+            ("rope", HEADS, {"model__scan_layers": True}),
+        ),
+    ],
+)
+def test_a_smaller_model_equals_the_whole_one_with_these_heads_off(position, heads, fields):
+    model, tokens_BL = model_of(position, **fields), tokens(2, 12)
+    smaller = removed.smaller(model, heads)
+    mask_NBH = removed.mask(model.config.model, heads)[:, None]
+    expected_BLV = np.asarray(dataclasses.replace(model, edits=editing.head_mask(mask_NBH)).logits(tokens_BL))
+    close = {"rtol": 2e-5, "atol": 2e-5 * np.abs(expected_BLV).max()}
+    np.testing.assert_allclose(smaller.logits(tokens_BL), expected_BLV, **close)
+    np.testing.assert_allclose(removed.whole(smaller).logits(tokens_BL), expected_BLV, **close)
+    lengths_B = jnp.array([5, 9])
+    logits_BV, kept = jax.jit(cache.prefill, static_argnums=3)(smaller, jnp.asarray(tokens_BL[:, :9]), lengths_B, 12)
+    np.testing.assert_allclose(logits_BV, expected_BLV[[0, 1], [4, 8]], **close)
+    assert [len(layer.keys_XSK) // 2 for layer in kept.layers] == [
+        len({head * model.config.model.num_kv_heads // 4 for head in of_layer}) for of_layer in heads
+    ]
+    logits_BV, _ = jax.jit(cache.decode)(smaller, jnp.asarray(tokens_BL[[0, 1], [5, 9]]), kept)
+    np.testing.assert_allclose(logits_BV, expected_BLV[[0, 1], [5, 9]], **close)
+
+
+def test_all_parameters_of_removed_heads_and_groups_are_gone():
+    whole = model_of(model__num_kv_heads=2)
+    smaller, at = removed.smaller(whole, GROUPED), lambda model: model_parameters.count(model.parameters)
+    width, d_model = 8, 32
+    of_heads = 7 * width * (2 * d_model + 1)  # 7 heads: queries with biases, and rows of the output projection
+    of_groups = 2 * width * 2 * (d_model + 1)  # 2 groups: keys and values with biases
+    assert at(whole) - at(smaller) == of_heads + of_groups
+    kernel = smaller.parameters["blocks"][0]["attention"]["key"]["kernel"]
+    np.testing.assert_array_equal(kernel, whole.parameters["blocks"][0]["attention"]["key"]["kernel"])
+
+
+def test_units_are_removed_from_the_least_important_on_and_each_layer_keeps_its_best():
+    importance_NH = np.array([[4.0, 1, 2, 3], [9, 8, 7, 6], [0.1, 0.2, 0.3, 0.4]])
+    config = model_of().config.model
+    order = [(layer, *heads) for layer, heads in removed.removal_order(config, importance_NH)]
+    assert order == [(2, 0), (2, 1), (2, 2), (0, 1), (0, 2), (0, 3), (1, 3), (1, 2), (1, 1)]
+    grouped = dataclasses.replace(config, num_kv_heads=2)
+    assert removed.removal_order(grouped, importance_NH) == [(2, (0, 1)), (0, (0, 1)), (1, (2, 3))]
+    assert removed.units(dataclasses.replace(config, heads=HEADS))[:3] == [(0, (0,)), (0, (3,)), (1, (2,))]
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "heads", "message"),
+    [
+        ("model.position", "t5", HEADS, "model.position: found 't5'; needs model.heads=None"),
+        ("model.position", "pope", HEADS, "model.position: found 'pope'; needs model.heads=None"),
+        ("model.variants.selective", True, HEADS, "model.variants.selective: found True; needs model.heads=None"),
+        (
+            "model.variants.qk_norm",
+            "all_heads",
+            HEADS,
+            "model.variants.qk_norm: found 'all_heads'; needs model.heads=None",
+        ),
+        ("model.scan_layers", True, HEADS, "model.scan_layers: found True; needs model.heads=None"),
+        ("model.num_kv_heads", 2, (*HEADS[:2], (0, 1, 2)), "equally many heads in each of its groups"),
+        ("model.num_layers", 3, HEADS[:2], "needs for each of 3 layers numbers below 4, in order"),
+        ("model.num_layers", 3, ((), (0,), (1,)), "needs for each of 3 layers"),
+        ("model.num_layers", 3, ((1, 0), (0,), (1,)), "needs for each of 3 layers"),
+        ("model.num_layers", 3, ((4,), (0,), (1,)), "needs for each of 3 layers"),
+    ],
+)
+def test_heads_that_can_not_be_kept_are_refused_by_name(field, value, heads, message):
+    with pytest.raises(UserError, match=message):
+        loading.load("configs/tiny.py", FIELDS | {field: value, "model.heads": heads})

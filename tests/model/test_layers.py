@@ -1,4 +1,4 @@
-"""Linear layers and norms: rounding to bfloat16, and sums in float32."""
+"""Layers and variants of blocks."""
 
 import functools
 import math
@@ -12,11 +12,18 @@ from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 
 from mini_gpt.config import loading
+from mini_gpt.insight.observing import layers
+from mini_gpt.model import MiniGPT, build
+from mini_gpt.model.attention.context import Mask
+from mini_gpt.model.attention.multi_head import MultiHeadAttention
 from mini_gpt.model.layers import Linear, make_norm
 from mini_gpt.model.positions.rotary import Rope
 from mini_gpt.model.xla_workarounds import recompute_in_backward, unfused
 from mini_gpt.runtime import sharding
 from tests.conftest import slow
+from tests.model.cores import attend_with_maps, make_core, row_context, visible_BLS
+
+# Linear layers and norms: rounding to bfloat16, and sums in float32.
 
 
 @pytest.mark.parametrize(
@@ -139,3 +146,126 @@ def test_the_backward_pass_recomputes_the_activation():
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6), recomputed(x), saved(x))
     computed = [program.lower(x).compile().as_text().count(" tanh(") for program in (saved, recomputed)]
     assert computed == [1, 2]
+
+
+# The variants of attention: their formulas at known values, and what they leave unchanged.
+
+
+TOKENS = jnp.arange(10)[None]
+
+
+def make(**fields):
+    named = {f"model.variants.{name}": value for name, value in fields.items()}
+    base = {"model.d_model": 16, "model.num_heads": 2, "model.num_layers": 1, "context_length": 64}
+    return loading.load("configs/default.py", base | {"model.dtype": "float32"} | named).model
+
+
+def attention(**fields):
+    config = make(**fields)
+    return MultiHeadAttention(config, config.layer_kinds[0], rngs=nnx.Rngs(0))
+
+
+def maps(**fields):
+    """Return the attention maps of a new model with one layer."""
+    definition, parameters = nnx.split(MiniGPT(make(**fields), 11, rngs=nnx.Rngs(0)))
+    return jax.jit(lambda parameters: layers(nnx.merge(definition, parameters), (TOKENS,))[0].attention)(parameters)
+
+
+def test_without_variants_there_are_only_projections():
+    assert set(build.abstract(make(), 11)[1]["blocks"][0]["attention"]) == {"query", "key", "value", "out"}
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("window", [None, 1, 3, 40])
+@pytest.mark.parametrize("documents", [False, True])
+def test_visible_keys_are_those_of_the_mask(causal, window, documents):
+    segments = jnp.array([[4] * 5 + [5] + [6] * 6, [0] * 11 + [1]]) if documents else None
+    context = row_context(Mask(causal, window), 12, segments_BL=segments)
+    np.testing.assert_array_equal(context.visible_counts(), context.visible().sum(-1))
+
+
+def test_ssmax_multiplies_queries_by_the_logarithm_of_the_visible_keys():
+    scale = attention(query_scale="ssmax").on_heads[-1]
+    mean_log = sum(math.log(n) for n in range(1, 65)) / 64
+    np.testing.assert_allclose(scale.factor[...], 1 / mean_log, rtol=1e-6)
+    segments = jnp.array([[0] * 5 + [1] * 7])
+    q_BLHK, _ = scale(jnp.ones((1, 12, 2, 8)), None, row_context(Mask(True, 4), 12, segments_BL=segments))
+    visible = [1, 2, 3, 4, 4, 1, 2, 3, 4, 4, 4, 4]
+    np.testing.assert_allclose(q_BLHK[0, :, 1, 3], np.log(visible) / mean_log, rtol=1e-5)
+
+
+def test_ssmax_scales_the_logits_and_does_not_shift_them():
+    """A known error is to subtract s · ln n from the logits, which a softmax does not see."""
+    plain, scaled = (maps(**fields) for fields in ({}, {"query_scale": "ssmax"}))
+    s = 64 / math.lgamma(65)
+    factors_L = s * np.log(np.arange(1, 11))
+    np.testing.assert_allclose(scaled.logits_BHLS, plain.logits_BHLS * factors_L[:, None], rtol=1e-4, atol=1e-7)
+    assert np.abs(plain.logits_BHLS).max() > 1e-3
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("window", [None, 1, 5, 40, 100])
+def test_ssmax_starts_with_a_mean_factor_of_1(causal, window):
+    fields = {"model.causal": causal, "model.attention_window": window, "context_length": 64}
+    fields["train.objective"] = "next_token" if causal else "masked"
+    start = loading.load("configs/default.py", fields).model.variants.ssmax_start
+    mean = np.mean(np.log(row_context(Mask(causal, window), 64).visible().sum(-1)))
+    assert start == pytest.approx(1 / mean if mean else 1)
+
+
+def test_the_scale_of_llama4_grows_by_spans_of_positions():
+    scale = attention(query_scale="llama4").on_heads[-1]
+    positions_BL = jnp.array([[0, 8190, 8191, 16_383, 81_919]])
+    q_BLHK, _ = scale(jnp.ones((1, 5, 2, 8)), None, row_context(Mask(True), 5, positions_BL))
+    np.testing.assert_allclose(
+        q_BLHK[0, :, 0, 0], [1 + 0.1 * math.log(1 + spans) for spans in (0, 0, 1, 2, 10)], rtol=1e-6
+    )
+
+
+@pytest.mark.parametrize("kind", ["plain", "weighted"])
+def test_normalised_queries_and_keys_have_a_root_mean_square_of_1(kind):
+    norms = attention(qk_norm=kind).on_heads[0]
+    q_BLHK, k_BLGK = (jax.random.normal(jax.random.key(seed), (2, 5, 2, 8)) * 7 for seed in range(2))
+    for x, before in zip(norms(q_BLHK, k_BLGK, None), (q_BLHK, k_BLGK), strict=True):
+        np.testing.assert_allclose(jnp.sqrt(jnp.mean(x**2, axis=-1)), 1, rtol=1e-5)
+        np.testing.assert_allclose(x / before, jnp.broadcast_to((x / before)[..., :1], x.shape), rtol=1e-5)
+    assert len(jax.tree.leaves(nnx.state(norms))) == (2 if kind == "weighted" else 0)
+
+
+def attend(core, length=6):
+    heads = [jax.random.normal(jax.random.key(seed), (1, length, 2, 8)) for seed in range(3)]
+    return attend_with_maps(core, *heads, row_context(Mask(True), length))
+
+
+def test_a_sink_takes_weight_and_gives_no_value():
+    out, maps = attend(make_core(num_heads=2))
+    logits = np.where(maps.visible_BLS[0], np.asarray(maps.logits_BHLS[0], np.float64), -np.inf)
+    for kind, sink_H in (("zero", np.zeros(2)), ("trained", np.array([-3.0, 40.0]))):
+        core = make_core(num_heads=2, **{"variants.sink": kind})
+        if kind == "trained":
+            core.sink[...] = jnp.array(sink_H, jnp.float32)
+        with_sink, found = attend(core)
+        total = np.exp(logits).sum(-1, keepdims=True)
+        kept = total / (total + np.exp(sink_H)[:, None, None])
+        np.testing.assert_allclose(found.weights_BHLS[0], np.exp(logits) / total * kept, rtol=1e-4, atol=1e-30)
+        np.testing.assert_allclose(with_sink[0], out[0] * kept[..., 0].T[..., None], rtol=1e-4, atol=1e-30)
+
+
+def test_a_soft_cap_bounds_the_logits_before_the_mask():
+    _, plain = attend(make_core(5.0, num_heads=2))
+    _, capped = attend(make_core(5.0, num_heads=2, **{"variants.soft_cap": 3.0}))
+    np.testing.assert_allclose(capped.logits_BHLS, 3 * np.tanh(np.asarray(plain.logits_BHLS) / 3), rtol=1e-5)
+    assert (np.asarray(capped.weights_BHLS)[~np.broadcast_to(visible_BLS(6), (1, 2, 6, 6))] == 0).all()
+    assert np.abs(plain.logits_BHLS).max() > 10
+
+
+@pytest.mark.parametrize("kind, width", [("head", 2), ("entry", 16)])
+def test_a_gate_multiplies_the_outputs_of_the_heads(kind, width):
+    gate = attention(gate=kind).gate
+    x_BLD, out_BLHK = jax.random.normal(jax.random.key(0), (1, 3, 16)), jnp.ones((1, 3, 2, 8))
+    assert gate.kernel.shape == (16, width)
+    gate.kernel[...] *= 50
+    found = np.asarray(gate(out_BLHK, x_BLD)).reshape(3, 2, 8)
+    exact = 1 / (1 + np.exp(-np.asarray(x_BLD[0] @ gate.kernel[...], np.float64)))
+    np.testing.assert_allclose(found, np.broadcast_to(exact.reshape(3, 2, -1), (3, 2, 8)), rtol=1e-4)
+    assert found.std() > 0.1

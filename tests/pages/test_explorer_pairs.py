@@ -17,7 +17,7 @@ from mini_gpt.suites import base
 from mini_gpt.suites.base import SuiteOptions
 from mini_gpt.training import loop
 from mini_gpt.training.run import Run
-from tests.insight.test_maps_by_kind import PAIRS
+from tests.insight.test_maps import PAIRS
 from tests.pages.browser import pixels, press, show
 from tests.pages.explorer_in_browser.test_controls import point_at
 from tests.pages.test_explorer import data_of, unpacked

@@ -1,17 +1,28 @@
-"""Outcomes of comparisons: pairs of seeds and items, missing runs, and what is refused."""
+"""Outcomes of comparisons, their tables and figures: pairs of seeds and items, missing runs, and what is refused."""
 
 import dataclasses
 import itertools
+import json
 import re
 
 import numpy as np
 import pytest
 
+from mini_gpt.config import loading
+from mini_gpt.data import corpora
 from mini_gpt.evaluation import items
 from mini_gpt.evaluation.items import Items
-from mini_gpt.study import analysis, paper, report, statistics
+from mini_gpt.insight import curves
+from mini_gpt.insight.curves import Curve
+from mini_gpt.runtime import files
+from mini_gpt.study import analysis, figures, paper, report, statistics, tables
 from mini_gpt.study.definition import Comparison, Plan, Study
 from mini_gpt.study.results import Results
+from mini_gpt.suites import SUITES
+from mini_gpt.suites import results as result_files
+
+# Outcomes of comparisons: pairs of seeds and items, missing runs, and what is refused.
+
 
 SEEDS, PARTS = 10, 20
 
@@ -227,3 +238,91 @@ def test_the_page_needs_no_other_file_and_escapes_its_texts(study, tmp_path):
     assert "<script" not in page and "<img src=x" not in page and 'src="http' not in page
     assert "Is a &lt; b | c *really*?" in page and "<strong>equivalent</strong>" in page
     assert (tmp_path / "report.md").read_text().startswith("# Is a &lt; b \\| c \\*really\\*? &lt;script")
+
+
+# Results of runs on disk: damaged ones are not taken into the tables of a study.
+
+
+def write_run(folder, run, suite, content=""):
+    """Write the files of a trained run; content: of its result. Return the path of the result."""
+    path = folder / run.name / "eval" / f"{suite}.json"
+    path.parent.mkdir(parents=True)
+    corpus = corpora.open_corpus(run.config.data)
+    files.write_json(folder / run.name / "config.json", loading.to_dict(run.config))
+    files.write_json(folder / run.name / "corpus.json", {"name": corpus.name, "fingerprint": corpus.fingerprint})
+    path.write_text(content)
+    return path
+
+
+def test_only_whole_results_of_the_same_request_are_taken(overrides, tmp_path, caplog):
+    study = Study("", "configs/default.py", {"rope": {}}, [0], {"extrapolation": {}}, overrides=overrides)
+    plan = Plan("sweep", study)
+    (run,) = plan.runs
+    path = write_run(tmp_path, run, "extrapolation")
+    right = {"checkpoint_step": 4, "request": {"lengths": None, "strides": None}, "train_length": 32, "rows": []}
+    files.write_json(path, right)
+    assert Results(plan, tmp_path).by_run[run.name] == {"extrapolation": right} and not caplog.text
+    for other in ({"checkpoint_step": 3}, {"request": {}}):
+        files.write_json(path, right | other)
+        assert Results(plan, tmp_path).missing(run) and not caplog.text
+    for content in ("{", "[]", json.dumps(right), result_files.json_text(right).replace("32", "33")):
+        caplog.clear()
+        path.write_text(content)
+        assert Results(plan, tmp_path).missing(run) == ["extrapolation"]
+        assert "extrapolation.json counts as missing (" in caplog.text
+
+
+def test_a_varied_field_keeps_its_value_in_the_tables(overrides, tmp_path):
+    """The result has a context length too: that of the model that was measured."""
+    conditions = {"short": {"context_length": 16}, "long": {"context_length": 64}}
+    shared = {name: value for name, value in overrides.items() if name != "context_length"}
+    study = Study("", "configs/default.py", conditions, [0], {"perplexity": {}}, overrides=shared)
+    plan = Plan("sweep", study)
+    for run in plan.runs:
+        result = {"checkpoint_step": 4, "context_length": 32, "nll": 1.0, "bits_per_byte": 2.0}
+        write_run(tmp_path, run, "perplexity", result_files.json_text(result))
+    rows = Results(plan, tmp_path).rows("perplexity")
+    table = tables.gather(SUITES["perplexity"], rows, conditions)
+    assert [(row["condition"], row["context_length"], row["length"]) for row in table] == [
+        ("short", "16", 32),
+        ("long", "64", 32),
+    ]
+    figures.by_length(SUITES["perplexity"], table, None)
+
+
+def test_a_value_that_is_undefined_for_a_seed_has_no_mean():
+    suite = SUITES["extrapolation"]
+    row = {"length": 64, "protocol": "blocks", "reason": None} | dict.fromkeys(suite.values, 1.0)
+    rows = {"rope": [row, row | {"nll": None, "reason": "too long"}], "t5": [row | {"nll": 2.0}, row]}
+    table = tables.gather(suite, rows, {"rope": {}, "t5": {}})
+    assert table[0]["nll_mean"] is None and table[0]["reasons"] == {"nll": "too long"}
+    assert table[1]["nll_mean"] == 1.5 and table[1]["nll_standard_deviation"] == 0.5**0.5
+    text = tables.markdown(table, ["nll"])
+    for said in ("| rope | 0 | undefined |", "| t5 | 2 | 1.5000 ± 0.7071 |", "undefined: too long"):
+        assert said in text
+
+
+# Figures of a study: the labels of paired differences, and lines that can be told apart.
+
+
+def labels(*where):
+    row = {"first": "a", "second": "b", "metric": "nll", "differences": [0.1, 0.2], "difference": 0.15, "seeds": 2}
+    row |= {"interval_low": None, "interval_high": None, "smallest_effect": 0.0, "verdict": "undecided"}
+    rows = [row | {"suite": suite, "label": label, "length": length} for suite, label, length in where]
+    (axes,) = figures.differences(rows, 0.05)["nll"].axes
+    return [tick.get_text() for tick in axes.get_yticklabels()]
+
+
+def test_differences_name_the_suite_and_the_windows_only_if_there_are_several():
+    assert labels(("text", "blocks", 64), ("text", "blocks", 128)) == ["a − b, 64", "a − b, 128"]
+    several = labels(("text", "blocks", 64), ("text", "sliding", 64), ("loss", "", 64))
+    assert several == ["a − b, text, blocks, 64", "a − b, text, sliding, 64", "a − b, loss, 64"]
+
+
+def test_curves_differ_without_colour_and_one_of_one_length_is_seen():
+    drawn = [Curve("short", [64], [2.0], [1.9], [2.1]), *(Curve(str(n), [64, 128], [2.0, 3.0]) for n in range(11))]
+    (axes,) = curves.panels_figure({"blocks": drawn}, x="length", y="loss", trained=None).axes
+    lines = [line for line in axes.lines if line.get_label()[0] != "_"]
+    assert len({(line.get_linestyle(), line.get_marker()) for line in lines}) == len(drawn)
+    assert lines[0].get_zorder() > max(line.get_zorder() for line in lines[1:])
+    assert lines[0].get_markersize() > 2 * lines[1].get_markersize()

@@ -1,4 +1,4 @@
-"""Definitions of studies: what they mean, and one line for each mistake, before any run starts."""
+"""Definitions of studies and their estimates: what they mean, and one line for each mistake, before any run starts."""
 
 import dataclasses
 import json
@@ -9,13 +9,18 @@ import pytest
 from mini_gpt.config import loading
 from mini_gpt.runtime import files
 from mini_gpt.runtime.errors import UserError
-from mini_gpt.study import definition, new_runs
+from mini_gpt.study import definition, estimate, new_runs
 from mini_gpt.study.definition import Comparison, Plan, Study
+from mini_gpt.study.machine import Slot
+from mini_gpt.study.results import Results
 from mini_gpt.study.statistics import seeds_needed
 from mini_gpt.suites import SUITES
 from mini_gpt.suites.base import SuiteOptions
 from tests.commands.test_command_line import type_in
 from tests.conftest import REPOSITORY
+
+# Definitions of studies: what they mean, and one line for each mistake, before any run starts.
+
 
 CONTRAST = "wide < narrow @ extrapolation/nll,2x"
 
@@ -281,3 +286,17 @@ def test_a_field_of_a_wrong_type_is_one_line(monkeypatch, overrides, tmp_path, f
 )
 def test_a_mistake_in_the_command_is_one_line(monkeypatch, arguments, message):
     assert re.match(message, type_in(monkeypatch, "mini_gpt.commands.study", "plan", *arguments))
+
+
+# What `study plan` says before any training.
+
+
+@pytest.mark.slow
+def test_the_cost_of_each_condition_is_measured(monkeypatch, overrides, tmp_path):
+    monkeypatch.setenv("XLA_FLAGS", "")
+    conditions = {"wide": {"model.d_ff": 96}, "narrow": {"model.d_ff": 64}}
+    plan = Plan("s", Study("", "configs/default.py", conditions, [0, 1], {"perplexity": {}}, (), overrides))
+    costs = estimate.measure(plan, Slot(None, {}))
+    assert list(costs) == ["wide", "narrow"] and costs["wide"].bytes > costs["narrow"].bytes > 0
+    assert all(min(cost) > 0 for cost in costs.values())
+    assert "4 of 4 runs are missing; 2 at a time" in estimate.text(Results(plan, tmp_path), costs, 2)

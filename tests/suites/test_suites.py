@@ -1,25 +1,37 @@
-"""The suites of eval.py: the files that they write, and the numbers in them."""
+"""Suites: their results, files and memory."""
 
 import csv
 import json
 import math
+import os
+import random
 import re
+import subprocess
+import sys
 
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from mini_gpt import suites
-from mini_gpt.evaluation import perplexity
+from mini_gpt.evaluation import memory, perplexity
 from mini_gpt.evaluation.loaded import LoadedModel
+from mini_gpt.hugging_face import importing
 from mini_gpt.insight import curves
 from mini_gpt.runtime import files
 from mini_gpt.runtime.errors import UserError
 from mini_gpt.study import tuning
+from mini_gpt.suites import results
 from mini_gpt.suites.base import SuiteOptions
 from mini_gpt.training import loop
 from mini_gpt.training.run import Run
 from tests.commands.test_command_line import type_in
+from tests.conftest import REPOSITORY
+
+# The suites of eval.py: the files that they write, and the numbers in them.
+
 
 ROW = ["length", "protocol", "stride", "nll", "perplexity", "bits_per_byte", "tokens_scored", "status", "reason"]
 ROW += ["first_target", "sample_nll", "items"]
@@ -249,3 +261,130 @@ def test_the_titles_of_figures_name_the_run_and_the_text(trained, monkeypatch):
         for (suite, text, other), title in titles.items():
             suites.evaluate(run, suite, SuiteOptions(text=text, other=other))
             assert found[-1].get_suptitle() == f"{name}: {title}".replace("$", r"\$")
+
+
+# The files of results: JSON with a checksum.
+
+
+RESULT = {"nll": 1.25, "by_position": {64: [0.5, 2.0], 256: [1e-9]}, "rows": [{"length": 8, "label": "é", "x": None}]}
+
+
+def test_any_altered_number_of_a_result_is_found(tmp_path):
+    path, text = tmp_path / "result.json", results.json_text(RESULT)
+    path.write_text(text)
+    assert files.read_with_checksum(path, must=True) == json.loads(json.dumps(RESULT))
+    content = text[: text.index('"sha256"')]
+    for digit in re.finditer(r"\d", content):
+        other = "3" if digit[0] != "3" else "4"
+        path.write_text(text[: digit.start()] + other + text[digit.end() :])
+        with pytest.raises(ValueError, match="sha256 does not match"):
+            files.read_with_checksum(path)
+    path.write_text(json.dumps(RESULT))  # of an earlier version
+    assert files.read_with_checksum(path)["nll"] == 1.25
+
+
+def test_a_result_with_non_finite_numbers_is_refused():
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        results.json_text({"nll": float("nan")})
+
+
+def test_reasons_below_a_table_are_those_of_their_rows():
+    found = {2: "too short", 3: "no words", 4: "too short"}
+    rows = [{"length": n, "status": "undefined" if n in found else "ok", "reason": found.get(n)} for n in range(1, 5)]
+    assert results.table(rows).splitlines() == [
+        "length         status",
+        "     1             ok",
+        "     2  undefined (1)",
+        "     3  undefined (2)",
+        "     4  undefined (1)",
+        "undefined (1): too short",
+        "undefined (2): no words",
+    ]
+    assert results.table(rows[:2]).splitlines()[2:] == ["     2  undefined", "undefined: too short"]
+
+
+# Each suite keeps to the memory budget, also if the batches of training are far larger.
+
+
+LAYERS, WIDTH, VOCAB, LENGTH = 4, 256, 20_000, 1024
+OTHER = 3 * 2**29  # bytes of Python, JAX, compiled programs, parameters and figures
+# Run a command, and print its peak memory in kilobytes.
+MEASURE = "import resource, subprocess, sys; code = subprocess.run(sys.argv[1:]).returncode; "
+MEASURE += "print('PEAK', resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss); sys.exit(code)"
+
+
+def write_gpt2(directory):
+    """Write a model of GPT-2's architecture with random weights, and a byte-level tokenizer of VOCAB tokens."""
+    rng = np.random.default_rng(0)
+    drawn = lambda *shape: 0.02 * rng.standard_normal(shape, dtype=np.float32)
+    norm = lambda name: {f"{name}.weight": np.ones(WIDTH, np.float32), f"{name}.bias": np.zeros(WIDTH, np.float32)}
+    tensors = {"wte.weight": drawn(VOCAB, WIDTH), "wpe.weight": drawn(LENGTH, WIDTH)} | norm("ln_f")
+    sizes = {"attn.c_attn": (1, 3), "attn.c_proj": (1, 1), "mlp.c_fc": (1, 4), "mlp.c_proj": (4, 1)}
+    for layer in range(LAYERS):
+        tensors |= norm(f"h.{layer}.ln_1") | norm(f"h.{layer}.ln_2")
+        for name, (rows, columns) in sizes.items():
+            tensors[f"h.{layer}.{name}.weight"] = drawn(rows * WIDTH, columns * WIDTH)
+            tensors[f"h.{layer}.{name}.bias"] = np.zeros(columns * WIDTH, np.float32)
+    directory.mkdir()
+    named = {f"transformer.{name}": tensor for name, tensor in tensors.items()}
+    save_file(named, directory / "model.safetensors", metadata={"format": "pt"})
+    config = {"model_type": "gpt2", "n_layer": LAYERS, "n_embd": WIDTH, "n_head": 4, "n_positions": LENGTH}
+    config |= {"activation_function": "gelu_new", "layer_norm_epsilon": 1e-5, "vocab_size": VOCAB}
+    (directory / "config.json").write_text(
+        json.dumps(config | dict.fromkeys(["bos_token_id", "eos_token_id"], VOCAB - 1))
+    )
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    merges = [(a, b) for a in letters for b in letters][: VOCAB - 1 - len(letters)]
+    vocabulary = {token: number for number, token in enumerate(letters + [a + b for a, b in merges])}
+    tokenizer = Tokenizer(models.BPE(vocabulary, merges))
+    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<|endoftext|>"])
+    tokenizer.save(str(directory / "tokenizer.json"))
+
+
+@pytest.fixture(scope="module")
+def workdir(tmp_path_factory):
+    root = tmp_path_factory.mktemp("memory")
+    write_gpt2(root / "gpt2")
+    (root / "text").mkdir()
+    drawn = random.Random(0)
+    words = ["".join(drawn.choices("etaoinshrdlu", k=drawn.randint(2, 9))) for _ in range(500)]
+    for number in range(40):
+        (root / "text" / f"{number}.txt").write_text(" ".join(drawn.choices(words, k=2_000)), encoding="utf-8")
+    fields = {"data.corpus": "text", "data.path": f"{root}/text/*.txt"}
+    fields |= {"train.batch_size": 128, "eval.tokens": 8_192, "model.dtype": "float32"}
+    importing.import_run(root / "gpt2", root / "run", "configs/default.py", fields)
+    return root / "run"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "suite, flags",
+    [
+        ("perplexity", []),
+        ("extrapolation", ["--lengths=1x", "--strides=0.5x"]),
+        ("needles", ["--lengths=1024"]),
+        ("heads", []),
+        ("pruning", ["--tokens=2048"]),
+        ("figures", []),
+        ("explorer", []),
+        ("diagnose", []),
+        ("lens", []),
+        ("patching", [f"--text={'k k ' * 24}a", f"--other=g g {'k k ' * 23}a"]),
+    ],
+)
+def test_a_suite_keeps_to_the_memory_budget(workdir, suite, flags):
+    command = [sys.executable, "eval.py", f"--workdir={workdir}", f"--suite={suite}", *flags]
+    command.append(f"--config.data.path={workdir.parent}/text/*.txt")
+    environment = {"XLA_FLAGS": "", "JAX_PLATFORMS": "cpu"}
+    done = subprocess.run(
+        [sys.executable, "-c", MEASURE, *command],
+        cwd=REPOSITORY,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=1800,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    peak = 1024 * int(re.search(r"PEAK (\d+)", done.stdout)[1])
+    assert peak < memory.BUDGET + OTHER, f"{peak / 2**30:.2f} GiB"

@@ -1,4 +1,4 @@
-"""Exported models compute the same in Transformers (`make test-hugging-face`). test_families.py has imports."""
+"""Exported models, config fields and attention compute the same in Transformers and PyTorch."""
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +13,11 @@ from mini_gpt.hugging_face.architectures import ARCHITECTURES
 from mini_gpt.model import build, parameters
 from mini_gpt.model.positions.biases import t5_bucket
 from tests.hugging_face.models import EXPORTABLE, LLAMA, VOCAB, written
+from tests.model.cores import attend_with_maps, draw, row_context
+from tests.model.test_taught_claims import attention_of
+
+# Exported models compute the same in Transformers (`make test-hugging-face`). test_families.py has imports.
+
 
 TOKENS_BL = np.random.default_rng(5).integers(4, VOCAB, (2, 16))
 SOURCE_BS = np.random.default_rng(6).integers(0, VOCAB, (2, 40))
@@ -93,3 +98,15 @@ def test_the_buckets_of_t5_are_equal(bidirectional, num_buckets, max_distance):
     found = t5_bucket(jnp.asarray(offsets), causal=not bidirectional, **sizes)
     wanted = T5Attention._relative_position_bucket(torch.from_numpy(offsets), bidirectional=bidirectional, **sizes)
     np.testing.assert_array_equal(found, wanted.numpy())
+
+
+def test_pytorchs_function_equals_ours_and_returns_no_weights():
+    attention = attention_of(4)
+    q, k, v = (draw(1, 5, 4, 8, seed=seed) for seed in range(3))
+    ours, _ = attend_with_maps(attention.core, q, k, v, row_context(attention.mask, 5))
+    theirs = [torch.tensor(np.asarray(x)).swapaxes(1, 2) for x in (q, k, v)]
+    attend = torch.nn.functional.scaled_dot_product_attention
+    np.testing.assert_allclose(attend(*theirs, is_causal=True).swapaxes(1, 2), ours, atol=1e-5)
+    for name in ("need_weights", "return_weights", "enable_flash"):
+        with pytest.raises(TypeError, match=name):
+            attend(*theirs, **{name: True})

@@ -1,5 +1,6 @@
-"""Transformers reads exported runs: losses, greedy texts, filled masks, and the code of the model cards."""
+"""Runs and their comparison with Transformers (`make test-hugging-face`)."""
 
+import json
 import re
 
 import jax.numpy as jnp
@@ -13,13 +14,23 @@ from mini_gpt.data.text_batches import corrupted_blocks
 from mini_gpt.evaluation import perplexity
 from mini_gpt.generation import decoding as generation
 from mini_gpt.generation.sampling import Sampling
-from mini_gpt.hugging_face import exporting
+from mini_gpt.hugging_face import comparing, exporting
+from mini_gpt.insight import observing
+from mini_gpt.runtime.errors import UserError
 from mini_gpt.training import loop
 from mini_gpt.training.run import Run
 from tests.conftest import SMALL
+from tests.hugging_face.bpe_tokenizers import like_robertas
+from tests.hugging_face.foreign_tokenizers import wordpiece
 from tests.hugging_face.models import BERT as BERT_FIELDS
 from tests.hugging_face.models import T5 as T5_MODEL
+from tests.hugging_face.models import written
+from tests.hugging_face.test_comparing import TEXT, first_difference, source
+from tests.hugging_face.test_importing import imported, without_head
 from tests.hugging_face.with_pytorch.test_transformers import loaded
+
+# Transformers reads exported runs: losses, greedy texts, filled masks, and the code of the model cards.
+
 
 T5_FIELDS = T5_MODEL | {"activation": "geglu"}
 TASK_FIELDS = {"data__corpus": "task:copy", "data__tokenizer": "characters", "data__task_length": 4}
@@ -198,3 +209,82 @@ def test_transformers_computes_the_same_loss_of_a_split(run):
     mine = perplexity.score_split(run.model, tokens.astype(np.int32), run.tokenizer.token_bytes)
     assert mine.tokens == len(tokens) - 1
     assert total / (len(tokens) - 1) == pytest.approx(mine.nll, rel=1e-5)
+
+
+# `compare` of imported and exported models with Transformers (`make test-hugging-face`).
+
+
+# {model: a tensor in its second layer}
+MODELS = {
+    "learned": "transformer.h.1.mlp.c_proj.weight",
+    "pythia": "gpt_neox.layers.1.mlp.dense_4h_to_h.weight",
+    "llama, grouped, biased": "model.layers.1.mlp.down_proj.weight",
+    "gemma2": "model.layers.1.post_feedforward_layernorm.weight",
+    "olmo2": "model.layers.1.post_feedforward_layernorm.weight",
+    "opt": "model.decoder.layers.1.fc2.weight",
+    "bloom": "transformer.h.1.mlp.dense_4h_to_h.weight",
+    "alibi": "transformer.blocks.1.ffn.down_proj.weight",
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_an_import_equals_its_source_until_a_layer_is_changed(name, tmp_path, corpus_files):
+    files = source(tmp_path / "files", name=name)
+    run = imported(files, tmp_path / "run", corpus_files)
+    report, are_equal = comparing.compare(run.workdir, files, TEXT, 1e-4)
+    assert are_equal and first_difference(report) is None, report
+    assert re.search(r"^right  .*: Transformers [\d.]+", report, re.M)
+    report, are_equal = comparing.compare(run.workdir, source(files, changed=MODELS[name]), TEXT, 1e-4)
+    rows = first_difference(report)
+    assert not are_equal and rows[:2] == ["embeddings", "after layer 0"] and len(rows) == 3, report
+    assert rows[2] in ("after layer 1", "after layer 1, normed")
+
+
+def test_a_masked_model_is_compared(tmp_path, corpus_files):
+    files, tokenizer = tmp_path / "files", like_robertas(300)
+    rows = tokenizer.get_vocab_size()
+    written("roberta", files, vocab_size=rows, end=rows - 1)
+    tokenizer.save(str(files / "tokenizer.json"))
+    names = {"bos_token": "<s>", "pad_token": "<unk>", "mask_token": "<mask>"}
+    (files / "tokenizer_config.json").write_text(json.dumps(names))
+    run = imported(files, tmp_path / "run", corpus_files)
+    report, are_equal = comparing.compare(run.workdir, files, TEXT, 1e-4)
+    assert are_equal and "of the tokens themselves: none is masked" in report, report
+
+
+@pytest.mark.parametrize("kind", ["bytes", "bpe", "characters"])
+def test_a_run_equals_its_export(kind, trained, tmp_path):
+    run = Run(trained(data__tokenizer=kind, data__vocab_size=300, model__position="learned"))
+    exporting.export(run, tmp_path / "out")
+    report, are_equal = comparing.compare(run.workdir, tmp_path / "out", TEXT, 1e-4)
+    assert are_equal and "tokens: " in report, report
+
+
+def test_missing_tensors_and_encoders_are_refused(tmp_path, corpus_files):
+    files = source(tmp_path / "files")
+    run = imported(files, tmp_path / "run", corpus_files)
+    (files / "model.safetensors").write_bytes(b"")
+    with pytest.raises(UserError, match=r"^--right: .*files: Transformers can't open it \("):
+        comparing.compare(run.workdir, files, TEXT, 1e-4)
+    with pytest.raises(UserError, match=r"t5: found a model with an encoder; compare needs models"):
+        comparing.compare(run.workdir, source(tmp_path / "t5", name="t5"), TEXT, 1e-4)
+
+
+# An encoder without a prediction head computes the same as in Transformers.
+
+
+def test_transformers_computes_the_same_hidden_states(corpus_files, tmp_path):
+    source = without_head(tmp_path / "model")
+    run = imported(source, tmp_path / "run", corpus_files)
+    theirs = np.random.default_rng(0).integers(5, wordpiece().get_vocab_size(), (2, 9))
+    model = transformers.BertModel.from_pretrained(source, attn_implementation="eager").eval()
+    with torch.inference_mode():
+        wanted = model(torch.from_numpy(theirs), output_attentions=True)
+    inputs = run.model.with_layout(theirs.astype(np.int32))
+    np.testing.assert_allclose(run.model.edited().hidden(*inputs), wanted.last_hidden_state, atol=1e-4)
+    for layer, weights_BHLS in zip(observing.layers(run.model.edited(), inputs), wanted.attentions, strict=True):
+        np.testing.assert_allclose(layer.attention.weights_BHLS, weights_BHLS, atol=1e-5)
+    names = {"tokenizer_class": "PreTrainedTokenizerFast", "mask_token": "[MASK]"}  # else that of the model's type
+    (source / "tokenizer_config.json").write_text(json.dumps(names))
+    report, are_equal = comparing.compare(run.workdir, source, "the cat sat", 1e-4)
+    assert are_equal and ", equal\n" in report, report

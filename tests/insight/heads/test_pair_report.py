@@ -16,7 +16,7 @@ from mini_gpt.insight.observing import AttentionMaps, Layer
 from mini_gpt.suites.base import SuiteOptions
 from mini_gpt.training import loop
 from mini_gpt.training.run import Run
-from tests.insight.test_maps_by_kind import PAIRS, exact_weights
+from tests.insight.test_maps import PAIRS, exact_weights
 from tests.random_models import random_model
 
 TOKENIZER = CharacterTokenizer(tasks.ALPHABET)

@@ -1,19 +1,30 @@
-"""Circuits of heads equal what the model computes, and show the known mechanism of models made by hand."""
+"""Circuits, roles of heads, and attribution."""
 
 import dataclasses
 
 import jax
 import numpy as np
 import pytest
+import scipy.special
 
+from mini_gpt import suites
+from mini_gpt.config import loading
+from mini_gpt.insight import observing
 from mini_gpt.insight.attention import attention_maps
-from mini_gpt.insight.mechanisms import circuits
+from mini_gpt.insight.mechanisms import circuits, head_roles
+from mini_gpt.insight.mechanisms.attribution import attribute
 from mini_gpt.insight.mechanisms.circuits import Head
+from mini_gpt.model.editing import Edit, Edits
 from mini_gpt.runtime.errors import UserError
-from tests.conftest import slow
+from mini_gpt.suites.base import SuiteOptions
+from mini_gpt.training.run import Run
+from tests.conftest import SMALL, slow
 from tests.insight.mechanisms import handmade
-from tests.insight.mechanisms.handmade import V
+from tests.insight.mechanisms.handmade import V, encode
 from tests.random_models import random_model
+
+# Circuits of heads equal what the model computes, and show the known mechanism of models made by hand.
+
 
 ALL = np.arange(V)
 SIZE = {"model__num_layers": 1, "model__num_heads": 4, "model__d_model": 16, "context_length": 8}
@@ -136,3 +147,150 @@ def test_a_field_that_circuits_do_not_support_is_refused(small, fields, method):
     if method != "qk":
         with pytest.raises(UserError, match="circuits do not support it"):
             circuits.composition(model)
+
+
+# The circuits suite reports copying, the strongest pairs of tokens, and which earlier heads are read.
+
+
+LETTERS = np.arange(V - 1)
+TWO_LAYERS = {"model__num_layers": 2, "model__num_heads": 2, "model__d_model": 16, "context_length": 8}
+
+
+def test_the_induction_head_writes_the_token_that_it_attends_to(small):
+    found = head_roles.roles(handmade.induction(small), LETTERS, pairs=len(LETTERS))
+    assert [(role.layer, role.head) for role in found] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert sorted(found[2].writes) == [(token, token) for token in LETTERS]
+    assert found[2].copying == pytest.approx(1) and found[3].copying == 0
+
+
+def test_pairs_are_the_largest_entries_above_the_mean_of_the_row(small):
+    model, tokens_T = random_model(small(**TWO_LAYERS), handmade.TOKENIZER.token_bytes, noise=0.4), np.array([4, 1, 3])
+    role = head_roles.roles(model, tokens_T, pairs=3)[3]
+    for pairs, scores_TT in {
+        "attends": Head(model, 1, 1).qk(tokens_T, 1),
+        "writes": Head(model, 1, 1).ov(tokens_T),
+    }.items():
+        above = {
+            (q, k): scores_TT[i, j] - scores_TT[i].mean()
+            for i, q in enumerate(tokens_T)
+            for j, k in enumerate(tokens_T)
+        }
+        assert getattr(role, pairs) == sorted(above, key=above.get, reverse=True)[:3]
+
+
+def test_a_head_without_a_qk_circuit_has_no_pairs_of_attention(small):
+    model = random_model(small(**TWO_LAYERS | {"model__position": "fox"}), handmade.TOKENIZER.token_bytes, noise=0.4)
+    assert all(role.attends is None and role.writes for role in head_roles.roles(model, LETTERS, pairs=2))
+
+
+@pytest.mark.slow
+def test_the_suite_reports_the_most_frequent_tokens(trained):
+    run = Run(trained(model__num_layers=2))
+    result = suites.evaluate(run, "circuits", SuiteOptions())
+    tokens = np.asarray(run.store.tokens("validation"))
+    assert result["tokens"][0] == chr(np.bincount(tokens).argmax()).replace(" ", "·")
+    assert len(result["heads"]) == 8 and np.shape(result["composition"]["value"]) == (2, 4, 2, 4)
+    rows = suites.SUITES["circuits"].rows(result)
+    assert [row["key"] is None for row in rows] == [True] * 4 + [False] * 4
+    place, score = rows[-1]["value"].split()
+    layer, head = map(int, place.split("."))
+    assert float(score) == pytest.approx(np.max(result["composition"]["value"], axis=(0, 1))[1, 3], abs=0.006)
+    assert result["composition"]["value"][layer][head][1][3] == pytest.approx(float(score), abs=0.006)
+    assert {path.suffix for path in (run.workdir / "eval").glob("circuits*")} == {".json", ".csv", ".png"}
+    assert suites.evaluate(run, "circuits", SuiteOptions(text="abba"))["tokens"] == ["a", "b"]
+
+
+def test_a_field_without_circuits_is_refused_before_measuring():
+    config = loading.load("configs/default.py", SMALL | {"data.path": "unused", "model.norm_placement": "post"})
+    with pytest.raises(
+        UserError, match=r"--suite=circuits does not support model.norm_placement=post; use --suite=patch"
+    ):
+        suites.SUITES["circuits"].check(config, SuiteOptions())
+
+
+# Attributions add up to the logit, and name the parts that write it in models whose mechanism is known.
+
+
+THREE_LAYERS = {"model__num_layers": 3, "model__num_heads": 2, "model__d_model": 8, "context_length": 8}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"model__use_bias": True, "model__attention_out_bias": True, "model__output_bias": True},
+        *slow(
+            {"model__norm": "rmsnorm", "model__parallel_residual": "one_norm", "model__scan_layers": True},
+            {"model__output_norm": True, "model__position": "learned", "model__tie_embeddings": False},
+            {"model__norm_placement": "none", "model__output_norm": True, "model__norm": "rmsnorm"},
+            {"model__norm_weights": False, "model__scale_embeddings": True},
+        ),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("other", [2, *slow(None)])
+def test_shares_add_up_to_the_difference_of_logits(small, fields, other):
+    model = random_model(small(**THREE_LAYERS | fields), handmade.TOKENIZER.token_bytes, noise=0.4)
+    tokens = encode("abcdef")
+    logits_V = np.float64(model.logits(tokens[None])[0, -1])
+    found = attribute(model, tokens, 4, other)
+    expected = logits_V[4] - (logits_V.mean() if other is None else logits_V[other])
+    assert found.total == pytest.approx(expected, abs=2e-5 * np.abs(logits_V).max() + 1e-5)
+    parts = [found.embedding, *found.heads_NH.flat, *found.attention_N, *found.feed_forward_N, found.constant]
+    assert sum(map(float, parts)) == pytest.approx(expected, abs=1e-4)
+    assert np.abs(found.heads_NH).min() > 0
+
+
+def test_the_share_of_a_head_is_that_of_its_output(small):
+    """Recompute the shares in float64 from the weights of a model with one layer."""
+    fields = {"model__num_layers": 1, "model__use_bias": True, "model__norm": "layernorm", "model__position": "none"}
+    model = random_model(small(**THREE_LAYERS | fields), handmade.TOKENIZER.token_bytes, noise=0.4)
+    tokens, p = encode("abcd"), jax.tree.map(np.float64, model.parameters)
+    block, epsilon = p["blocks"][0], model.config.model.norm_epsilon
+    scaled = lambda x, whole: (x - x.mean(-1, keepdims=True)) / np.sqrt(whole.var(-1, keepdims=True) + epsilon)
+    linear = lambda x, q: x @ q["kernel"] + q.get("bias", 0)
+    x_LD, norm = p["embedding"][tokens], block["attention_norm"]
+    inputs_LD = scaled(x_LD, x_LD) * norm["scale"] + norm["bias"]
+    q_LD, k_LD, v_LD = (linear(inputs_LD, block["attention"][name]) for name in ("query", "key", "value"))
+    parts = []
+    for head in (slice(0, 4), slice(4, 8)):
+        logits_S = q_LD[-1, head] @ k_LD[:, head].T / 2
+        parts.append(scipy.special.softmax(logits_S) @ v_LD[:, head] @ block["attention"]["out"]["kernel"][head])
+    whole_D = np.float64(observing.layers(model.merge(), model.with_layout(tokens[None]))[0].after_BLD[0, -1])
+    direction_D = p["final_norm"]["scale"] * (p["embedding"][1] - p["embedding"][3])
+    expected = [scaled(part_D, whole_D) @ direction_D for part_D in parts]
+    np.testing.assert_allclose(attribute(model, tokens, 1, 3).heads_NH[0], expected, rtol=1e-4, atol=1e-5)
+
+
+def test_the_induction_head_writes_the_whole_prediction(small):
+    found = attribute(handmade.induction(small), encode("abcda"), *encode("be"))
+    assert found.total > 1 and found.heads_NH[1, 0] == pytest.approx(found.total, rel=1e-4)
+    np.testing.assert_allclose([found.heads_NH[0, 0], found.heads_NH[0, 1], found.heads_NH[1, 1]], 0, atol=1e-6)
+    np.testing.assert_allclose(
+        [found.embedding, *found.attention_N, *found.feed_forward_N, found.constant], 0, atol=1e-6
+    )
+
+
+def test_the_counting_head_writes_the_balance_of_brackets(small):
+    shares = [
+        attribute(handmade.brackets(small), encode(text), *encode("cd")).heads_NH[0, 1] for text in ("aab", "ab", "abb")
+    ]
+    assert (
+        shares[0] > 0 and shares[1] == pytest.approx(0, abs=1e-6) and shares[2] == pytest.approx(-shares[0], rel=1e-4)
+    )
+
+
+def test_models_that_are_no_sum_of_layers_are_refused(small):
+    for fields in ({"model__norm_placement": "post"}, {"model__residual": False}):
+        model = random_model(small(**THREE_LAYERS | fields), handmade.TOKENIZER.token_bytes)
+        with pytest.raises(UserError, match="use activation patching"):
+            attribute(model, encode("abc"), 0)
+
+
+def test_edits_that_break_the_sum_are_refused(small):
+    model = random_model(small(**THREE_LAYERS), handmade.TOKENIZER.token_bytes)
+    for site in ("stream", "attention"):
+        edits = Edits(**{site: Edit(np.ones((3, 1, 1, 1), np.float32))})
+        with pytest.raises(UserError, match=f"edits.{site}: attribution needs"):
+            attribute(dataclasses.replace(model, edits=edits), encode("abc"), 0)
+    with pytest.raises(UserError, match="answer: found -1"):
+        attribute(model, encode("abc"), -1)

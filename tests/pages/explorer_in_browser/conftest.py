@@ -9,7 +9,7 @@ from mini_gpt.data.tokenizers import ByteTokenizer, CharacterTokenizer, WordToke
 from mini_gpt.insight import examples
 from mini_gpt.pages.explorer import page as explorer
 from tests.conftest import SMALL
-from tests.insight.test_maps_by_kind import PAIRS
+from tests.insight.test_maps import PAIRS
 from tests.pages.explorer_in_browser.explorer_page import STORIES, TEXT
 from tests.random_models import random_model
 
