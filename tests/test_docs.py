@@ -22,7 +22,6 @@ from tests.conftest import REPOSITORY
 
 # The docs: links, named files and config fields, and the extension guides, applied to a copy of the code.
 
-
 DOCS = REPOSITORY / "docs"
 PAGES = sorted(DOCS.rglob("*.md"))
 PAGES_AND_README = [*PAGES, REPOSITORY / "README.md", REPOSITORY / "CONTRIBUTING.md"]
@@ -210,7 +209,6 @@ def test_help_keeps_the_lines_of_descriptions_with_commands():
 
 # Sentences of the docs agree with the intervals that they cite.
 
-
 NUMBER = r"\d+(?:,\d{3})*(?:\.\d+)?"
 INTERVAL = re.compile(rf"\(([+−-]?{NUMBER}) to ([+−-]?{NUMBER})\)")
 BOUND = re.compile(rf"\b(more|less) than ({NUMBER})(?!\w)")
@@ -287,7 +285,6 @@ def test_a_bound_on_a_found_difference_cites_its_interval(page):
 
 
 # A run of the README's Python example.
-
 
 README = (REPOSITORY / "README.md").read_text(encoding="utf-8")
 

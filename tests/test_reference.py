@@ -14,7 +14,6 @@ from tests.conftest import REPOSITORY
 
 # The pages of docs/reference are in step with the code, and show signatures and docstrings as they are.
 
-
 SOURCE = '''
 def first(
     tokens_BL: list[list[int]], window: int = 2**10, *, names: tuple[str, ...] = ("a", "b"), most: int | None = None
@@ -117,7 +116,6 @@ def test_a_usage_is_the_same_from_any_python():
 
 
 # The docs site: README.md is its home page, notebooks are pages, and links lead to pages.
-
 
 DOCS = REPOSITORY / "docs"
 

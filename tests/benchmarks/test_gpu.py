@@ -19,7 +19,6 @@ from tests.conftest import REPOSITORY
 
 # `python -m benchmarks.gpu`: its processes, its numbers, and what happens if a part fails.
 
-
 DONE = "print('noise'); print('{\"n\": 1}'); print('[2]')"
 
 
@@ -163,7 +162,6 @@ def test_cudnn_is_checked_where_it_is_taken():
 
 
 # The page of `python -m benchmarks.gpu`: its numbers, goals and look.
-
 
 SPREAD = {"median": 28.5, "quartiles": [28.0, 29.25]}
 PROGRAM = {

@@ -161,7 +161,6 @@ def test_texts_are_pieces_of_single_documents():
 
 # Attention beside a recurrent model: the sizes, and the loss by the distance of the needed word.
 
-
 STORY = english.read("Some boxes that a small bird chases are empty. They are heavy.")
 TOKENIZER = tokenizers.WordTokenizer.of_texts(english.write(seed).text for seed in range(800))
 

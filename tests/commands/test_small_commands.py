@@ -95,7 +95,6 @@ def test_the_fields_of_a_run_are_those_that_differ_from_the_defaults(trained, mo
 
 # The commands write the figures that exist for an encoding or a run.
 
-
 OF_RUN = {
     "learned": {"maps", "heads", "similarity", "sums"},
     "sinusoidal": {"maps", "heads", "similarity", "sums", "sinusoids"},

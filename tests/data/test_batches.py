@@ -17,7 +17,6 @@ from tests.conftest import slow
 
 # Batches as a function of seed and step: windows, rows of a host, masks.
 
-
 VOCAB = 5_000  # above every token id, so the id of the mask is too
 MASK = VOCAB
 MASK_INSIDE = 700  # of an imported tokenizer
@@ -169,7 +168,6 @@ def test_a_masked_row_has_the_tokens_that_a_row_of_next_tokens_begins_with(small
 
 
 # Span corruption: sizes, the text from source and target, sentinels, and errors.
-
 
 FIELDS = {"model__encoder_layers": 1, "train__objective": "span_corruption"}
 TOKENIZER = tokenizers.ByteTokenizer()

@@ -17,7 +17,6 @@ from tests.model.test_gpt import VOCAB, make_model, run
 
 # Pairs of a source and a target: files, splits, TFDS, rows, and errors for invalid files.
 
-
 MODEL = {"model__encoder_layers": 1, "data__corpus": "pairs"}
 
 

@@ -20,7 +20,6 @@ from tests.data.solvers import SOLVERS, UNITS, solve_addition
 
 # Tasks: splits, batches, and answers, which separate solvers compute from the questions.
 
-
 TOKENIZER = tokenizers.CharacterTokenizer(tasks.ALPHABET)
 
 
@@ -234,7 +233,6 @@ def test_published_results_belong_to_tasks_and_name_their_protocol():
 
 
 # The English stories: their grammar, the links between their words, and the probabilities of the words.
-
 
 STORIES = [english.write(seed) for seed in range(400)]
 SINGULAR = {form for nouns in lexicon.NOUNS.values() for form, _ in nouns}

@@ -23,7 +23,6 @@ from tests.conftest import make_text
 
 # Text files that are not plain text in UTF-8 are refused, and their bytes are kept.
 
-
 PLAIN = make_text(0, 200)
 LANGUAGES = [
     PLAIN,
@@ -104,7 +103,6 @@ def test_a_byte_order_mark_is_left_out_and_line_ends_are_kept(documents, pairs, 
 
 # Files of documents in all formats: the same texts and tokens from each, and one line for what can't be read.
 
-
 TEXTS = ["The cat sat.\nIt ran.", 'A "größer" dog, then\tanother', "\u2028 🐈", "Üben, üben"]
 
 
@@ -183,19 +181,6 @@ def test_a_glob_may_match_files_of_several_formats(small, tmp_path):
     for name, content in FORMATS.items():
         (tmp_path / name).write_bytes(content)
     assert texts_of(small, tmp_path / "*") == len(FORMATS) * TEXTS
-
-
-def test_all_formats_have_the_same_tokens(small, tmp_path):
-    stored = []
-    for name in FORMATS:
-        (tmp_path / name).write_bytes(FORMATS[name])
-        config = small(data__path=str(tmp_path / name), data__document_separator="<|endoftext|>")
-        corpus = corpora.open_corpus(config.data)
-        store = token_store.open_store(corpus, config.data, token_store.fit_tokenizer(corpus, config.data))
-        stored.append(
-            (store.meta["splits"], *(store.tokens(split).tolist() for split in ("train", "validation", "test")))
-        )
-    assert all(found == stored[0] for found in stored)
 
 
 def test_another_field_is_named(small, tmp_path):

@@ -16,7 +16,6 @@ from tests.conftest import make_text
 
 # Tokens that other programs have written: nanoGPT, and ArrayRecord.
 
-
 TEXTS = [make_text(number, 60) for number in range(6)]
 
 
@@ -210,7 +209,6 @@ def test_a_vocabulary_is_needed(small, tmp_path):
 
 
 # The token store: its contents, its reuse, and what a killed process left.
-
 
 KINDS = ("bytes", "characters", "words", "bpe")
 

@@ -23,7 +23,6 @@ from tests.random_models import random_model
 
 # The loss of a split, against the logits of one block or one document at a time.
 
-
 TOKEN_BYTES = np.array([1] * 256 + [0])
 
 
@@ -172,7 +171,6 @@ def test_a_metric_of_your_own_gets_the_loss_of_each_token(make_model, monkeypatc
 
 # Extrapolation, against a separate forward pass on the context of each target.
 
-
 SOME_OF_TWO_BYTES = np.array([1] * 200 + [2] * 56 + [0])
 TOKENS = np.random.default_rng(0).integers(256, size=150)
 
@@ -243,12 +241,6 @@ def test_losses_by_position_count_context_inside_the_document(measure):
         assert sorted(expected) == list(range(1, len(by_position[str(length)]) + 1))
         means = [np.mean(expected[count]) for count in sorted(expected)]
         np.testing.assert_allclose(by_position[str(length)], means, atol=1e-5)
-
-
-def test_blocks_of_the_trained_length_equal_perplexity(measure):
-    rows, _, model, tokens = measure((8,), (), model__position="rope")
-    score = perplexity.score_split(model, tokens, SOME_OF_TWO_BYTES)
-    assert rows[0]["nll"] == pytest.approx(score.nll, rel=1e-6)
 
 
 def test_lengths_past_a_learned_table_are_undefined(measure):

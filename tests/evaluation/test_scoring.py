@@ -139,7 +139,6 @@ def test_damaged_items_are_refused(texts):
 
 # The estimate of a pass's memory covers what XLA allocates, and batches shrink with it.
 
-
 GPT2 = {"model.num_layers": 12, "model.num_heads": 12, "model.d_model": 768, "model.activation": "gelu"}
 GPT2 |= {"model.position": "learned", "context_length": 1024, "model.dtype": "float32", "train.batch_size": 16}
 

@@ -21,7 +21,6 @@ from tests.random_models import random_model
 
 # Task accuracy, against greedy decoding and against answers with known errors.
 
-
 TOKENIZER = tokenizers.CharacterTokenizer(tasks.ALPHABET)
 
 
@@ -153,7 +152,6 @@ def test_lengths_have_defaults_and_may_be_undefined(config):
 
 
 # The announced cost of an evaluation equals the tokens that it reports as processed.
-
 
 TOKEN_BYTES = np.array([1] * 256 + [0])
 TOKENS = np.random.default_rng(0).integers(256, size=300)

@@ -14,7 +14,6 @@ from mini_gpt.runtime.errors import UserError
 
 # Chat templates give a prompt; a hostile one can reach neither files nor attributes of Python.
 
-
 CHATML = """{% for message in messages %}
     {{- '<|im_start|>' + message['role'] + '\\n' + message['content'] | trim + '<|im_end|>' + '\\n' -}}
     {% generation %}{% endgeneration %}

@@ -22,7 +22,6 @@ from tests.random_models import random_model
 
 # Decoding with an encoder: cached logits, sources of different lengths, and beam search against brute force.
 
-
 SOURCES = ([3, 1, 2], list(range(11)), [5])
 BASE = {"model.encoder_layers": 2, "data.corpus": "task:copy", "data.tokenizer": "characters", "context_length": 40}
 QUICK = [{"model.position": ("rope", "t5"), "model.cross_positions": True}]
@@ -189,7 +188,6 @@ def test_a_decoder_takes_no_source():
 
 
 # The most likely tokens of masks, against a softmax in float64 and by hand.
-
 
 MASKED = {"model__causal": False, "train__objective": "masked"}
 

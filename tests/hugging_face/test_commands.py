@@ -29,7 +29,6 @@ from tests.hugging_face.models import T5, logits, written
 
 # Export and import on the command line: python -m mini_gpt.hugging_face.
 
-
 COMMAND = "mini_gpt.commands.hugging_face"
 
 
@@ -287,7 +286,6 @@ def test_errors_are_one_line_and_nothing_is_written(run, out, imports, monkeypat
 
 
 # Models that no architecture of Transformers can express are refused by the fields' names.
-
 
 without = lambda fields, name: {other: value for other, value in fields.items() if other != name}
 BERT, RELU_T5 = models.BERT, models.T5 | {"activation": "relu"}

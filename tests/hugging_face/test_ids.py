@@ -32,7 +32,6 @@ from tests.random_models import random_model
 
 # An imported model has its own token ids: with other ids of special tokens, all results are the same.
 
-
 PLACE = 70  # new id of the special token that is moved
 WEIGHTS = "model.safetensors"
 # Objective: (the token that is moved, fields of the run, suites). The others measure no text with its ids.
@@ -174,7 +173,6 @@ def test_a_causal_model_starts_with_the_weights_of_bert(trained, corpus_files, t
 
 
 # Rows of a model whose tokenizer adds a first token begin with it, and it is never a target.
-
 
 FIRST, END = 1, 2
 LIBRARY = foreign()

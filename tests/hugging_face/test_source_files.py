@@ -28,7 +28,6 @@ from tests.hugging_face.test_importing import like_gpt2
 
 # Settings of generation, end tokens and chat templates of an imported model are used, and exported as they were.
 
-
 NAMES = ("<|begin|>", "<|end|>", "<|eom|>", "<|eot|>")
 TEMPLATE = "{{ bos_token }}{% for m in messages %}{{ m.role }}: {{ m.content }}<|eot|>\r\n{% endfor %}ä"
 NAMED = [{"name": "tools", "template": "x"}, {"name": "default", "template": TEMPLATE}]
@@ -209,7 +208,6 @@ def test_a_damaged_source_in_a_runs_tokenizer_is_refused(source, tmp_path):
 
 
 # Models are downloaded from the Hub at one commit, only the files that an import reads; a local path wins.
-
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 NAME = "someone/small-gpt2"

@@ -38,7 +38,6 @@ from tests.hugging_face.models import (
 
 # Exported weights compute the same logits, and are imported unchanged.
 
-
 # Quick: the first of each model_type.
 FIRST = {kind: name for name, (kind, _) in reversed(EXPORTABLE.items())}.values()
 

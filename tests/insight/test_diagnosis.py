@@ -17,7 +17,6 @@ from tests.random_models import random_model
 
 # The checks of text, on models made by hand: what each one finds, and what it does not find in sound models.
 
-
 BIDIRECTIONAL = {"model__causal": False, "train__objective": "masked"}
 
 

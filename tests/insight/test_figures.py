@@ -143,7 +143,6 @@ def test_effects_are_summed_by_the_place_of_the_changed_letter(changed, expected
 
 # The pixels of an image encode the values of its array; labels and the colour bar stand beside the maps.
 
-
 SIZE, GAP = images.SMALLEST, images.GAP
 
 
@@ -218,7 +217,6 @@ def test_the_jackknife_of_a_mean_is_its_standard_error():
 
 
 # Figures of attention maps show the weights of the model, the tokens along both axes, and the true alignment.
-
 
 TOKENIZER = CharacterTokenizer(tasks.ALPHABET)
 ALIGNMENT = (((0, 2), (1, 3)), ((2, 3), (0, 1)))

@@ -33,7 +33,6 @@ from tests.random_models import random_model
 
 # Maps, curves and head masks of the three kinds of attention, against recomputations without padding.
 
-
 PAIRS = {
     "model__encoder_layers": 2,
     "model__num_layers": 2,
@@ -222,7 +221,6 @@ def test_a_new_token_sees_itself_and_the_keys_before_it_within_the_window():
 
 # Statistics, diagnosis and the explorer of models whose heads hide keys or have a sink.
 
-
 TOKEN_BYTES = np.array([1] * 256 + [0])
 VARIANTS = [
     {"model__position": "hard_alibi"},
@@ -257,7 +255,6 @@ def test_the_explorer_refuses_weights_that_are_no_softmax_of_the_logits(small, n
 
 
 # The text and the head that pages show first.
-
 
 TOKENIZER = ByteTokenizer()
 

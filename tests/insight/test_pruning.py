@@ -232,7 +232,6 @@ def test_pruning_a_task_measures_the_loss_of_the_answers(run, monkeypatch):
 
 # Importance and ablation of the heads of encoder, decoder and cross-attention, against other ways to compute them.
 
-
 TOKENIZER = CharacterTokenizer(tasks.ALPHABET)
 PROBLEMS = [("abc", "cba"), ("ab", "ba"), ("acd", "dca"), ("dd", "dd"), ("bca", "acb")]
 SIZE = {"model__encoder_layers": 1, "model__num_layers": 1, "model__num_heads": 2, "train__batch_size": 3}
@@ -272,7 +271,6 @@ def test_importance_and_ablation_of_all_kinds(small):
 
 
 # A model without some heads computes what the whole model computes with their outputs at zero.
-
 
 HEADS = ((0, 3), (2,), (0, 1, 2, 3))
 GROUPED = ((0, 3), (3,), (2, 3))  # of groups (0, 1) and (2, 3): one head of each, one head, one whole group

@@ -23,7 +23,6 @@ from tests.random_models import random_model
 
 # Edits of a pass equal changes of weights, and replacing an activation by another text's carries its effect over.
 
-
 N, B, L, H, K, D = 3, 2, 6, 2, 4, 8
 TOKENIZER = CharacterTokenizer("abcdefghij")
 SIZE = {"model__num_layers": N, "model__num_heads": H, "model__d_model": D, "model__d_ff": 16, "context_length": 8}
@@ -238,7 +237,6 @@ def test_streams_of_encoder_and_decoder_are_edited(small):
 
 
 # What is observed of a pass: it leaves the pass unchanged, it adds up, and it costs nothing elsewhere.
-
 
 TOKENS = jnp.arange(12)[None]
 

@@ -23,7 +23,6 @@ from tests.random_models import random_parameters
 
 # The model against an independent float64 forward pass, and its mathematical properties.
 
-
 VOCAB = 23
 
 

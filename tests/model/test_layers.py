@@ -150,7 +150,6 @@ def test_the_backward_pass_recomputes_the_activation():
 
 # The variants of attention: their formulas at known values, and what they leave unchanged.
 
-
 TOKENS = jnp.arange(10)[None]
 
 

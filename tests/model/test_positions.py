@@ -256,12 +256,6 @@ def test_the_attention_scale_does_not_apply_to_alibi():
     np.testing.assert_allclose(maps.logits_BHLS[0], expected, atol=1e-6)
 
 
-def test_alibi_is_zero_on_the_diagonal_and_linear():
-    at = jnp.array([[4, 5, 6]])
-    expected = [[[-s * abs(i - j) for j in range(3)] for i in range(3)] for s in (1 / 16, 1 / 256)]
-    np.testing.assert_array_equal(make("alibi").bias(at, at), [expected])
-
-
 @pytest.mark.parametrize("causal", [True, False])
 def test_t5_buckets_equal_the_released_code(causal):
     offsets = np.arange(-300, 301)

@@ -24,7 +24,6 @@ from tests.training.interruption import without_rates
 
 # Files in places with an address: faults of the server, errors in one line, and copies in the cache.
 
-
 LARGE = os.urandom(2**24 + 1)  # several blocks, and several parts of an upload
 
 
@@ -102,7 +101,6 @@ def test_a_name_of_an_object_that_leaves_the_folder_is_refused(tmp_path):
 
 
 # Runs in a bucket: killed in an upload and resumed, and evaluated elsewhere.
-
 
 FIELDS = {
     "context_length": 32,

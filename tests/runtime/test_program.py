@@ -19,7 +19,6 @@ from tests.conftest import REPOSITORY, slow
 
 # A command ends without a traceback, with any standard streams. Real processes, without JAX.
 
-
 SCRIPT = """
 import pathlib, sys
 from mini_gpt.runtime import errors, program
@@ -107,7 +106,6 @@ def test_a_lost_log_ends_no_command(tmp_path, around):
 
 
 # The log of a command leaves out errors of Orbax's tasks that repeat an error of the command.
-
 
 TASKS = """
 import asyncio, gc

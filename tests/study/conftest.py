@@ -1,6 +1,5 @@
-"""Fixtures of the tests of studies: small runs, with real training or with a fake worker."""
+"""Fixtures of the tests of studies: a sweep over small models, whose runs a fake worker does."""
 
-import jax
 import pytest
 
 from mini_gpt.config import loading
@@ -70,15 +69,6 @@ def run(fake, overrides, tmp_path):
         return {job.run.name: job for job in jobs}
 
     return run
-
-
-@pytest.fixture
-def real(monkeypatch, started, caplog):
-    """Let runs be trained by real workers with one device each. Return the list of the started runs."""
-    caplog.set_level("INFO", "mini_gpt")
-    jax.devices()  # start JAX here with the flags of the tests, before they change for the workers
-    monkeypatch.setenv("XLA_FLAGS", "--xla_backend_optimization_level=0")
-    return started
 
 
 @pytest.fixture

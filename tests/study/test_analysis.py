@@ -23,7 +23,6 @@ from mini_gpt.suites import results as result_files
 
 # Outcomes of comparisons: pairs of seeds and items, missing runs, and what is refused.
 
-
 SEEDS, PARTS = 10, 20
 
 

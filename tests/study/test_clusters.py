@@ -30,7 +30,6 @@ from tests.study.slurm_cluster import wait
 
 # Studies on a real Ray cluster of two nodes: a node that dies, failures, a stop, and how a run gets its share.
 
-
 NODE = {"num_cpus": 1, "object_store_memory": 80 * 2**20}
 LONG = {"train.steps": 240, "train.log_every": 10, "eval.every": 120, "checkpoint.every": 20, "model.num_layers": 2}
 
@@ -191,7 +190,6 @@ def test_too_many_runs_for_a_node_are_refused():
 
 
 # The Slurm script of a study: its text, its signals, and a pre-emption on a real cluster of one node.
-
 
 STUDY = """
 def get_study():

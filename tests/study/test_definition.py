@@ -21,7 +21,6 @@ from tests.conftest import REPOSITORY
 
 # Definitions of studies: what they mean, and one line for each mistake, before any run starts.
 
-
 CONTRAST = "wide < narrow @ extrapolation/nll,2x"
 
 

@@ -236,7 +236,6 @@ def test_each_change_is_a_line(tmp_path, small, caplog):
 
 # The processes of a study end when the process that started them dies, and send back why they failed.
 
-
 STARTS = """
 import json, os, sys, time
 from mini_gpt.study import processes

@@ -153,7 +153,6 @@ def test_without_item_effects_the_interval_is_students():
 
 # How often verdicts and intervals are false, in simulated studies; the guide "Study" states these rates.
 
-
 LEVEL, SMALLEST = 0.05, 1.0
 
 

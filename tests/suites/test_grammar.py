@@ -23,7 +23,6 @@ from tests.random_models import random_model
 
 # The measure of the grammar: a model that knows it, one that knows only words, and the kinds of words by hand.
 
-
 STORIES = list(itertools.islice(english.stories("validation"), 40))
 TOKENIZER = tokenizers.WordTokenizer.of_texts(english.write(seed).text for seed in range(800))
 SEPARATOR = tokenizers.separator(TOKENIZER)
@@ -119,7 +118,6 @@ def test_the_suite_measures_a_run_on_the_stories(small, tmp_path, monkeypatch):
 
 
 # Needle tests: prompts, which a separate reader answers, and their scores.
-
 
 BYTES = tokenizers.ByteTokenizer()
 TEXT = BYTES.encode("The quick brown fox jumps over the lazy dog. " * 200)

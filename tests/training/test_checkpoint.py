@@ -27,7 +27,6 @@ from tests.training.interruption import assembled, assert_same_bits, kill_after
 
 # A checkpoint is restored bit for bit or found damaged.
 
-
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # of failed Orbax reads
 
 
@@ -237,7 +236,6 @@ def test_any_flipped_bit_changes_both_sums():
 
 
 # What a resumed run may change is recorded, and what it may not is refused before any work.
-
 
 # A value for each field that may change, other than that of `small`.
 FREE = {

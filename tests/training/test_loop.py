@@ -32,7 +32,6 @@ from tests.training.interruption import assembled, assert_same_bits, kill_after,
 
 # Whole runs: how they resume, which checkpoints they keep, and that they learn.
 
-
 HARD = {"model__dropout": 0.2, "train__accumulation_steps": 2, "train__batch_size": 8, "data__isolate_documents": True}
 
 
@@ -94,19 +93,6 @@ def evaluated(monkeypatch):
         monkeypatch.setattr(TextObjective, "scalars", lambda *_: {"validation/loss": next(found)})
 
     return as_losses
-
-
-@pytest.mark.slow
-def test_the_last_checkpoints_and_the_best_are_kept(small, tmp_path, evaluated):
-    evaluated(5.0, 2.0, 3.0, 4.0, 6.0, 7.0)
-    loop.train(small(train__steps=6, eval__every=1, checkpoint__every=1, checkpoint__keep=2), tmp_path)
-    checkpoints = Checkpoints(tmp_path / "checkpoints", read_only=True)
-    assert sorted(checkpoints.manager.all_steps()) == [2, 5, 6]
-    assert [checkpoints.resolve(which) for which in ("last", "best", "5")] == [6, 2, 5]
-    assert checkpoints.best_loss(256) == 2.0
-    with pytest.raises(UserError, match="must be last, best or one of 2, 5, 6"):
-        checkpoints.resolve("3")
-    assert Run(tmp_path, checkpoint="best").step == 2
 
 
 @pytest.mark.slow
@@ -262,7 +248,6 @@ def test_position_ids_count_from_the_last_operator():
 
 
 # Runs with encodings, variants and patterns are trained, resumed and measured by all suites.
-
 
 VARIANTS = {"qk_norm": "weighted", "query_scale": "ssmax", "soft_cap": 5.0, "gate": "entry", "canon": True}
 RUNS = {

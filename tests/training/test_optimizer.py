@@ -5,7 +5,6 @@ import math
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
 from mini_gpt.config import loading
@@ -171,20 +170,3 @@ def test_muon_orthogonalises_only_the_hidden_matrices():
                 hand.rate = peak
             expected = np.stack([hand.theta for hand in hands]).reshape(leaf.shape)
             np.testing.assert_allclose(leaf, expected, rtol=1e-4, atol=1e-6)
-
-
-@pytest.mark.slow
-def test_muon_updates_have_the_scale_of_adamw():
-    """The RMS of AdamW's updates is 0.2 to 0.4 for any shape (Liu et al. 2025, 2.2)."""
-    config = config_of(name="muon", schedule="constant", warmup_steps=0)
-    rng = np.random.default_rng(0)
-    for shape in ((32, 32), (16, 64), (64, 16)):
-        matrix = {"blocks": {0: {"attention": {"kernel": jnp.zeros(shape)}}}}
-        gradient = jax.tree.map(lambda _: jnp.array(rng.normal(size=shape), jnp.float32), matrix)  # noqa: B023
-        optimizer = make_optimizer(config, matrix)
-        norm = optax.tree.norm(gradient)
-        updates, _ = optimizer.update(gradient, optimizer.init(matrix), matrix, norm=norm)
-        update = np.asarray(updates["blocks"][0]["attention"]["kernel"]) / 1e-3
-        assert np.sqrt((update**2).mean()) == pytest.approx(0.2, rel=0.2)
-        singular = np.linalg.svd(update / 0.2 / max(shape) ** 0.5, compute_uv=False)
-        assert singular.min() > 0.4 and singular.max() < 1.3

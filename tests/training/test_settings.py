@@ -29,7 +29,6 @@ from tests.training.interruption import assert_same_bits, kill_after
 
 # Settings that cannot take effect are named, with the value that is reached; the project's own configs have none.
 
-
 STEPS = 200
 
 

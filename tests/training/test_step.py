@@ -59,13 +59,6 @@ def test_accumulation_changes_nothing_but_rounding(small, parts):
 
 
 @pytest.mark.slow
-def test_accumulation_equals_one_batch_on_four_devices(small):
-    single, _, _ = run(small())
-    accumulated, _, _ = run(small(mesh__data=4, train__accumulation_steps=2))
-    assert_close(single.parameters, accumulated.parameters)
-
-
-@pytest.mark.slow
 def test_random_offsets_train_all_positions_and_change_no_relative_encoding(small):
     offsets = {"train__random_offsets": 90, "optimizer__weight_decay": 0.0, "model__max_positions": 100}
     state, _, _ = run(small(model__position="learned", **offsets), steps=10)

@@ -137,7 +137,6 @@ def test_a_resumed_run_trains_the_same_parameters(small, tmp_path, caplog):
 
 # With train.lora_rank, training changes adapters beside frozen layers, and all else reads merged weights.
 
-
 LORA = {"train__lora_rank": 3, "train__lora_alpha": 6.0}
 LLAMA = {"model__norm": "rmsnorm", "model__activation": "swiglu", "model__use_bias": False, "model__num_layers": 2}
 

@@ -166,18 +166,6 @@ def test_time_left_is_estimated_from_warm_steps(monkeypatch, caplog, start):
         assert caplog.messages[-1] == f"step {step} of 900: loss 4.000, {left} left"
 
 
-def test_tensorboard_shows_each_step_once(tmp_path):
-    for first, last in ((1, 20), (11, 40), (31, 60)):
-        with writers.EventFile(tmp_path, first - 1) as events:
-            for number in range(first, last + 1):
-                events.scalar("loss", first + number, number)
-    board = EventAccumulator(str(tmp_path))
-    board.Reload()
-    firsts = [1] * 10 + [11] * 20 + [31] * 30
-    expected = [(number, first + number) for number, first in enumerate(firsts, 1)]
-    assert [(event.step, event.value) for event in board.Scalars("loss")] == expected
-
-
 @pytest.mark.slow
 def test_the_summary_has_the_split_loss_and_next_commands(small, tmp_path, capsys):
     loop.train(small(eval__sample_tokens=4), tmp_path)

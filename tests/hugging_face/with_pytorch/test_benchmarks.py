@@ -34,7 +34,6 @@ def test_the_two_models_alternate(small, monkeypatch):
 
 # The text that the comparison with EleutherAI's harness scores, and stored numbers, if the harness is installed.
 
-
 CUTS = {"abcdefg": "abcdef", "abéd": "abé", "aébc": "aéb", "abcé": "ab", "aé": "", "\U0001f600": "\U0001f600"}
 
 

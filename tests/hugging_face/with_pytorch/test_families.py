@@ -37,7 +37,6 @@ def test_a_family_computes_the_same_as_in_transformers(family, seed, tmp_path):
 
 # A field of config.json that changes Transformers' logits changes the import too, or is refused.
 
-
 LLAMA, QWEN, SMOLLM = "Llama 1, 2, TinyLlama, SmolLM2", "Qwen2, Qwen2.5", "SmolLM3"
 MISSING = "missing"
 YARN = families.YARN | {"original_max_position_embeddings": 64}

@@ -18,7 +18,6 @@ from tests.model.test_taught_claims import attention_of
 
 # Exported models compute the same in Transformers (`make test-hugging-face`). test_families.py has imports.
 
-
 TOKENS_BL = np.random.default_rng(5).integers(4, VOCAB, (2, 16))
 SOURCE_BS = np.random.default_rng(6).integers(0, VOCAB, (2, 40))
 SOURCE_BS[1, 9:] = -1

@@ -31,7 +31,6 @@ from tests.hugging_face.with_pytorch.test_transformers import loaded
 
 # Transformers reads exported runs: losses, greedy texts, filled masks, and the code of the model cards.
 
-
 T5_FIELDS = T5_MODEL | {"activation": "geglu"}
 TASK_FIELDS = {"data__corpus": "task:copy", "data__tokenizer": "characters", "data__task_length": 4}
 
@@ -212,7 +211,6 @@ def test_transformers_computes_the_same_loss_of_a_split(run):
 
 
 # `compare` of imported and exported models with Transformers (`make test-hugging-face`).
-
 
 # {model: a tensor in its second layer}
 MODELS = {

@@ -206,7 +206,6 @@ def sum_of_logs(model, source_BS, target):
 
 # Chat templates give the prompts of Transformers, and several end tokens end a text where they end it there.
 
-
 LLAMA3_NAMES = ("<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>")
 CHATML_NAMES = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 GEMMA_NAMES = ("<bos>", "<eos>", "<start_of_turn>", "<end_of_turn>")

@@ -22,7 +22,6 @@ from tests.random_models import random_model
 
 # Heads made by hand get their label on Python source, and heads without content get no label of content.
 
-
 L, ROWS = 128, 64
 CAUSAL_LS = np.tril(np.ones((L, L), bool))
 BACK_LS = np.arange(L)[:, None] - np.arange(L)

@@ -14,7 +14,6 @@ from mini_gpt.runtime.errors import UserError
 
 # Relations between words of the English stories, in bytes and in tokens.
 
-
 STORY = "The cats near a box see two dogs that the boy likes. He laughs. Who likes the dogs? The boy."
 
 
@@ -146,7 +145,6 @@ def test_content_of_nouns_and_adjectives_has_strength_one_for_its_own_head_only(
 
 
 # Relations in Python source (matching brackets, uses of a name, definitions of a call) are found.
-
 
 PYTHON = """class Größe:
     def wert(self, x):

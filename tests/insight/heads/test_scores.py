@@ -198,7 +198,6 @@ def test_a_fixed_distance_is_not_induction():
 
 # The query that is typical of a head: of its label, or of its mean pattern.
 
-
 LENGTH = 12
 SEEN_LS = np.tri(LENGTH, dtype=bool)
 PREVIOUS_LS = np.eye(LENGTH, k=-1, dtype=bool)

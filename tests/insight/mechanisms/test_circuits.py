@@ -25,7 +25,6 @@ from tests.random_models import random_model
 
 # Circuits of heads equal what the model computes, and show the known mechanism of models made by hand.
 
-
 ALL = np.arange(V)
 SIZE = {"model__num_layers": 1, "model__num_heads": 4, "model__d_model": 16, "context_length": 8}
 
@@ -151,7 +150,6 @@ def test_a_field_that_circuits_do_not_support_is_refused(small, fields, method):
 
 # The circuits suite reports copying, the strongest pairs of tokens, and which earlier heads are read.
 
-
 LETTERS = np.arange(V - 1)
 TWO_LAYERS = {"model__num_layers": 2, "model__num_heads": 2, "model__d_model": 16, "context_length": 8}
 
@@ -209,7 +207,6 @@ def test_a_field_without_circuits_is_refused_before_measuring():
 
 
 # Attributions add up to the logit, and name the parts that write it in models whose mechanism is known.
-
 
 THREE_LAYERS = {"model__num_layers": 3, "model__num_heads": 2, "model__d_model": 8, "context_length": 8}
 
