@@ -115,8 +115,6 @@ def test_the_default_workdir_joins_the_overrides(monkeypatch):
 
 
 BAD_TRAIN = [
-    (["--config.model.num_layer=3"], r"model\.num_layer: no such config field; did you mean model\.num_layers"),
-    (["--config.train.steps=ten"], r"train\.steps: found 'ten'"),
     (["--confg.seed=1"], r"--confg\.seed=1: no such flag"),
     (["--n_layer=2"], r"--n_layer=2: no such flag; did you mean --config\.model\.num_layers"),
     (["--zzzzzz=2"], r"--zzzzzz=2: no such flag; --help"),
@@ -126,7 +124,6 @@ BAD_TRAIN = [
     ([f"--workdir={__file__}"], r"'\S+\.py': found a file"),
     (["--config.data.path=nothing/*"], r"data\.path: 'nothing/\*' matches no file"),
     (["--config.context_length=50000"], r"data\.corpus: the train split has .* needs at least 50001"),
-    (["--config.data.split_fractions=(1,0,0)"], r"data\.split_fractions: .* the validation split is empty"),
     (["--workdir=~no_such_user/x"], "~no_such_user/x: found no home directory"),
     (["--cache_dir=~no_such_user/x"], "~no_such_user/x: found no home directory"),
     (["--config.data.path=~no_such_user/x"], "~no_such_user/x: found no home directory"),
@@ -163,9 +160,7 @@ def test_a_command_without_a_home_directory_ends_in_one_line():
 
 
 BAD_EVAL = [
-    (["--suite=nothing"], r"--suite: found 'nothing'; must be one of perplexity"),
     (["--checkpoint=77"], r"--checkpoint: found '77'; must be last, best or one of 4, 8"),
-    (["--lengths=1e5000", "--suite=extrapolation"], r"--lengths: found '1e5000'"),
     (["--config.context_length=64"], r"context_length: found 64; learned positions end at model\.max_positions \(32\)"),
     (["--config.model.num_layers=2"], r"overrides: the checkpoint has nothing for the parameter blocks/1/"),
     (["--config.model.max_positions=64"], r"overrides: the checkpoint has shape \(32, 32\) for .*/embedding"),

@@ -184,11 +184,6 @@ def test_the_temperature_of_yarn_scales_partial_rope_too():
     np.testing.assert_allclose(rotated, (0.1 * math.log(8) + 1) * x_BLHK, rtol=1e-6)
 
 
-def test_sinusoid_scores_depend_on_more_than_the_offset():
-    rows = waves([0, 5, 100, 105]) + np.asarray(jax.random.normal(jax.random.key(0), (4, 128)))[:1]
-    assert abs(rows[0] @ rows[1] - rows[2] @ rows[3]) > 1
-
-
 def test_rope_rotates_pairs_and_keeps_norms():
     encoding = make("rope", **{"rope.fraction": 0.5, "rope.base": 100.0})
     x_BLHK = jax.random.normal(jax.random.key(0), (2, 7, 2, 64))

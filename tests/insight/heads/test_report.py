@@ -144,19 +144,6 @@ def test_the_suite_writes_a_figure_a_table_and_all_results(small, tmp_path, caps
     rows = list(csv.DictReader((workdir / "eval" / "heads.csv").open()))
     assert [(int(row["layer"]), int(row["head"])) for row in rows] == [(n, h) for n in range(2) for h in range(4)]
     assert (workdir / "eval" / "heads.png").read_bytes().startswith(b"\x89PNG")
-    # The strongest pair has the largest attention weight.
-    run = Run(workdir)
-    tokens = run.store.tokens("validation")
-    starts = head_inputs.window_starts(tokens, 32)
-    tokens_BL = np.stack([tokens[start : start + 32] for start in starts]).astype(np.int32)
-    tokens_BL = tokens_BL[: len(tokens_BL) // 8 * 8]
-    maps = attention_maps(run.model, tokens_BL)
-    for layer in range(2):
-        weights_BHLS = maps[layer].weights_BHLS
-        np.testing.assert_allclose(weights_BHLS.sum(-1), 1, rtol=1e-5)
-        for head in range(4):
-            away = np.where(~np.eye(32, dtype=bool) & (np.arange(32) >= 15)[:, None], weights_BHLS[:, head], 0)
-            assert result["heads"][4 * layer + head]["pair"]["weight"] == pytest.approx(away.max(), rel=1e-4)
 
 
 @pytest.mark.slow
