@@ -1,4 +1,4 @@
-"""Text and record files."""
+"""Files of documents: plain text, and records in all formats."""
 
 import bz2
 import csv
