@@ -1,4 +1,4 @@
-"""The docs."""
+"""The docs: links, named files and fields, extension guides, cited intervals, and the example of the README."""
 
 import ast
 import functools

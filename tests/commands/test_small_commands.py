@@ -1,4 +1,4 @@
-"""Small commands: data, environment, figures, lab and count_parameters."""
+"""Commands: look at data, the environment, figures, the page of the lab, and the number of parameters."""
 
 import importlib.metadata
 import json

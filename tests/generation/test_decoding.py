@@ -1,4 +1,4 @@
-"""Decoding and sampling."""
+"""Generated tokens against the logits of the model, and the filters of sampling against their definitions."""
 
 import dataclasses
 import re

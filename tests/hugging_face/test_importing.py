@@ -1,4 +1,4 @@
-"""Imported models."""
+"""Imports: sizes are compared first, what is refused, the chosen context, and encoders without a head."""
 
 import dataclasses
 import json

@@ -1,4 +1,4 @@
-"""The diagnosis of a model."""
+"""The checks of a text and of losses: what each finds in broken models, and not in sound ones."""
 
 import dataclasses
 import itertools

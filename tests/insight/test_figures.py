@@ -1,4 +1,4 @@
-"""Figures: curves, maps, images, uncertainty, and those of the docs."""
+"""Figures of encodings, lengths and attention maps, and the colours of images: they show the values of the model."""
 
 import dataclasses
 import math

@@ -1,4 +1,4 @@
-"""Attention."""
+"""Attention and its masks against loops and written-out matrices, and encodings that depend on content."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""The model."""
+"""The model against an independent forward pass: its logits, gradients, stacked layers and dtypes."""
 
 import functools
 import math

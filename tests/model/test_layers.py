@@ -1,4 +1,4 @@
-"""Layers and variants of blocks."""
+"""Linear layers, norms, and the variants of attention, against formulas in float64."""
 
 import functools
 import math

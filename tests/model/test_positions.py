@@ -1,4 +1,4 @@
-"""Encodings of positions."""
+"""Position encodings against the formulas of their papers, and where their tables end."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Runs and files in buckets."""
+"""Files and runs in buckets: faults of the server, copies in the cache, and runs that are resumed elsewhere."""
 
 import argparse
 import collections

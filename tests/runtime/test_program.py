@@ -1,4 +1,4 @@
-"""Programs and processes of the runtime: compiled programs, start, threads, devices."""
+"""Commands end in one line with any streams; the start, calls in threads, and the devices of a process."""
 
 import logging
 import os

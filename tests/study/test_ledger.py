@@ -1,4 +1,4 @@
-"""The ledger of runs, and what it records of the machine."""
+"""The ledger of a study, and the cores, accelerators and memory that its runs share."""
 
 import dataclasses
 import importlib.metadata

@@ -1,4 +1,4 @@
-"""The runner and its processes."""
+"""Runs of a study in processes of their own: several at a time, each once; failures, signals, locks and kills."""
 
 import csv
 import fcntl

@@ -1,4 +1,4 @@
-"""Suites: their results, files and memory."""
+"""The suites of eval.py: the files that they write, the numbers in them, checksums, and the memory budget."""
 
 import csv
 import json

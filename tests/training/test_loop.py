@@ -1,4 +1,4 @@
-"""Training: the loop, its conclusion, the layouts of data, and all variants."""
+"""Whole runs: how they resume, which checkpoints they keep, what they learn, and which variants they train."""
 
 import dataclasses
 import json

@@ -1,4 +1,4 @@
-"""Settings of training and first parameters."""
+"""Settings without effect are named; and runs that start from the weights of another run."""
 
 import collections
 import contextlib

@@ -1,4 +1,4 @@
-"""Exported models, config fields and attention compute the same in Transformers and PyTorch."""
+"""Exported models compute the same in Transformers, and attention as in PyTorch (`make test-hugging-face`)."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""bench and prune."""
+"""python -m mini_gpt.bench: times and FLOPs of steps and of decoding; and mini_gpt.prune: smaller runs."""
 
 import csv
 import dataclasses

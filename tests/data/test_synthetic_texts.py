@@ -1,4 +1,4 @@
-"""Synthetic tasks, and the English stories."""
+"""Tasks, whose answers separate solvers compute, and the English stories, with their grammar and links."""
 
 import calendar
 import collections
