@@ -2,8 +2,8 @@
 
     python -m benchmarks.heads
 
-The losses are those of the study of heads (docs/studies/heads). The times are of training steps of the same models,
-measured in turns.
+The losses are those of the study of heads (docs/studies/perplexity.csv). The times are of training steps of the same
+models, measured in turns.
 """
 
 import csv
@@ -13,14 +13,15 @@ from typing import Any
 from mini_gpt.commands import bench, command_line
 from mini_gpt.config import loading
 
-LOSSES = Path(__file__).parents[1] / "docs" / "studies" / "heads" / "perplexity.csv"
+LOSSES = Path(__file__).parents[1] / "docs" / "studies" / "perplexity.csv"
 CONFIG, HEADS, STEPS = "configs/small.py", (1, 8), 500
 
 
 def table(compared: dict[str, Any]) -> str:
     """Return the table in Markdown. compared: the result of `bench.compare` for the models of HEADS."""
     with LOSSES.open(encoding="utf-8", newline="") as file:
-        losses = {row["condition"]: float(row["nll_mean"]) for row in csv.DictReader(file)}
+        rows = [row for row in csv.DictReader(file) if row["study"] == "heads"]
+    losses = {row["condition"]: float(row["nll_mean"]) for row in rows}
     width = loading.load(CONFIG).model.d_model
     lines = ["| heads | d_k | loss (nats per token) | training step (ms) |", "|---|---|---|---|"]
     for heads, times in zip(HEADS, compared["milliseconds_per_step"], strict=True):

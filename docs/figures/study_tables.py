@@ -25,14 +25,14 @@ import math
 import re
 import shutil
 import statistics
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from mini_gpt.runtime import files
 from mini_gpt.suites.results import csv_text, markdown_table
 
 DOCS = Path(__file__).parents[1]
-BY_POSITION, SEEDS = "by_position", "seeds"
-COMPARISONS, STANDING = OF_ALL_STUDIES = ("comparisons", "standing")
+BY_POSITION, COMPARISONS, SEEDS, STANDING = "by_position", "comparisons", "seeds", "standing"
 # A seed that has learned holds at a length if, there and at all lengths from the trained one to it, its loss is at most
 # this much (nats) above that at the trained length; or if its exact match is at least that much.
 MOST_RISE, LEAST_MATCH = 0.05, 0.9
@@ -96,32 +96,31 @@ def write_page(text: str) -> str:
 def take(study: Path) -> None:
     """Copy to docs/studies/ a study's tables, the figures that pages show, and whether its plan was frozen.
 
-    The verdicts and the standing of all studies are in one file each. Do not commit a table that no page reads.
+    A table of all studies is one file, with a column for the study.
     """
     name = json.loads((study / "study.json").read_text(encoding="utf-8"))["name"]
-    target = DOCS / "studies" / name
-    target.mkdir(parents=True, exist_ok=True)
     pages = "".join(page.read_text(encoding="utf-8") for page in DOCS.rglob("*.md"))
-    shown = [path for path in study.glob("*.png") if f"studies/{name}/{path.name}" in pages]
-    for path in [*study.glob("*.csv"), *shown]:
-        if path.stem not in ("runs", COMPARISONS):
-            shutil.copyfile(path, target / path.name)
-    _write_of_all(name, COMPARISONS, _read(study / f"{COMPARISONS}.csv"))
+    for path in study.glob("*.png"):
+        if f"studies/{name}/{path.name}" in pages:
+            (DOCS / "studies" / name).mkdir(exist_ok=True)
+            shutil.copyfile(path, DOCS / "studies" / name / path.name)
+    for path in study.glob("*.csv"):
+        if path.name != "runs.csv":
+            _write(name, path.stem, _read(path))
     standing = re.search(
         r"^(Confirmatory|Descriptive|Exploratory): .*$", (study / "report.md").read_text(encoding="utf-8"), re.MULTILINE
     )
-    _write_of_all(name, STANDING, [{"standing": standing[0]}] if standing else [])
-    files.write_text(target / f"{SEEDS}.csv", csv_text(_of_seeds(study)))
-    if by_position := _by_position(study):
-        files.write_text(target / f"{BY_POSITION}.csv", csv_text(by_position))
+    _write(name, STANDING, [{"standing": standing[0]}] if standing else [])
+    _write(name, SEEDS, _of_seeds(study))
+    _write(name, BY_POSITION, _by_position(study))
 
 
-def _write_of_all(name: str, table: str, rows: Rows) -> None:
-    """Put the rows of a study into a file of all studies, instead of those it has there."""
+def _write(name: str, table: str, rows: Sequence[Mapping[str, object]]) -> None:
+    """Put the rows of a study into a table of all studies, instead of those it has there."""
     path = DOCS / "studies" / f"{table}.csv"
-    others = [row for row in _read(path) if row["study"] != name]
-    rows = sorted([*others, *({"study": name} | row for row in rows)], key=lambda row: row["study"])
-    files.write_text(path, csv_text(rows))
+    others = [row for row in _read(path) if row["study"] != name] if path.exists() else []
+    if new := [*others, *({"study": name} | row for row in rows)]:
+        files.write_text(path, csv_text(sorted(new, key=lambda row: row["study"])))
 
 
 def _of_seeds(study: Path) -> list[dict[str, object]]:
@@ -204,9 +203,7 @@ def _difference_at(rows: Rows, pair: tuple[str, str], length: str, contexts: ran
 
 
 def _rows(name: str, table: str) -> Rows:
-    if table in OF_ALL_STUDIES:
-        return [row for row in _read(DOCS / "studies" / f"{table}.csv") if row["study"] == name]
-    return _read(DOCS / "studies" / name / f"{table}.csv")
+    return [row for row in _read(DOCS / "studies" / f"{table}.csv") if row["study"] == name]
 
 
 def _read(path: Path) -> Rows:

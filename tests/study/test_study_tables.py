@@ -36,35 +36,42 @@ RULE = "|---|---|---|\n"
 @pytest.fixture
 def docs(tmp_path, monkeypatch):
     monkeypatch.setattr(study_tables, "DOCS", tmp_path)
-    folder = tmp_path / "studies" / "sizes"
-    folder.mkdir(parents=True)
-    (tmp_path / "studies" / "standing.csv").write_text(
-        "study,standing\nnew,Exploratory: before.\nsizes,Confirmatory: the plan was frozen.\n"
+    folder = tmp_path / "studies"
+    folder.mkdir()
+
+    def write(table, text):
+        """Write a table with rows of the study "sizes", and the first one also for the study "new"."""
+        header, first, *others = text.splitlines()
+        lines = [f"study,{header}", f"new,{first}", *(f"sizes,{line}" for line in (first, *others))]
+        (folder / f"{table}.csv").write_text("\n".join(lines) + "\n")
+
+    write("standing", "standing\nConfirmatory: the plan was frozen.\n")
+    write(
+        "comparisons",
+        "first,claim,second,suite,metric,label,length,difference,interval_low,interval_high,p_holm,seeds,verdict,reason\n"
+        "a,lower,b,perplexity,nll,,64,-0.12345,-0.2,-0.05,0.0078125,8,shown,\n"
+        "a,lower,b,perplexity,nll,,128,,,,1.0,0,no verdict,no seed is complete\n"
+        "a,lower,c,perplexity,bits_per_byte,x,64,-0.1,,,1.0,1,no verdict,\n",
     )
-    (tmp_path / "studies" / "comparisons.csv").write_text(
-        "study,first,claim,second,suite,metric,label,length,"
-        "difference,interval_low,interval_high,p_holm,seeds,verdict,reason\n"
-        "new,a,lower,b,perplexity,nll,,64,-9,-9,-9,1.0,8,undecided,\n"
-        "sizes,a,lower,b,perplexity,nll,,64,-0.12345,-0.2,-0.05,0.0078125,8,shown,\n"
-        "sizes,a,lower,b,perplexity,nll,,128,,,,1.0,0,no verdict,no seed is complete\n"
-        "sizes,a,lower,c,perplexity,bits_per_byte,x,64,-0.1,,,1.0,1,no verdict,\n"
-    )
-    (folder / "perplexity.csv").write_text(
+    write(
+        "perplexity",
         "condition,measured,length,nll_mean,nll_standard_deviation\na,,64,1.23456,0.001\na,,1024,,\nb,x,64,2.0,0.1\n"
-        "c,x,32,2.5,\nc,x,64,2.438,\n"
+        "c,x,32,2.5,\nc,x,64,2.438,\n",
     )
-    (folder / "by_position.csv").write_text(
+    write(
+        "by_position",
         "condition,seed,length,context,nll\na,0,8,1,2.0\na,0,8,5,1.0\nb,0,8,1,2.4\nb,0,8,5,1.0\n"
-        "a,1,8,1,3.0\na,1,8,5,1.5\nb,1,8,1,3.6\nb,1,8,5,1.5\na,0,16,1,9.0\n"
+        "a,1,8,1,3.0\na,1,8,5,1.5\nb,1,8,1,3.6\nb,1,8,5,1.5\na,0,16,1,9.0\n",
     )
-    (folder / "seeds.csv").write_text(
+    write(
+        "seeds",
         "condition,seed,learned,suite,measured,length,nll,exact_match\n"
         "a,0,True,text,x,4,9.0,\na,0,True,text,x,8,2.0,\na,0,True,text,x,16,2.04,\na,0,True,text,x,32,2.04,\n"
         "a,0,True,text,x,64,2.06,\na,1,True,text,x,8,3.0,\na,1,True,text,x,16,2.0,\na,1,True,text,x,32,3.04,\n"
         "a,1,True,text,x,64,3.0,\na,2,True,text,x,8,3.0,\na,2,True,text,x,16,,\na,2,True,text,x,32,3.0,\n"
         "b,0,True,tasks,,8,,0.95\nb,0,True,tasks,,16,,0.9\nb,1,True,tasks,,8,,0.95\nb,1,True,tasks,,16,,0.89\n"
         "c,0,True,tasks,,8,,0.2\nc,0,True,tasks,,16,,0.95\nd,0,False,tasks,,8,,1\nd,1,True,tasks,,8,,1\n"
-        "e,0,True,tasks,,8,,1\ne,0,True,tasks,,16,,1\nf,0,,tasks,,8,,1\n"
+        "e,0,True,tasks,,8,,1\ne,0,True,tasks,,16,,1\nf,0,,tasks,,8,,1\n",
     )
     return tmp_path
 
@@ -126,7 +133,8 @@ def test_the_results_of_a_study_are_taken(docs, tmp_path, standing="Confirmatory
     (study / "study.json").write_text('{"name": "new"}')
     (study / "report.md").write_text(f"# Which?\n\n{standing}: a sentence.\n\n## Verdicts\n")
     (study / "comparisons.csv").write_text("first,verdict\nc,shown\n")
-    for name in ("tasks.csv", "training.png", "differences-nll.png"):
+    (study / "tasks.csv").write_text("condition,right\nc,1\n")
+    for name in ("training.png", "differences-nll.png"):
         (study / name).write_text(name)
     (docs / "page.md").write_text("![The differences](studies/new/differences-nll.png)")
     columns = "condition,seed,suite,learned,measured,length,nll,perplexity"
@@ -138,19 +146,20 @@ def test_the_results_of_a_study_are_taken(docs, tmp_path, standing="Confirmatory
     by_position = {"8": [1.0, 2.0, 3.0, 4.0, 5.0, 5.0, 5.0, 6.0], "256": [1.0] * 256}
     (evaluated / "extrapolation.json").write_text(json.dumps({"by_position": by_position}))
     study_tables.take(study)
-    taken = tmp_path / "studies" / "new"
-    names = ["by_position.csv", "differences-nll.png", "seeds.csv", "tasks.csv"]
-    assert sorted(path.name for path in taken.iterdir()) == names
-    assert [line.split(",", 2)[2] for line in (taken / "by_position.csv").read_text().splitlines()[1:]] == [
-        "3,8,1,2.5",
-        "3,8,5,5.25",
+    assert [path.name for path in (docs / "studies" / "new").iterdir()] == ["differences-nll.png"]
+    found = {path.stem: study_tables._read(path) for path in (docs / "studies").glob("*.csv")}
+    of_new = {table: [row for row in rows if row["study"] == "new"] for table, rows in found.items()}
+    assert [(row["seed"], row["length"], row["context"], row["nll"]) for row in of_new["by_position"]] == [
+        ("3", "8", "1", "2.5"),
+        ("3", "8", "5", "5.25"),
     ]
-    header = "condition,seed,suite,learned,measured,length,nll\n"
-    assert (taken / "seeds.csv").read_text() == f'{header}"a,b",3,extrapolation,True,blocks,8,1.23457\n'
-    of_all = {name: study_tables._read(docs / "studies" / f"{name}.csv") for name in ("standing", "comparisons")}
-    assert [(row["study"], row["standing"]) for row in of_all["standing"]] == [
-        ("new", f"{standing}: a sentence."),
-        ("sizes", "Confirmatory: the plan was frozen."),
-    ]
-    verdicts = ["shown", "shown", "no verdict", "no verdict"]
-    assert [row["verdict"] for row in of_all["comparisons"]] == verdicts and of_all["comparisons"][0]["first"] == "c"
+    seed = {"study": "new", "condition": "a,b", "seed": "3", "suite": "extrapolation", "learned": "True"}
+    assert of_new["seeds"] == [seed | {"measured": "blocks", "length": "8", "nll": "1.23457", "exact_match": ""}]
+    assert [row["standing"] for row in of_new["standing"]] == [f"{standing}: a sentence."]
+    assert [(row["first"], row["verdict"]) for row in of_new["comparisons"]] == [("c", "shown")]
+    assert of_new["tasks"] == [{"study": "new", "condition": "c", "right": "1"}]
+    assert {table: len(found[table]) - len(of_new[table]) for table in ("standing", "comparisons", "by_position")} == {
+        "standing": 1,
+        "comparisons": 3,
+        "by_position": 9,
+    }, "the rows of the other study stay"
