@@ -51,15 +51,6 @@ def run(request, small, shared):
     return Run(directory), shared / f"{request.param}-out"
 
 
-def test_tokenizers_give_the_same_ids_and_text(run):
-    run, out = run
-    tokenizer = transformers.AutoTokenizer.from_pretrained(out)
-    text = "the größer dog\n sat  on a mat then"
-    ids = run.tokenizer.encode(text).tolist()
-    assert tokenizer(text)["input_ids"] == ids and tokenizer.decode(ids) == text
-    assert tokenizer.eos_token_id == len(run.tokenizer.token_bytes) - 1
-
-
 def run_the_card(directory):
     """Run the code of the model card."""
     code = re.search(r"```python\n(.*?)```", (directory / "README.md").read_text(), re.DOTALL)[1]
