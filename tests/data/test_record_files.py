@@ -295,6 +295,19 @@ def test_a_dataset_saved_to_disk_is_read_with_its_splits(small, tmp_path):
     assert list(corpus.documents()) == [(name, f"{name} {n}") for name in ("train", "test") for n in (1, 2, 0)]
 
 
+def test_files_named_by_their_splits_keep_them(small, tmp_path):
+    """As data sets of the Hub name them. One other name, and the splits are made anew."""
+    names = ("test-00000-of-00001.parquet", "train-00000-of-00002-a8f1.parquet", "train-00001-of-00002-a8f1.parquet")
+    names = (*names, "validation-00000-of-00001.parquet")
+    for name in names:
+        (tmp_path / name).write_bytes(parquet([f"{name} {number}" for number in range(3)]))
+    open_all = lambda: corpora.open_corpus(small(data__path=str(tmp_path / "*.parquet")).data)
+    expected = [(name.split("-")[0], f"{name} {number}") for name in names for number in range(3)]
+    assert list(open_all().documents()) == expected
+    (tmp_path / "more.parquet").write_bytes(parquet(["more"]))
+    assert {split for split, _ in open_all().documents()} == {"all"}
+
+
 @pytest.mark.parametrize("name", ["../secret.arrow", "/etc/passwd", "link.arrow"])
 def test_a_saved_dataset_names_only_its_own_files(small, tmp_path, name):
     (tmp_path / "secret.arrow").write_bytes(arrow(TEXTS, pa.ipc.new_stream))

@@ -3,6 +3,7 @@
 import concurrent.futures
 import json
 import pickle
+import re
 import threading
 
 import numpy as np
@@ -133,14 +134,38 @@ def shard(ids, magic=20240520, version=1, count=None):
 
 @pytest.mark.parametrize(("magic", "version", "dtype"), [(20240520, 1, "uint16"), (20240801, 7, "uint32")])
 def test_shards_with_a_header_are_read_without_it(small, tmp_path, bpe, magic, version, dtype):
+    """As dev/data/fineweb.py of llm.c: the separator begins each document, and shards cut documents in two."""
     documents, end = bpe
-    ids = np.array(joined(documents, end), dtype)
-    for name in ("train_000001.bin", "train_000002.bin"):
-        (tmp_path / name).write_bytes(shard(ids, magic, version))
-    assert open_all(small, tmp_path)[1].tokens("train").tolist() == [*ids, end, *ids]
-    (tmp_path / "train_000002.bin").write_bytes(shard(ids, magic, version, len(ids) + 1))
-    with pytest.raises(UserError, match=rf"train_000002\.bin: its header says {len(ids) + 1:,} ids"):
+    ids = np.array([token for document in documents for token in (end, *document)], dtype)
+    parts = np.split(ids, [20, 50, 90])
+    for part, name in zip(parts, ("val_000000", "train_000001", "train_000002", "train_000010"), strict=True):
+        (tmp_path / f"edu_fineweb_{name}.bin").write_bytes(shard(part, magic, version))
+    (tmp_path / "hellaswag.bin").write_bytes(b"no split")
+    tokenizer, store = open_all(small, tmp_path)
+    assert store.tokens("validation").tolist() == ids[:20].tolist()
+    assert store.tokens("train").tolist() == ids[20:].tolist() and tokenizers.separator(tokenizer) == end
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda whole: whole[:-2], "its header says 40 ids, its size another number; get the file again"),
+        (lambda whole: whole + b"ab", "its header says 40 ids, its size another number; get the file again"),
+        (lambda whole: whole[:1000], "its header says 40 ids, its size another number; get the file again"),
+        (
+            lambda whole: shard(np.arange(40, dtype=np.uint16), version=2),
+            "the version in its header: found 2; must be 1",
+        ),
+        (lambda whole: shard(np.arange(40, dtype=np.uint16), count=-40), "its header says -40 ids, its size another"),
+        (lambda whole: shard(np.array([], np.uint16)), "1,024 bytes are not ids of 2 bytes; get the file again"),
+    ],
+)
+def test_a_damaged_shard_is_refused_in_one_line(small, tmp_path, bpe, damage, message):
+    path = tmp_path / "fineweb_train_000001.bin"
+    path.write_bytes(damage(shard(np.arange(40, dtype=np.uint16))))
+    with pytest.raises(UserError, match=re.escape(f"{path}: {message}")) as refused:
         open_all(small, tmp_path)
+    assert "\n" not in str(refused.value)
 
 
 def test_an_empty_document_of_array_records_is_only_a_separator(small, tmp_path, bpe):
@@ -204,7 +229,7 @@ def test_a_vocabulary_is_needed(small, tmp_path):
     (tmp_path / "tokenizer.json").write_text(json.dumps({"model": 3}))
     with pytest.raises(UserError, match=r"tokenizer\.json: "):
         open_all(small, tmp_path)
-    with pytest.raises(UserError, match=r"data\.path: .* has no train\*\.bin or train"):
+    with pytest.raises(UserError, match=r"data\.path: .* has no \*train\*\.bin or \*train"):
         open_all(small, tmp_path / "nothing")
 
 
