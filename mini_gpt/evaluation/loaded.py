@@ -13,10 +13,12 @@ from jax.sharding import Mesh
 from mini_gpt.config.schema import Config
 from mini_gpt.data.layout import Layout
 from mini_gpt.data.text_batches import Vocab
+from mini_gpt.data.tokenizers import Tokenizer
 from mini_gpt.evaluation import memory
 from mini_gpt.model.loss import token_nll
 from mini_gpt.model.parameters import Parameters
 from mini_gpt.runtime import devices, sharding, token_ids
+from mini_gpt.runtime.errors import UserError
 
 if TYPE_CHECKING:
     from mini_gpt.model.editing import Edits
@@ -28,6 +30,7 @@ MOST_TOKENS_AT_A_TIME = 2**14  # in all batches that run at the same time; large
     jax.tree_util.register_dataclass,
     data_fields=("parameters", "edits"),
     meta_fields=("definition", "config", "mesh", "batch_tokens", "layout"),
+    drop_fields=("tokenizer",),
 )
 @dataclasses.dataclass(frozen=True)
 class LoadedModel:
@@ -41,6 +44,7 @@ class LoadedModel:
     batch_tokens: tokens in a batch.
     layout: where segments start and positions restart, and the mask token of an imported model.
     edits: changes of activations in each pass.
+    tokenizer: that of a loaded run, for `cache`; jitted functions get None.
     """
 
     parameters: Parameters
@@ -50,6 +54,7 @@ class LoadedModel:
     batch_tokens: int
     layout: Layout
     edits: "Edits | None" = None
+    tokenizer: Tokenizer | None = None
 
     def __call__(self, tokens_BL: np.ndarray | jax.Array, source_BS: np.ndarray | jax.Array | None = None) -> jax.Array:
         """Return logits_BLV in float32, with the edits. Documents are kept apart if the run did so.
@@ -61,6 +66,35 @@ class LoadedModel:
         """
         inputs_BL, *source = self.put(tokens_BL=tokens_BL, **({} if source_BS is None else {"source_BS": source_BS}))
         return self.logits(inputs_BL, None, None, *source)[: len(tokens_BL)]
+
+    def cache(
+        self, text: str | np.ndarray | jax.Array, source_BS: np.ndarray | jax.Array | None = None
+    ) -> dict[str, jax.Array]:
+        """Return {name: activation} of a pass over a text, with the edits; attention uses the reference implementation.
+
+        The names are in docs/guides/observe_and_edit.md: `blocks.0.weights` has the attention of the first block.
+
+        text: a text, which becomes a batch of one row; or tokens_BL.
+        source_BS: the tokens of the encoder; -1 is padding.
+
+        Raises the errors of a call, and UserError for a model without attention or a text without a tokenizer.
+        """
+        if isinstance(text, str):
+            if self.tokenizer is None:
+                raise UserError("text: found a text, but this model has no tokenizer; give token ids [B, L]")
+            text = self.tokenizer.encode_prompt(text)[None]
+        inputs_BL, *source = self.put(tokens_BL=text, **({} if source_BS is None else {"source_BS": source_BS}))
+        return {name: x[: len(text)] for name, x in self._activations(inputs_BL, None, None, *source).items()}
+
+    @jax.jit
+    def _activations(self, inputs_BL: jax.Array, *more: jax.Array | None) -> dict[str, jax.Array]:
+        """Return {name: activation}, replicated over the mesh. Takes the arguments of `hidden`."""
+        from mini_gpt.evaluation import activations  # training has no use for it
+
+        found = activations.named(self.edited(), self.with_layout(inputs_BL, *more))
+        if self.config.model.prediction_head is not None:
+            found["logits"] = self.merge().logits(found["hidden"])
+        return {name: sharding.replicate(x, self.mesh) for name, x in found.items()}
 
     def put(self, **arrays: np.ndarray | jax.Array) -> list[jax.Array]:
         """Return arrays of token ids on the devices, int32, with rows added until they divide over the mesh.

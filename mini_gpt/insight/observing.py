@@ -1,15 +1,12 @@
-"""The activations of each layer in a pass, by Flax's `nnx.capture`. The model itself only names them, see `observe`."""
+"""The activations of each layer in a pass, see `evaluation.activations`."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
-from flax import nnx
 
-from mini_gpt.model import running
+from mini_gpt.evaluation import activations
 from mini_gpt.model.attention.context import MASKING_BIAS
-from mini_gpt.model.attention.multi_head import MultiHeadAttention
-from mini_gpt.runtime.errors import require
 
 
 class AttentionMaps(NamedTuple):
@@ -52,22 +49,11 @@ class Layer(NamedTuple):
 def observed(model: Any, call: Callable[[Any], jax.Array]) -> tuple[jax.Array, list[Layer], list[Layer]]:
     """Return call(model) and the activations of its layers: of the decoder, and of the encoder if there is one.
 
-    model: a module such as `LoadedModel.edited` returns; it is changed: its blocks become a list, and attention uses
-      the reference implementation, which has all weights.
-    call: runs `model.hidden` or `model.encode`.
-
-    Raises UserError for a model without attention.
+    Takes the arguments of `activations.captured`, and raises its errors.
     """
-    require(model.config.block == "attention", "model.block", model.config.block, "needs attention to look inside")
-    stacks = [model, *([model.encoder] if hasattr(model, "encoder") else [])]
-    for stack in stacks:
-        running.unstack(stack)
-    for _, module in nnx.iter_modules(model):
-        if isinstance(module, MultiHeadAttention):
-            module.core.implementation = "reference"
-    result, state = nnx.capture(call, nnx.Intermediate)(model)
-    seen = nnx.to_pure_dict(state)
-    return result, _layers(seen), _layers(seen.get("encoder", {}))
+    result, tree = activations.captured(model, call)
+    decoder, encoder = (map(_layer, activations.blocks(stack)) for stack in (tree, tree.get("encoder", {})))
+    return result, list(decoder), list(encoder)
 
 
 def layers(model: Any, inputs: tuple) -> list[Layer]:
@@ -75,35 +61,18 @@ def layers(model: Any, inputs: tuple) -> list[Layer]:
     return observed(model, lambda module: module.hidden(*inputs))[1]
 
 
-def _layers(seen: Mapping[str, Any]) -> list[Layer]:
-    """Return the layers of a stack, or an empty list if it did not run."""
-    blocks = [dict(_sites(block)) for _, block in sorted(seen.get("blocks", {}).items())]
-    streams = [block.get("unedited_stream", block["stream"]) for block in blocks[1:]] + list(seen.get("stream", ()))
-    return [_layer(block, after) for block, after in zip(blocks, streams, strict=True)]
-
-
-def _layer(sites: Mapping[str, Any], after_BLD: Any) -> Layer:
-    edited = {name: sites.get(f"edited_{name}", sites[name]) for name in ("heads", "attention", "feed_forward")}
+def _layer(sites: Mapping[str, jax.Array]) -> Layer:
     return Layer(
         attention=_maps(sites, ""),
         before_BLD=sites["stream"],
-        after_BLD=after_BLD,
+        after_BLD=sites["after"],
         units_BLF=sites["units"],
-        heads_BLHK=edited["heads"],
-        attention_BLD=edited["attention"],
-        feed_forward_BLD=edited["feed_forward"],
+        heads_BLHK=sites["heads"],
+        attention_BLD=sites["attention"],
+        feed_forward_BLD=sites["feed_forward"],
         cross_attention=_maps(sites, "cross_") if "cross_logits" in sites else None,
     )
 
 
-def _maps(sites: Mapping[str, Any], prefix: str) -> AttentionMaps:
+def _maps(sites: Mapping[str, jax.Array], prefix: str) -> AttentionMaps:
     return AttentionMaps(*(sites[f"{prefix}{name}"] for name in ("logits", "weights", "visible")))
-
-
-def _sites(tree: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, jax.Array]]:
-    """Yield (name, array) of all activations in a block. Names in cross-attention start with cross_."""
-    for name, value in tree.items():
-        if isinstance(value, Mapping):
-            yield from _sites(value, "cross_" if name == "cross_attention" else prefix)
-        else:
-            yield f"{prefix}{name}", (value[-1] if isinstance(value, tuple) else value)

@@ -42,6 +42,7 @@ class CrossBlock(OtherBlock):
         read_source = lambda x_BLD: self.cross_attention(x_BLD, source_context, keys[3])
         x_BLD = self.branch(x_BLD, self.attention_norm, attend, keys[1])
         x_BLD = self.branch(x_BLD, self.cross_norm, read_source, keys[4])
+        observe(self, "middle", x_BLD)
         return self.branch(x_BLD, self.mlp_norm, self.mlp, keys[2])
 
 

@@ -38,6 +38,7 @@ class Block(nnx.Module):
         keys = dropout_keys(dropout_key, 3)
         added_BLD = self.attention(self.attention_norm(x_BLD), context, keys[0])
         x_BLD = x_BLD + dropout(added_BLD, self.dropout_rate, keys[1])
+        observe(self, "middle", x_BLD)
         added_BLD = self.mlp(self.mlp_norm(x_BLD))
         return x_BLD + dropout(added_BLD, self.dropout_rate, keys[2])
 
@@ -67,6 +68,7 @@ class Stack(nnx.Module):
         """Return the residual stream x_BLD, float32: embeddings, plus learned or sinusoidal positions if any."""
         x_BLD = gather(table[...])[tokens_BL]
         x_BLD = x_BLD * self.config.d_model**0.5 if self.config.scale_embeddings else x_BLD
+        observe(self, "token_embedding", x_BLD)
         if self.input_encoding is not None:
             x_BLD = self.positions[self.input_encoding].embed(x_BLD, positions_BL)
         return x_BLD if self.embedding_norm is None else self.embedding_norm(x_BLD)

@@ -67,6 +67,7 @@ class Mlp(nnx.Module):
         self.output_norm = make_norm(config, rngs=rngs) if config.output_norm else None
 
     def __call__(self, x_BLD: jax.Array) -> jax.Array:
+        observe(self, "feed_forward_in", x_BLD)
         up_BLF = self.up(x_BLD)
         units_BLF = self.activate(up_BLF) if self.gate is None else self.activate(self.gate(x_BLD), up_BLF)
         observe(self, "units", units_BLF)

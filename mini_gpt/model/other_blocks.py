@@ -31,6 +31,7 @@ class OtherBlock(nnx.Module):
         keys = dropout_keys(dropout_key, 3)
         attend = lambda x_BLD: self.attention(x_BLD, context, keys[0])
         x_BLD = self.branch(x_BLD, self.attention_norm, attend, keys[1])
+        observe(self, "middle", x_BLD)
         return self.branch(x_BLD, self.mlp_norm, self.mlp, keys[2])
 
     def branch(self, x_BLD: jax.Array, norm: Any, sublayer: Change, key: jax.Array | None) -> jax.Array:

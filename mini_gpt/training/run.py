@@ -50,7 +50,9 @@ class Run(SavedRun):
         layout = inputs.layout_of(self.config, self.tokenizer)
         # As in training: an override of context_length must not change the tokens per batch.
         batch_tokens = self.config.batch_tokens * self.trained.longest_row // self.config.longest_row
-        self.model = LoadedModel(parameters, definition, self.config, self.mesh, batch_tokens, layout)
+        self.model = LoadedModel(
+            parameters, definition, self.config, self.mesh, batch_tokens, layout, tokenizer=self.tokenizer
+        )
 
     @functools.cached_property
     def corpus(self) -> Corpus:

@@ -44,6 +44,7 @@ class MultiHeadAttention(nnx.Module):
 
     def __call__(self, x_BLD: jax.Array, context: Context, dropout_key: jax.Array | None = None) -> jax.Array:
         """Return out_BLD. dropout_key: for dropout of the attention weights; None: no dropout."""
+        observe(self, "attention_in", x_BLD)
         context = context._replace(mask=self.mask)
         for module in self.on_input:
             x_BLD, context = module(x_BLD, context)
@@ -54,6 +55,8 @@ class MultiHeadAttention(nnx.Module):
         v_BSGK = split_heads(self.value(kv_input_BSD), self.num_kv_heads)
         for module in self.on_heads:
             q_BLHK, k_BSGK = module(q_BLHK, k_BSGK, context)
+        for name, array in (("queries", q_BLHK), ("keys", k_BSGK), ("values", v_BSGK)):
+            observe(self, name, array)
         # 3. Attend.
         if context.cache is None:
             attend = self.core.choose(q_BLHK, k_BSGK, v_BSGK, context, dropout_key)
