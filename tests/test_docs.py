@@ -24,7 +24,7 @@ from tests.conftest import REPOSITORY
 
 DOCS = REPOSITORY / "docs"
 PAGES = sorted(DOCS.rglob("*.md"))
-PAGES_AND_README = [*PAGES, REPOSITORY / "README.md", REPOSITORY / "CONTRIBUTING.md"]
+PAGES_AND_README = [*PAGES, REPOSITORY / "README.md", *(REPOSITORY / name for name in ("AGENTS.md", "CONTRIBUTING.md"))]
 SCRIPTS = ("benchmarks", "docs", "mini_gpt", "tests")
 GUIDES = ("encoding", "objective", "source", "task", "suite", "metric", "config_field")
 FENCE = re.compile(r'^( *)```(\w+)(?: title="([^"\n]+)")?\n(.*?)^\1```$', re.MULTILINE | re.DOTALL)

@@ -9,9 +9,19 @@ FILE is a study such as configs/studies/positions.py. In place of it, --config, 
 define a study for a quick look, and --config.FIELD=VALUE sets a field of all its runs. The command `run` resumes a
 stopped study, and tries failed runs again. With --engine=ray it trains on a Ray cluster; with --engine=slurm it prints
 a script for an array of Slurm jobs.
+
+With --json, `run` and `report` print one JSON object: each contrast with its verdict, difference, interval and p. Their
+exit status is then
+
+    0    each contrast is shown
+    1    an error, or a run failed (one line on stderr)
+    3    each contrast has a verdict, but some claim is not shown
+    4    a contrast has no verdict, such as for a missing run, or there is no contrast
+    5    the plan was changed after it was frozen, or after a run was measured: no verdict counts as evidence
 """
 
 import argparse
+import json
 import logging
 import re
 import shlex
@@ -77,7 +87,14 @@ def _run_action(parser: argparse.ArgumentParser) -> None:
     workdir = flags.workdir or Path("runs", "studies" if flags.file else "sweeps", plan.name)
     command_line.set_up()
     plan = tuning.frozen(plan, workdir)
-    ACTIONS[flags.action or "run"](plan, workdir, flags)
+    action = flags.action or "run"
+    reports = action == "report" or (action == "run" and flags.engine != "slurm" and flags.shard is None)
+    if flags.json and not reports:
+        raise UserError(
+            "--json: found a command that writes no report; give it to `run` without --shard, or to `report`"
+        )
+    if status := ACTIONS[action](plan, workdir, flags):
+        sys.exit(status)
 
 
 def _add_flags(parser: argparse.ArgumentParser) -> None:
@@ -91,6 +108,11 @@ def _add_flags(parser: argparse.ArgumentParser) -> None:
     add("--shards", type=int, help="with --engine=slurm: number of tasks; default: one for each run")
     add("--paper", action="store_true", help="with the report, write paper/: figures as PDF and SVG, tables for LaTeX")
     add("--changed", action="store_true", help="go on with a plan that was changed after results were seen")
+    add(
+        "--json",
+        action="store_true",
+        help="print the verdicts as one JSON object; the exit status tells them, see above",
+    )
     command_line.add_cache_flag(parser)
     _add_study_flags(parser)
 
@@ -159,10 +181,10 @@ def _freeze(plan: Plan, workdir: Path, flags: argparse.Namespace) -> None:
     print(*estimate.can_show(plan), sep="\n")
 
 
-def _run(plan: Plan, workdir: Path, flags: argparse.Namespace) -> None:
+def _run(plan: Plan, workdir: Path, flags: argparse.Namespace) -> int | None:
     if flags.engine == "slurm":
         _print_script(plan, flags)
-        return
+        return None
     is_local, shard = flags.engine == "local", _shard(flags.shard, len(plan.runs))
     slots = machine.slots(flags.jobs if is_local else None)
     changed = ledger.changes(workdir, plan)
@@ -171,9 +193,10 @@ def _run(plan: Plan, workdir: Path, flags: argparse.Namespace) -> None:
     first = tuning.results(plan, workdir) if plan.is_untuned else found
     engine = make_engine(first)  # before JAX: Ray forks
     measured = len({path.parents[1] for path in workdir.glob("**/eval/*.json")})  # also with other options
-    if changed and measured and (plan.comparisons or plan.tuning) and not flags.changed:
+    seen = f"{measured} runs were measured" if measured else "it was frozen" if ledger.is_frozen(workdir) else None
+    if changed and seen and (plan.comparisons or plan.tuning) and not flags.changed:
         raise UserError(
-            f"study: the plan of {workdir} was changed after {measured} runs were measured ({', '.join(changed[:4])}); "
+            f"study: the plan of {workdir} was changed after {seen} ({', '.join(changed[:4])}); "
             "restore it, or add --changed: the report will call the study exploratory"
         )
     ledger.check_corpora(workdir, plan, new_runs.fingerprints(plan))
@@ -181,13 +204,14 @@ def _run(plan: Plan, workdir: Path, flags: argparse.Namespace) -> None:
     files.make_directory(workdir)
     command = f"python -m mini_gpt.{'study' if flags.action else 'sweep'} {shlex.join(sys.argv[1:])}"
     done = len(found.complete_runs)
-    ledger.append(workdir, "changed" if changed else "run", plan, done, command=command, fields=changed)
+    event = "changed" if changed else "run"
+    ledger.append(workdir, event, plan, done, command=command, fields=changed, measured=measured)
     ledger.save(workdir, plan)
     if plan.is_untuned:
         plan = _tuned(plan, workdir, flags, first, engine)
         if plan.is_untuned:
             log.info("other shards still tune; when they have ended, the same command goes on with the comparison")
-            return
+            return None
         log.info(f"tuned: {', '.join(f'{name} {value}' for name, value in (plan.chosen or {}).items())}")
         found = Results(plan, workdir)
         engine = make_engine(found)
@@ -202,9 +226,9 @@ def _run(plan: Plan, workdir: Path, flags: argparse.Namespace) -> None:
         runner.Runner(found, jobs, engine).run(Display(len(mine)))
     finally:
         runner.log_failures(jobs)
-        if flags.shard is None:
-            _report(plan, workdir, flags, jobs)
+        status = _report(plan, workdir, flags, jobs) if flags.shard is None else None
     runner.check_all_complete(jobs, len(mine))
+    return status
 
 
 def _tuned(plan: Plan, workdir: Path, flags: argparse.Namespace, found: Results, engine: Engine) -> Plan:
@@ -226,13 +250,15 @@ def _tuned(plan: Plan, workdir: Path, flags: argparse.Namespace, found: Results,
         raise
 
 
-def _report(plan: Plan, workdir: Path, flags: argparse.Namespace, jobs: Sequence[Job] = ()) -> None:
+def _report(plan: Plan, workdir: Path, flags: argparse.Namespace, jobs: Sequence[Job] = ()) -> int | None:
+    """Write the report, and print its summary. Return the exit status with --json, else None."""
     ledger.changes(workdir, plan)  # raises its errors
     found = Report(Results(plan, workdir), runner.failures(jobs))
     found.write()
     if flags.paper:
         paper.write(found)
-    print(found.summary())
+    print(json.dumps(found.to_dict(), allow_nan=False) if flags.json else found.summary())
+    return found.status if flags.json else None
 
 
 def _print_script(plan: Plan, flags: argparse.Namespace) -> None:

@@ -154,6 +154,17 @@ def standing(workdir: Path, plan: Plan) -> str:
     return f"Confirmatory: {unchanged}"
 
 
+def is_frozen(workdir: Path) -> bool:
+    return _frozen(workdir) is not None
+
+
+def was_changed(workdir: Path, plan: Plan) -> bool:
+    """Return whether the plan differs from the frozen or the saved one, or was changed after runs were measured."""
+    frozen = _frozen(workdir)
+    differs = changes(workdir, plan) or (frozen is not None and plan.changes_since(frozen["content"]))
+    return bool(differs) or any(one["event"] == "changed" and one.get("measured", 1) for one in _runs(workdir))
+
+
 def _runs(workdir: Path) -> list[Entry]:
     return [entry for entry in entries(workdir) if entry["event"] in ("run", "changed")]
 

@@ -82,6 +82,33 @@ class Report:
         board = f"{conclusion.program_prefix()}tensorboard --logdir={shlex.quote(str(self.workdir))}"
         return "\n".join([*lines, f"Report: {self.workdir / 'report.html'} (tables: report.md)", f"Curves: {board}"])
 
+    @property
+    def status(self) -> int:
+        """The exit status with --json: 0, 3, 4 or 5, as the help of the command explains."""
+        verdicts = {one.verdict for one in self.outcomes}
+        if ledger.was_changed(self.workdir, self.plan):
+            return 5
+        if not verdicts or "no verdict" in verdicts:
+            return 4
+        return 0 if verdicts == {"shown"} else 3
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the verdicts in the form of JSON; `contrasts` are the rows of comparisons.csv, Holm's p included."""
+        complete = [run.name for run in self.results.complete_runs]
+        return {
+            "study": self.plan.name,
+            "standing": ledger.standing(self.workdir, self.plan),
+            "status": self.status,
+            "contrasts": self.rows,
+            "tuning": self.tuning,
+            "level": self.study.level,
+            "seeds": list(self.study.seeds),
+            "complete": complete,
+            "failed": self.failed,
+            "missing": [run.name for run in self.plan.runs if run.name not in {*complete, *self.failed}],
+            "report": str(self.workdir / "report.html"),
+        }
+
     def write(self) -> list[Path]:
         """Write all files to the study's directory, and return their paths. Overwrites the last report."""
         drawn = self.figures()

@@ -191,6 +191,17 @@ def test_a_plan_that_changed_after_results_needs_consent(monkeypatch, fake, over
     assert run("freeze").startswith(f"error: freeze: {workdir} was run on")
 
 
+def test_other_seeds_than_the_frozen_ones_are_refused_before_any_run(monkeypatch, fake, overrides, tmp_path):
+    path, workdir = tmp_path / "sizes.py", tmp_path / "study"
+    run = lambda *words: type_in(monkeypatch, "mini_gpt.commands.study", *words, str(path), f"--workdir={workdir}")
+    path.write_text(FILE.format(seeds=6, overrides=overrides))
+    assert run("freeze") is None
+    path.write_text(FILE.format(seeds=[6, 7, 8, 9, 10, 11], overrides=overrides).replace("range(", "list("))
+    said = f"error: study: the plan of {workdir} was changed after it was frozen (seeds, seed of wide, "
+    assert run("run").startswith(said) and fake == []
+    assert run("freeze") is None  # as a new plan, openly
+
+
 # The cores, accelerators and memory that the runs of a study share.
 
 
