@@ -8,8 +8,8 @@ import jax.numpy as jnp
 from benchmarks import turns
 from benchmarks.gpu.random_steps import RECIPES, RandomSteps, config_of
 from mini_gpt.commands import command_line, measuring
-from mini_gpt.commands.measuring import flops_per_token
 from mini_gpt.model import parameters as model_parameters
+from mini_gpt.training.flops import flops_per_token
 
 
 @command_line.command

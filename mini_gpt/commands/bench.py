@@ -26,7 +26,7 @@ import numpy as np
 import psutil
 
 from mini_gpt.commands import command_line, compiled_for, count_parameters, decoding_speed, measuring
-from mini_gpt.commands.measuring import flops_per_token, spread
+from mini_gpt.commands.measuring import spread
 from mini_gpt.config import loading
 from mini_gpt.config.schema import Config
 from mini_gpt.data import batches, corpora, token_store
@@ -34,6 +34,7 @@ from mini_gpt.model import parameters as model_parameters
 from mini_gpt.runtime import devices, sharding
 from mini_gpt.runtime.errors import require
 from mini_gpt.training import assembly
+from mini_gpt.training.flops import flops_per_token
 
 WARMUP_STEPS = 20
 ROUNDS = 10  # of --compare

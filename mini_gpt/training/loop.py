@@ -89,7 +89,7 @@ class Loop:
         self.assembly, self.train_step, self.checkpoints, self.begin = assembly, train_step, checkpoints, begin
         self.writers, self.stop, self.probe = opened, stop, probe
         self.config = assembly.config
-        self.clock = Clock(self.config.train.batch_size * self.config.context_length)
+        self.clock = Clock(self.config.train.batch_size * self.config.context_length, self._utilisation_per_token())
         self.best_loss = checkpoints.best_loss(self.config.eval.tokens)
         self.bad_steps = checkpoints.record(begin).bad_steps if begin else 0
 
@@ -120,6 +120,13 @@ class Loop:
             if due.stop:
                 break
         return state
+
+    def _utilisation_per_token(self) -> float | None:
+        if self.assembly.mesh.devices.flat[0].platform == "cpu":
+            return None
+        from mini_gpt.training import flops
+
+        return flops.utilisation_per_token(self.config, self.assembly.abstract_state.parameters, self.assembly.mesh)
 
     def _due(self, step: int) -> "Due":
         config, is_last = self.config, step == self.config.train.steps
@@ -188,10 +195,13 @@ class Loop:
 
 
 class Clock:
-    """Converts a step's metrics to a row with the speed since the last row, or since `restart` if that was later."""
+    """Converts a step's metrics to a row with the speed since the last row, or since `restart` if that was later.
 
-    def __init__(self, tokens_per_step: int):
-        self.tokens_per_step = tokens_per_step
+    utilisation_per_token: see `flops.utilisation_per_token`.
+    """
+
+    def __init__(self, tokens_per_step: int, utilisation_per_token: float | None = None):
+        self.tokens_per_step, self.utilisation_per_token = tokens_per_step, utilisation_per_token
         self.restart(0)
 
     def restart(self, step: int) -> None:
@@ -203,7 +213,9 @@ class Clock:
         row = {f"train/{name}": value for name, value in values.items() if math.isfinite(value)}
         seconds = time.perf_counter() - self.time
         if step > self.step:
-            row["train/tokens_per_second"] = (step - self.step) * self.tokens_per_step / seconds
+            rate = row["train/tokens_per_second"] = (step - self.step) * self.tokens_per_step / seconds
+            if self.utilisation_per_token is not None:
+                row["train/mfu"] = rate * self.utilisation_per_token
         self.restart(step)
         return row
 

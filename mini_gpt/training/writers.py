@@ -167,6 +167,8 @@ class Terminal:
             line = f"loss {values.get('train/loss', math.nan):.3f}"
             if "train/tokens_per_second" in values:
                 line += f", {values['train/tokens_per_second']:,.0f} tokens/s"
+            if "train/mfu" in values:
+                line += f", {values['train/mfu']:.1%} MFU"
             if row.step > step:
                 line += f", {progress.duration((now - begun) / (row.step - step) * (self.steps - row.step))} left"
         else:

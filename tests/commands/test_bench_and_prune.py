@@ -25,7 +25,7 @@ from mini_gpt.model.attention.context import Coordinates, Mask
 from mini_gpt.model.parameters import count
 from mini_gpt.runtime.errors import UserError
 from mini_gpt.suites.base import SuiteOptions
-from mini_gpt.training import loop
+from mini_gpt.training import flops, loop
 from mini_gpt.training.run import Run
 from tests.commands.test_command_line import type_in
 from tests.conftest import REPOSITORY, SMALL, slow
@@ -318,7 +318,7 @@ def test_attention_costs_the_sum_over_layers_of_heads_times_keys(small):
     fields = {"model__num_heads": 4, "model__heads": ((0, 1, 2, 3), (1,)), "model__attention_window": (8, None)}
     config = small(**FIELDS | fields)
     keys = 4 * 8 + 1 * config.context_length
-    assert measuring.flops_per_token(config, {}) == 12 * config.model.head_width * keys
+    assert flops.flops_per_token(config, {}) == 12 * config.model.head_width * keys
 
 
 @pytest.mark.slow

@@ -22,10 +22,10 @@ from mini_gpt.runtime.errors import UserError
 from mini_gpt.study import new_runs
 from mini_gpt.study.definition import Plan, Study
 from mini_gpt.suites.base import SuiteOptions
-from mini_gpt.training import loop, run_directory, writers
+from mini_gpt.training import flops, loop, run_directory, writers
 from mini_gpt.training.run import Run
 from mini_gpt.training.writers import Row
-from tests.training.interruption import rows, wrap_step
+from tests.training.interruption import assembled, rows, wrap_step
 
 # The log of a run: metrics, images, its speed and its summary.
 
@@ -147,6 +147,29 @@ def test_logged_speed_excludes_compilation_and_evaluation(small, tmp_path, monke
     one = config.train.batch_size * config.context_length
     assert list(rates) == [1, 8, 16, 20, 24, 28, 32, 40] and rates.pop(1) is None
     assert set(rates.values()) == {one}
+
+
+def test_the_share_of_the_peak_is_logged_on_known_devices_only(small, tmp_path, monkeypatch, caplog):
+    caplog.set_level("INFO", "mini_gpt")
+    config = small(train__steps=3, eval__every=3, train__log_every=1)
+    loop.train(config, tmp_path / "cpu", conclude=False)
+    assert not any("train/mfu" in row for row in rows(tmp_path / "cpu"))
+    parts = assembled(config)
+    device, parameters = SimpleNamespace(platform="gpu", device_kind="NVIDIA H100"), parts.abstract_state.parameters
+    mesh = SimpleNamespace(devices=np.array([device] * 4), size=4)
+    per_token = flops.utilisation_per_token(config, parameters, mesh)
+    assert per_token == pytest.approx(flops.flops_per_token(config, parameters) / (4 * 989e12))
+    unknown = SimpleNamespace(devices=np.array([SimpleNamespace(device_kind="NVIDIA RTX A1000")]), size=1)
+    assert flops.utilisation_per_token(config, parameters, unknown) is None
+    assert flops.utilisation_per_token(small(train__trainable="mlp"), parameters, mesh) is None
+    times = iter((0.0, 100.0, 102.0, 102.0))
+    monkeypatch.setattr(loop, "time", SimpleNamespace(perf_counter=lambda: next(times)))
+    clock = loop.Clock(1000, per_token)
+    clock.restart(1)
+    row = clock.row(5, {"loss": np.float32(2)})
+    assert row["train/tokens_per_second"] == 2000 and row["train/mfu"] == pytest.approx(2000 * per_token)
+    writers.Terminal(10).write(Row(5, {"train/loss": 2.0, "train/tokens_per_second": 2e3, "train/mfu": 0.4321}))
+    assert caplog.messages[-1] == "step 5 of 10: loss 2.000, 2,000 tokens/s, 43.2% MFU"
 
 
 @pytest.mark.parametrize("start", [0, 500])
