@@ -76,7 +76,7 @@ class TrainConfig(Section, prefix="train."):
     lora_layers: Expression = field("attention/(query|value)$", "linear layers with this in their names have adapters")
     label_smoothing: Rate = field(0.0, "in the training objective only, not in reported losses")
     log_every: Count = field(10, "steps between two rows of metrics.jsonl")
-    logger: Literal["none", "wandb"] = field("none", "a service that gets the rows too, beside TensorBoard's files")
+    logger: Literal["none", "wandb", "trackio"] = field("none", "a service that gets the rows too")
     nonfinite: Literal["stop", "skip"] = field("stop", "on a step with a non-finite loss or gradient")
     nonfinite_limit: Count = field(10, "skip: maximum number of non-finite steps in a run")
 

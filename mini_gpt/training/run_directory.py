@@ -19,7 +19,7 @@ from mini_gpt.training.optimizer import same_rates
 CONFIG, CORPUS, TOKENIZER, CHECKPOINTS = "config.json", "corpus.json", "tokenizer", "checkpoints"
 METRICS, TENSORBOARD = "metrics.jsonl", "tensorboard"
 INIT_FROM, IMPORTED_FROM = "init_from.json", "imported_from.json"  # the source of the initial weights
-RUN = "run.json"  # the identity of the run, a random text: a copy in a bucket and wandb know the run by it
+RUN = "run.json"  # the identity of the run, a random text: a copy in a bucket and services know the run by it
 EVALUATIONS = "eval/"  # the results of suites, also of a reader while the run trains
 LOCK = "lock"  # an empty file, locked by the process that trains
 ADDRESS = "address of the run"  # a file beside a copy of a run in a bucket; no run has such a name there

@@ -1,4 +1,4 @@
-"""The logs of a run, as a list of writers: metrics.jsonl, TensorBoard's files, the terminal, and Weights & Biases."""
+"""The logs of a run, as a list of writers: metrics.jsonl, TensorBoard's files, the terminal, and a service."""
 
 import contextlib
 import importlib
