@@ -49,7 +49,7 @@ test-newest:
 # Run all tests with the oldest versions that requirements.txt allows.
 test-oldest:
 	$(MAKE) .venv-oldest/installed-dev VENV=.venv-oldest
-	sed -n 's/^\([A-Za-z0-9_-]*\)>=\([0-9.]*\).*/\1==\2/p' requirements.txt > .venv-oldest/oldest.txt
+	sed -n 's/^\([A-Za-z0-9_-]*\)>=\([0-9.]*\)[^;#]*\(;[^#]*\)*.*/\1==\2 \3/p' requirements.txt > .venv-oldest/oldest.txt
 	.venv-oldest/bin/pip install --quiet --disable-pip-version-check -r .venv-oldest/oldest.txt
 	.venv-oldest/bin/python -m pytest -q -n 2 -m "not exhaustive" tests
 
