@@ -13,6 +13,8 @@ import jax
 import numpy as np
 import pytest
 from flax import nnx
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from docs.reference import python_api
 from mini_gpt import config
@@ -126,6 +128,28 @@ def test_requirements_and_pyproject_agree():
 @pytest.mark.parametrize("extra", PROJECT["optional-dependencies"])
 def test_each_extra_agrees_with_its_requirements(extra):
     assert requirements(f"requirements-{extra}.txt") == PROJECT["optional-dependencies"][extra]
+
+
+def test_the_lock_is_of_these_requirements_and_names_public_hosts():
+    text = (REPOSITORY / "uv.lock").read_text(encoding="utf-8")
+    assert set(re.findall(r"https?://([^/\"]+)", text)) == {"pypi.org", "files.pythonhosted.org"}
+    (locked,) = (package for package in tomllib.loads(text)["package"] if package["name"] == "mini-gpt")
+    assert locked["source"] == {"editable": "."} and locked["version"] == PROJECT["version"]
+    by_extra = {"": PROJECT["dependencies"]}
+    by_extra |= {f"; extra == {extra!r}": lines for extra, lines in PROJECT["optional-dependencies"].items()}
+    wanted = {key(Requirement(line), extra) for extra, lines in by_extra.items() for line in lines}
+    found = set()
+    for one in locked["metadata"]["requires-dist"]:
+        options = f"[{','.join(one['extras'])}]" if "extras" in one else ""
+        marker = f"; {one['marker']}" if "marker" in one else ""
+        found.add(key(Requirement(f"{one['name']}{options}{one.get('specifier', '')}{marker}")))
+    assert found == wanted, "run uv lock --default-index https://pypi.org/simple"
+
+
+def key(requirement: Requirement, extra: str = "") -> tuple:
+    """Return what a requirement says, in one form. extra: its marker, such as "; extra == 'dev'"."""
+    marker = str(Requirement(f"x{extra}").marker) if extra else str(requirement.marker).replace("python_full", "python")
+    return canonicalize_name(requirement.name), str(requirement.specifier), frozenset(requirement.extras), marker
 
 
 @pytest.mark.parametrize("name", PROJECT["scripts"])
