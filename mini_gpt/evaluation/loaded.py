@@ -18,7 +18,6 @@ from mini_gpt.evaluation import memory
 from mini_gpt.model.loss import token_nll
 from mini_gpt.model.parameters import Parameters
 from mini_gpt.runtime import devices, sharding, token_ids
-from mini_gpt.runtime.errors import UserError
 
 if TYPE_CHECKING:
     from mini_gpt.model.editing import Edits
@@ -79,22 +78,9 @@ class LoadedModel:
 
         Raises the errors of a call, and UserError for a model without attention or a text without a tokenizer.
         """
-        if isinstance(text, str):
-            if self.tokenizer is None:
-                raise UserError("text: found a text, but this model has no tokenizer; give token ids [B, L]")
-            text = self.tokenizer.encode_prompt(text)[None]
-        inputs_BL, *source = self.put(tokens_BL=text, **({} if source_BS is None else {"source_BS": source_BS}))
-        return {name: x[: len(text)] for name, x in self._activations(inputs_BL, None, None, *source).items()}
-
-    @jax.jit
-    def _activations(self, inputs_BL: jax.Array, *more: jax.Array | None) -> dict[str, jax.Array]:
-        """Return {name: activation}, replicated over the mesh. Takes the arguments of `hidden`."""
         from mini_gpt.evaluation import activations  # training has no use for it
 
-        found = activations.named(self.edited(), self.with_layout(inputs_BL, *more))
-        if self.config.model.prediction_head is not None:
-            found["logits"] = self.merge().logits(found["hidden"])
-        return {name: sharding.replicate(x, self.mesh) for name, x in found.items()}
+        return activations.of(self, text, source_BS)
 
     def put(self, **arrays: np.ndarray | jax.Array) -> list[jax.Array]:
         """Return arrays of token ids on the devices, int32, with rows added until they divide over the mesh.

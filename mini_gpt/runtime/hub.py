@@ -38,14 +38,17 @@ def at_commit(address: str) -> str:
         commit = api().repo_info(name, repo_type=kind.removesuffix("s/") or None, revision=revision).sha
     except Exception as error:  # huggingface_hub raises errors of several libraries
         raise explained(address, error) from None
-    pinned = f"hf://{kind}{name}@{commit}/{path}".rstrip("/")
-    log.info(f"{address}: found {pinned}")
-    return pinned
+    found = f"hf://{kind}{name}@{commit}/{path}".rstrip("/")
+    log.info(f"{address}: found {found}")
+    return found
 
 
-def at_branch(address: str) -> str:
-    """Return an address without its commit."""
-    return re.sub(f"@{COMMIT}(?=/|$)", "", address)
+def pinned(path: str | None, recorded: str | None) -> str | None:
+    """Return an address at the commit that a resumed run recorded, or else at the newest; another path as it is."""
+    if path is None or not path.startswith("hf://"):
+        return path
+    is_recorded = recorded is not None and re.sub(f"@{COMMIT}(?=/|$)", "", recorded) == path
+    return recorded if is_recorded else at_commit(path)
 
 
 def copied(address: str) -> Path:

@@ -62,8 +62,13 @@ def open_run(config: Config, workdir: Path, init_from: Path | None) -> Start:
         source = init_from or Path(origin.workdir)
         step, parameters, tokenizer = initial_weights.read(source, origin.checkpoint_step, config, mesh)
         origin = origin._replace(checkpoint_step=step)
-    recorded = None if is_new else loading.read(workdir / run_directory.CONFIG).data
-    config = dataclasses.replace(config, data=_at_one_commit(config.data, recorded))
+    if "hf://" in f"{config.data.path} {config.data.target_path}":
+        from mini_gpt.runtime import hub
+
+        recorded = None if is_new else loading.read(workdir / run_directory.CONFIG).data
+        pinned = lambda name: hub.pinned(getattr(config.data, name), getattr(recorded, name, None))
+        data = dataclasses.replace(config.data, path=pinned("path"), target_path=pinned("target_path"))
+        config = dataclasses.replace(config, data=data)
     corpus = corpora.open_corpus(config.data)  # after the checks above: it may prepare a large corpus
     if not is_new:
         run_directory.check_corpus(workdir, corpus)
@@ -72,21 +77,6 @@ def open_run(config: Config, workdir: Path, init_from: Path | None) -> Start:
         tokenizer = token_store.fit_tokenizer(corpus, config.data)
     config = dataclasses.replace(config, data=_with_absolute_paths(config.data))
     return Start(assemble(config, mesh, corpus, tokenizer), corpus, tokenizer, is_new, origin, parameters)
-
-
-def _at_one_commit(data: DataConfig, recorded: DataConfig | None) -> DataConfig:
-    """Return the config with addresses of the Hub at the commit of the resumed run, or at the newest for a new run."""
-
-    def pinned(name: str) -> str | None:
-        path = getattr(data, name)
-        if path is None or not path.startswith("hf://"):
-            return path
-        from mini_gpt.runtime import hub
-
-        own = getattr(recorded, name, None) or ""
-        return own if hub.at_branch(own) == path else hub.at_commit(path)
-
-    return dataclasses.replace(data, path=pinned("path"), target_path=pinned("target_path"))
 
 
 def _with_absolute_paths(data: DataConfig) -> DataConfig:
