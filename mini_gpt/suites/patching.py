@@ -39,9 +39,11 @@ class Patching(Suite):
         pairs = [_pair(run, *fields) for fields in _texts(options)]
         with progress.shown("activation patching", patching.cost(run.model, pairs)):
             found = patching.patch_each(run.model, pairs)
-        base.check_finite(run, [score for effects in found for score in (*effects[:2], *effects.heads_NH.flat)])
+        estimated = patching.estimate_each(run.model, pairs)
+        scores = [score for effects in (*found, *estimated) for score in (*effects[:2], *effects.heads_NH.flat)]
+        base.check_finite(run, scores)
         gone_NH = removed.mask(run.trained.model, run.trained.model.head_numbers) == 0
-        for effects_NX in [array for effects in found for array in effects[3:] if array is not None]:
+        for effects_NX in [array for effects in (*found, *estimated) for array in effects[3:] if array is not None]:
             effects_NX[gone_NH] = np.nan
         means, halves = _means(found, uncertainty.mean), _means(found, uncertainty.half_interval)
         direct = None
@@ -53,13 +55,18 @@ class Patching(Suite):
             "pairs": [_described(run, *each) for each in zip(pairs, found, strict=True)],
             **means,
             "half_intervals": halves if len(pairs) > 1 else None,
+            "estimates": _means(estimated, uncertainty.mean),
+            "estimate_errors": _errors(found, estimated),
             "direct": direct and {name: base.listed(share) for name, share in direct._asdict().items()},
         }
 
     def rows(self, result: Result) -> list[Row]:
-        """Return a row for each patch; with several pairs, `effect` is the mean, and low to high its 95% interval."""
+        """Return a row for each patch; with several pairs, `effect` is the mean, and low to high its 95% interval.
+
+        estimate: of the effect, by attribution patching.
+        """
         labels, halves = _labels(result), result["half_intervals"]
-        half_of, rows = halves and _by_site(halves), []
+        half_of, rows, estimates = halves and _by_site(halves), [], _by_site(result["estimates"])
         for (site, axes), effects in _by_site(result).items():
             for index, effect in np.ndenumerate(effects):
                 at = dict(zip(axes, index, strict=True))
@@ -68,6 +75,7 @@ class Patching(Suite):
                 if half_of:
                     half = float(half_of[site, axes][index])
                     row |= {"low": row["effect"] - half, "high": row["effect"] + half} if half >= 0 else _NO_INTERVAL
+                row |= {"estimate": float(estimates[site, axes][index])}
                 rows += [] if np.isnan(effect) else [row]  # NaN: a removed head
         return rows
 
@@ -99,7 +107,8 @@ class Patching(Suite):
         score = " or ".join(dict.fromkeys(pair["score"] for pair in pairs))
         head = f"{score} of the answers, in nats: {', '.join(both)}"
         head += f" (means over {len(pairs)} pairs; low to high: 95% intervals)" if len(pairs) > 1 else ""
-        return f"{head}\n\n{results.table(largest)}"
+        errors = results.table(result["estimate_errors"])
+        return f"{head}\n\n{results.table(largest)}\n\nestimates by attribution patching:\n\n{errors}"
 
 
 _NO_INTERVAL = {"low": None, "high": None}  # fewer than two pairs were measured
@@ -161,6 +170,23 @@ def _means(found: list[Effects], mean: Any) -> Result:
     heads = base.listed(mean([each.heads_NH for each in found]))
     single = None if found[0].heads_NHL is None else base.listed(mean([each.heads_NHL for each in found]))
     return {"by_place": by_place, "heads": heads, "heads_by_place": single}
+
+
+def _errors(found: list[Effects], estimated: list[Effects]) -> list[Row]:
+    """Return a row for each kind of patch: how the estimates differ from the effects, over all pairs.
+
+    correlation: Pearson's; None if one of them is constant.
+    largest_error: the largest |estimate - effect|.
+    """
+    rows, estimates_of = [], _by_site(_means(estimated, np.array))
+    for (site, axes), effects in _by_site(_means(found, np.array)).items():
+        both_2P = np.stack([effects.ravel(), estimates_of[site, axes].ravel()])
+        both_2P = both_2P[:, ~np.isnan(both_2P[0])]
+        varies = bool((np.ptp(both_2P, axis=1) > 0).all())
+        row = {"site": site, "by": ", ".join(axes), "patches": both_2P.shape[1]}
+        row |= {"correlation": float(np.corrcoef(both_2P)[0, 1]) if varies else None}
+        rows.append(row | {"largest_error": float(np.abs(both_2P[1] - both_2P[0]).max())})
+    return rows
 
 
 def _by_site(found: Mapping[str, Any]) -> dict[tuple[str, tuple[str, ...]], np.ndarray]:

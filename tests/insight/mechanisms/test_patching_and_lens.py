@@ -83,6 +83,82 @@ def test_equal_answers_are_scored_by_their_log_probability(small):
     np.testing.assert_allclose(stream_NL[:, :2], 0, atol=1e-3)  # places before it are equal
 
 
+@pytest.fixture
+def random_pair(small):
+    sizes = {"model__num_layers": 2, "model__num_heads": 2, "model__d_model": 8, "context_length": 8}
+    return random_model(small(**sizes), handmade.TOKENIZER.token_bytes, noise=0.4), pair("abcda", "aeedb")
+
+
+def test_estimates_are_exact_in_a_model_that_is_linear(small):
+    """Attention is uniform. A large constant in the stream makes the scale of the last norm constant."""
+    model = handmade.brackets(small)
+    parameters = jax.tree.map(np.array, model.parameters)
+    parameters["positions"]["learned"]["embedding"][:, handmade.PLACE] = 1000
+    parameters["final_norm"]["scale"][:] = 1000
+    model = dataclasses.replace(model, parameters=parameters)
+    texts = pair("aabac", "bbbad")
+    (estimated,), found = patching.estimate_each(model, [texts]), patching.patch(model, texts)
+    assert estimated[:2] == found[:2] and set(estimated.by_place) == set(found.by_place)
+    for estimates, effects in zip(jax.tree.leaves(estimated[2:]), jax.tree.leaves(found[2:]), strict=True):
+        np.testing.assert_allclose(estimates, effects, atol=1e-4)
+    np.testing.assert_allclose(estimated.by_place["stream"], [[0.5, 0.5, 0, 0]], atol=1e-4)  # the two flips
+    np.testing.assert_allclose(estimated.heads_NH, [[0, 1]], atol=1e-4)
+    np.testing.assert_allclose(estimated.heads_NHL[0, 1], [0, 0, 0, 1], atol=1e-4)
+
+
+def test_an_estimate_is_the_slope_of_a_patch_that_is_made_in_part(random_pair):
+    """Head 0.1 is scaled by half, as an edit of the model: estimates keep it. Slopes are central differences."""
+    model, texts = random_pair
+    edit = editing.head_mask(np.array([[[1, 0.5]], [[1, 1]]], np.float32))
+    model, step = dataclasses.replace(model, edits=edit), 0.01
+    (estimated,) = patching.estimate_each(model, [texts])
+    clean, corrupted = (patching.activations(model, tokens_L[None]) for tokens_L in texts[:2])
+
+    def slope(site, chosen):
+        """Return the slope of the score where True of `chosen` marks the activations that change."""
+        change, scores = (getattr(clean, site) - getattr(corrupted, site)) * chosen[..., None], []
+        for share in (-step, step):
+            added = editing.Edit(np.ones_like(change), np.float32(share * change))
+            if site == "heads":
+                added = editing.compose(edit.heads, added)
+            logits_BLV = dataclasses.replace(model, edits=edit._replace(**{site: added})).logits(
+                texts.corrupted_L[None]
+            )
+            scores.append(np.float64(logits_BLV[0, -1, texts.clean_answer] - logits_BLV[0, -1, texts.corrupted_answer]))
+        return (scores[1] - scores[0]) / (2 * step) / (estimated.clean - estimated.corrupted)
+
+    for site, layer, place in (("stream", 0, 2), ("stream", 1, 3), ("attention", 0, 3), ("feed_forward", 1, 3)):
+        chosen = np.zeros((2, 1, 4), bool)
+        chosen[layer, 0, place] = True
+        assert estimated.by_place[site][layer, place] == pytest.approx(slope(site, chosen), rel=5e-3, abs=1e-3)
+        assert abs(estimated.by_place[site][layer, place]) > 0.02, "the slope is not trivial"
+    for layer, head in ((0, 1), (1, 0)):
+        chosen = np.zeros((2, 1, 4, 2), bool)
+        chosen[layer, 0, :, head] = True
+        assert estimated.heads_NH[layer, head] == pytest.approx(slope("heads", chosen), rel=5e-3, abs=1e-3)
+        chosen[layer, 0, :3, head] = False
+        assert estimated.heads_NHL[layer, head, 3] == pytest.approx(slope("heads", chosen), rel=5e-3, abs=1e-3)
+
+
+def test_errors_of_estimates_are_over_all_patches_of_all_pairs():
+    whole = [
+        patching.Effects(1, 0, {}, np.array([[1, np.nan, 0.5]]), None),
+        patching.Effects(1, 0, {}, np.zeros((1, 3)), None),
+    ]
+    estimated = [patching.Effects(1, 0, {}, np.array([[0.8, 9, 0.5]]), None), whole[1]]
+    (row,) = patching_suite._errors(whole, estimated)
+    r = stats.pearsonr([1, 0.5, 0, 0, 0], [0.8, 0.5, 0, 0, 0])[0]
+    assert row == {
+        "site": "head",
+        "by": "layer, head",
+        "patches": 5,
+        "correlation": pytest.approx(r),
+        "largest_error": pytest.approx(0.2),
+    }
+    (row,) = patching_suite._errors(whole[1:], whole[1:])
+    assert row["correlation"] is None and row["largest_error"] == 0
+
+
 def test_texts_without_a_difference_are_refused(small):
     with pytest.raises(UserError, match="give texts between which"):
         patching.patch(handmade.induction(small), pair("abcdab", "abedab"))
@@ -96,6 +172,9 @@ def test_the_suite_writes_effects_and_checks_its_texts(trained):
     assert result["by_place"]["stream"][0][4] == pytest.approx(1, abs=1e-3)
     (table,) = (run.workdir / "eval").glob("patching*.csv")
     assert table.with_suffix(".png").exists() and "f/g" in table.read_text()
+    assert [row["patches"] for row in result["estimate_errors"]] == [8, 8, 8, 4, 32]
+    assert all(row["correlation"] > 0.5 for row in result["estimate_errors"])
+    assert result["estimates"]["by_place"]["stream"][0][3] == pytest.approx(0, abs=1e-6)  # both texts have the token
     for options, message in {
         SuiteOptions(): "needs two texts",
         SuiteOptions(text="ab"): "needs two texts",
@@ -123,7 +202,7 @@ def test_several_pairs_give_means_with_intervals_and_each_site_is_printed(traine
         np.testing.assert_allclose(result["half_intervals"][name], half, atol=1e-4)
     shares = [alone["direct"]["feed_forward_N"] for alone in alone_P]
     np.testing.assert_allclose(result["direct"]["feed_forward_N"], np.mean(shares, axis=0), atol=1e-5)
-    sites = [line.split()[0] for line in printed.splitlines() if len(line.split()) == 8]
+    sites = [line.split()[0] for line in printed.splitlines() if len(line.split()) == 9]
     assert set(sites[1:]) == {"stream", "attention", "feed_forward", "head"} and "f/…" in printed
     file.write_text("def f(x):\tdef g(x):\ndef ff(x):\tdef gg(x):\n")
     result = suites.evaluate(
