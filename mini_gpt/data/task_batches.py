@@ -54,23 +54,38 @@ def problem_batch(problems: Sequence[Problem], config: Config, tokenizer: Tokeni
     """Return the batch of (question, answer) problems, one in each row of `length` inputs.
 
     Only answers have weight, and the places of `Task.scored` in questions. The masked objective masks the whole answer.
-    With an encoder, only answers have weight, and rows have no questions. Rows are padded with separators.
+    If a task tags, answers are the targets of questions, see `Task.tags`. With an encoder, only answers have weight,
+    and rows have no questions. Rows are padded with separators.
     """
     if config.model.has_encoder:
         rows = [[pair_of(tokenizer, problem)] for problem in problems]
         return pairs.batch_of(rows, tokenizers.separator(tokenizer), (config.source_length, length))
+    task = tasks.find(config.data.corpus)
+    if task.tags:
+        return _tagged_batch(problems, tokenizer, length)
     rows_BM = np.full((len(problems), length + 1), tokenizers.separator(tokenizer), np.int32)
     answer_BM = np.zeros(rows_BM.shape, np.float32)
     for row, (question, answer) in enumerate(problems):
         text = f"{question}{tasks.ANSWER}{answer}{tasks.END}"
         rows_BM[row, : len(text)] = tokenizer.encode(text)
         answer_BM[row, len(question) + 1 : len(text)] = 1
-        answer_BM[row, tasks.find(config.data.corpus).scored(question)] = 1
+        answer_BM[row, task.scored(question)] = 1
     if not config.objective_class.masks:
         return next_token_batch(rows_BM) | {"weights": answer_BM[:, 1:]}
     tokens_BL, answer_BL = rows_BM[:, :-1], answer_BM[:, :-1]
     inputs_BL = np.where(answer_BL > 0, tokenizers.mask(tokenizer), tokens_BL).astype(np.int32)
     return {"inputs": inputs_BL, "targets": tokens_BL, "weights": answer_BL}
+
+
+def _tagged_batch(problems: Sequence[Problem], tokenizer: Tokenizer, length: int) -> Batch:
+    """Return the batch of problems whose answers tag their questions; the end of an answer is the target of ANSWER."""
+    sides_2BL = np.full((2, len(problems), length), tokenizers.separator(tokenizer), np.int32)
+    weights_BL = np.zeros(sides_2BL.shape[1:], np.float32)
+    for row, (question, answer) in enumerate(problems):
+        texts = question + tasks.ANSWER, answer + tasks.END
+        sides_2BL[:, row, : len(question) + 1] = [*map(tokenizer.encode, texts)]
+        weights_BL[row, : len(question) + 1] = 1
+    return {"inputs": sides_2BL[0], "targets": sides_2BL[1], "weights": weights_BL}
 
 
 def pair_of(tokenizer: Tokenizer, problem: Problem) -> Pair:

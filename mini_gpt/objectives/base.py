@@ -37,7 +37,7 @@ class Objective(ABC):
 
     train_batches: `train_batches[step]` is the batch of a step, a function of the seed and the step.
     probe_row: the row to observe.
-    prompt: a prompt for sample.py, or a source.
+    prompt: a prompt for sample.py, or a source; None: the model writes no text.
     has_sample: whether evaluations write a sample.
     suite_flag: the flag that eval.py needs to score a run.
     """
@@ -46,7 +46,7 @@ class Objective(ABC):
     sample_title: str
     train_batches: Batches
     probe_row: ProbeRow
-    prompt: str
+    prompt: str | None
 
     def __init__(self, config: Config, tokenizer: Tokenizer, tokens_of: TokensOf, rows: Sequence[int] | None = None):
         self.config, self.tokenizer = config, tokenizer

@@ -28,7 +28,8 @@ class TaskObjective(Objective):
             self.prompt = self.problems[0][0]
         else:
             self.probe_row = ProbeRow(batch["inputs"], batch["inputs"] != tokenizers.separator(tokenizer))
-            self.prompt = self.problems[0][0] + tasks.ANSWER
+            tags = tasks.find(config.data.corpus).tags
+            self.prompt = None if tags else self.problems[0][0] + tasks.ANSWER
 
     def score(self, model: LoadedModel, problems: list[tuple[str, str]]) -> task_accuracy.TaskScore:
         return task_accuracy.accuracy(model, self.tokenizer, problems, self.config.context_length)

@@ -41,7 +41,7 @@ def conclude(workdir: Path, objective: Objective, model: LoadedModel, step: int)
     conclusion, result = objective.conclusion(model)
     programs, directory = program_prefix(), shlex.quote(str(workdir))
     commands = [f"tensorboard --logdir={directory}", f"python eval.py --workdir={directory}{objective.suite_flag}"]
-    if objective.config.model.causal:
+    if objective.config.model.causal and objective.prompt is not None:
         flag = "source" if objective.config.model.has_encoder else "prompt"
         commands.append(f"python sample.py --workdir={directory} --{flag}={shlex.quote(objective.prompt)}")
     lines = ["", conclusion]

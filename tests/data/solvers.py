@@ -1,8 +1,11 @@
 """Solvers of the tasks. They see only the question, and use other methods than the tasks."""
 
+import itertools
 import re
 from collections import Counter
 from fractions import Fraction
+
+import numpy as np
 
 from tests.data.language_solvers import solve_list, solve_sentence, solve_sort_words
 
@@ -188,6 +191,27 @@ def solve_scan(question):
     return "".join(found[::order])
 
 
+def solve_permutations(points, signs):
+    """Return a solver that multiplies permutation matrices, those whose determinant is in `signs`."""
+    matrices = [np.eye(points, dtype=int)[:, list(p)] for p in sorted(itertools.permutations(range(points)))]
+    matrices = [matrix for matrix in matrices if round(np.linalg.det(matrix)) in signs]
+    numbers = {matrix.tobytes(): number for number, matrix in enumerate(matrices)}
+
+    def solve(question):
+        total, answer = np.eye(points, dtype=int), ""
+        for letter in question:
+            total = total @ matrices[ord(letter) - 0x100]
+            answer += chr(0x100 + numbers[total.tobytes()])
+        return answer
+
+    return solve
+
+
+def solve_cyclic(question):
+    turns = np.cumsum([ord(letter) - 0x100 for letter in question]) % 60
+    return "".join(chr(0x100 + turn) for turn in turns)
+
+
 SOLVERS = {
     "copy": lambda question: question,
     "reverse": solve_reverse,
@@ -222,6 +246,10 @@ SOLVERS = {
     "even_pairs": lambda question: str(int(question[0] == question[-1])),
     "cycle_navigation": solve_cycle,
     "lego": solve_lego,
+    "group_z60": solve_cyclic,
+    "group_s3": solve_permutations(3, (-1, 1)),
+    "group_a5": solve_permutations(5, (1,)),
+    "group_s5": solve_permutations(5, (-1, 1)),
     "pcfg": solve_pcfg,
     "mqar": solve_mqar,
     **dict.fromkeys(("dates", "number_words", "dates_and_numbers"), solve_list),

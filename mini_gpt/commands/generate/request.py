@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mini_gpt.data import spans, tokenizers
+from mini_gpt.data import spans, tasks, tokenizers
 from mini_gpt.hugging_face import origin
 from mini_gpt.runtime.errors import UserError, require
 from mini_gpt.training.run import Run
@@ -54,10 +54,13 @@ def read_text(flag: str, path: Path) -> str:
 def make(run: Run, texts: Sequence[str], flags: argparse.Namespace, seed: int) -> Request:
     """Return the request for rows with the same prompt, or for sources if the model has an encoder.
 
-    Raise UserError if a text is too long. Warn if it is longer than the texts in training.
+    Raise UserError if a text is too long, or a task tags. Warn if it is longer than the texts in training.
     """
     config = run.config
     has_encoder = config.model.has_encoder
+    if config.data.is_task and not has_encoder and tasks.find(config.data.corpus).tags:
+        reason = "the model tags the places of a question and writes no text; use eval.py --suite=tasks"
+        raise UserError(f"data.corpus: found {config.data.corpus}; {reason}")
     encoded = {text: _encode(text, run, is_chat=flags.chat) for text in dict.fromkeys(texts)}
     longest = max(encoded.values(), key=len)
     flag = "--source" if has_encoder else "--prompt"

@@ -1,7 +1,8 @@
 """Tasks: problems of any length with one right answer. They show how a model handles order and distance.
 
-The text of a problem is its question, "=", its answer and a newline. Split, seed, index and range of lengths determine
-a problem. A hash of the question assigns it to a split, so no validation or test problem is in the training data.
+The text of a problem is its question, "=", its answer and a newline; of one that tags, see `Task`. Split, seed, index
+and range of lengths determine a problem. A hash of the question assigns it to a split, so no validation or test problem
+is in the training data.
 """
 
 import functools
@@ -18,7 +19,7 @@ from mini_gpt.runtime.errors import UserError, require, suggestion
 __all__ = ["ALPHABET", "ANSWER", "END", "Problem", "Task"]
 
 VERSION = 2  # part of the corpus's fingerprint; increase it if problems change
-MODULES = ("strings", "arithmetic", "counting", "reasoning", "recall", "language")  # each has TASKS
+MODULES = ("strings", "arithmetic", "counting", "reasoning", "recall", "language", "groups")  # each has TASKS
 
 
 def open_corpus(data: DataConfig) -> Corpus:

@@ -23,7 +23,7 @@ class Task:
     """A kind of problem.
 
     draw: (rng, length) -> (question, answer).
-    size: length -> maximum number of characters.
+    size: length -> maximum number of characters; of a task that tags, without the answer, but with its end.
     unit: of the length.
     shortest, longest: range of allowed lengths.
     alphabet: the characters of all problems.
@@ -31,6 +31,9 @@ class Task:
     sizes: length -> maximum number of characters of the question, and of the answer with its end; by default that of
       the whole problem.
     align: (question, answer) -> the parts with the same meaning; None if they are not known.
+    tags: whether the answer has a character for each of the question, and the model, which reads the question and "=",
+      predicts it in its place. So the model does not read the answer, as it does in other tasks. An encoder-decoder
+      writes it as in other tasks.
     """
 
     draw: Callable[[Rng, int], Problem]
@@ -42,6 +45,7 @@ class Task:
     scored: Callable[[str], list[int]] = lambda question: []
     sizes: Callable[[int], tuple[int, int]] | None = None
     align: Callable[[str, str], list[Link]] | None = None
+    tags: bool = False
 
     def sizes_of(self, length: int) -> tuple[int, int]:
         """Return the maximum number of characters of a question, and of an answer with its end."""
