@@ -63,6 +63,7 @@ class SuiteOptions:
     )
     items: str | None = _option("for choices: JSON lines, such as piqa.jsonl or 'blimp/*.jsonl'", metavar="FILE")
     beside: str | None = _option("for play: another run to show on the same text", metavar="RUN")
+    jacobian: bool | None = _option("for lens: the Jacobian lens too", action="store_true")
     words: bool | None = _option("for figures and explorer: whole words instead of tokens", action="store_true")
 
 

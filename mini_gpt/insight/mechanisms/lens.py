@@ -2,8 +2,12 @@
 
 The last norm and the unembedding are applied to the residual stream. Depth 0 is the stream of the embeddings, depth n
 the stream after n blocks; the last depth is the model's own prediction.
+
+The Jacobian lens (Gurnee et al. 2026, arXiv 2607.15495) first multiplies the stream by the mean Jacobian of the
+last stream by it.
 """
 
+import dataclasses
 import functools
 import itertools
 from collections.abc import Iterable, Sequence
@@ -19,6 +23,8 @@ from mini_gpt.evaluation.loaded import LoadedModel
 from mini_gpt.insight import colours, observing
 from mini_gpt.insight.curves import finish, new_figure, token_label
 from mini_gpt.insight.uncertainty import of_ratio
+from mini_gpt.model import editing
+from mini_gpt.model.editing import Edit
 from mini_gpt.runtime import progress, sharding
 
 LONGEST_LABEL = 12  # characters of a token
@@ -37,21 +43,24 @@ class Depths(NamedTuple):
     probabilities_PBLT: Any
 
 
-def read(model: LoadedModel, batch: Batch, most: int = 1) -> Depths:
+def read(model: LoadedModel, batch: Batch, most: int = 1, jacobians_NDE: np.ndarray | None = None) -> Depths:
     """Return the predictions at all depths, in NumPy.
 
     batch: inputs and targets.
     most: the number of likely tokens.
+    jacobians_NDE: for the Jacobian lens, of `mean_jacobians`; None: the logit lens.
 
     The model has no encoder.
     """
     padded = [sharding.pad_rows(batch[name], model.mesh) for name in ("inputs", "targets")]
-    found = jax.device_get(_read(model, *sharding.put_whole(padded, model.mesh), most=most))
+    found = jax.device_get(_read(model, *sharding.put_whole(padded, model.mesh), jacobians_NDE, most=most))
     return jax.tree.map(lambda array: array[:, : len(batch["inputs"])], found)
 
 
 @functools.partial(jax.jit, static_argnames="most")
-def _read(model: LoadedModel, inputs_BL: jax.Array, targets_BL: jax.Array, *, most: int) -> Depths:
+def _read(
+    model: LoadedModel, inputs_BL: jax.Array, targets_BL: jax.Array, jacobians_NDE: jax.Array | None, *, most: int
+) -> Depths:
     module = model.merge()
 
     def log_probabilities(x_BLD: jax.Array) -> jax.Array:
@@ -60,6 +69,9 @@ def _read(model: LoadedModel, inputs_BL: jax.Array, targets_BL: jax.Array, *, mo
     layers = observing.layers(model.edited(), model.with_layout(inputs_BL))
     streams_PBLD = jnp.stack([layers[0].before_BLD, *(layer.after_BLD for layer in layers)])
     last_BLV = log_probabilities(streams_PBLD[-1])
+    if jacobians_NDE is not None:
+        moved_NBLD = jnp.einsum("nde,nble->nbld", jacobians_NDE, streams_PBLD[:-1].astype(jnp.float32))
+        streams_PBLD = jnp.concatenate([moved_NBLD, streams_PBLD[-1:]])
 
     def predict(x_BLD: jax.Array) -> Depths:
         log_BLV = log_probabilities(x_BLD)
@@ -71,7 +83,48 @@ def _read(model: LoadedModel, inputs_BL: jax.Array, targets_BL: jax.Array, *, mo
     return sharding.replicate(jax.lax.map(predict, streams_PBLD), model.mesh)
 
 
-def by_depth(model: LoadedModel, texts: Iterable[tuple[int, Batch]]) -> list[dict[str, Any]]:
+def mean_jacobians(model: LoadedModel, texts: Iterable[tuple[int, Batch]]) -> np.ndarray:
+    """Return jacobians_NDE, float64: ∂(last stream, element d) / ∂(stream before block n, element e).
+
+    Of each place with a target, the derivatives of all such places of its text are added up. Then the mean over places,
+    and that over texts are taken (Gurnee et al. 2026; their code leaves out the first 16 places).
+
+    texts: as in `by_depth`, with at least one target.
+    """
+    config, count = model.config.model, 0
+    total_NDE = np.zeros((config.num_layers, config.d_model, config.d_model))
+    for filled, batch in texts:
+        is_counted_BL = (batch["weights"] > 0) & (np.arange(len(batch["weights"])) < filled)[:, None]
+        put = sharding.put_whole([batch["inputs"], is_counted_BL.astype(np.float32)], model.mesh)
+        total_NDE += jax.device_get(_jacobians(model, *put))
+        count += int(is_counted_BL.any(axis=1).sum())
+        progress.advance(batch["inputs"].size * config.d_model)
+    return total_NDE / count
+
+
+@jax.jit
+def _jacobians(model: LoadedModel, inputs_BL: jax.Array, is_counted_BL: jax.Array) -> jax.Array:
+    """Return the sum over texts of their jacobians_NDE, by a backward pass for each element of the last stream."""
+    config, edits = model.config.model, model.edits or editing.NO_EDITS
+    shares_BL = is_counted_BL / jnp.maximum(is_counted_BL.sum(axis=1, keepdims=True), 1)
+
+    def last_stream(added_NBLD: jax.Array) -> jax.Array:
+        added = Edit(jnp.ones((config.num_layers, 1, 1, 1)), added_NBLD)
+        edited = dataclasses.replace(model, edits=edits._replace(stream=editing.compose(edits.stream, added)))
+        return observing.layers(edited.edited(), model.with_layout(inputs_BL))[-1].after_BLD.astype(jnp.float32)
+
+    _, pull = jax.vjp(last_stream, jnp.zeros((config.num_layers, *inputs_BL.shape, config.d_model)))
+
+    def derivatives(unit_D: jax.Array) -> jax.Array:
+        (gradient_NBLE,) = pull(is_counted_BL[..., None] * unit_D)
+        return jnp.einsum("nble,bl->ne", gradient_NBLE, shares_BL)
+
+    return sharding.replicate(jax.lax.map(derivatives, jnp.eye(config.d_model)).swapaxes(0, 1), model.mesh)
+
+
+def by_depth(
+    model: LoadedModel, texts: Iterable[tuple[int, Batch]], jacobians_NDE: np.ndarray | None = None
+) -> list[dict[str, Any]]:
     """Return a row for each depth: means over the targets of `texts`, in float64.
 
     nll: nats per token.
@@ -80,11 +133,12 @@ def by_depth(model: LoadedModel, texts: Iterable[tuple[int, Batch]]) -> list[dic
     divergence: as in `Depths`.
     nll_error and so on: the standard error of each mean, over texts.
     texts: (count, batch); the first `count` rows are used.
+    jacobians_NDE: as in `read`.
     """
     sums_PX, total = np.zeros((model.config.model.num_layers + 1, 4)), 0.0
     texts_BPX, weights_B = list[np.ndarray](), list[float]()
     for count, batch in texts:
-        found = read(model, batch)
+        found = read(model, batch, jacobians_NDE=jacobians_NDE)
         weights_BL = np.asarray(batch["weights"], np.float64)[:count]
         tokens_PBL = found.tokens_PBLT[..., 0]
         is_target_PBL, is_last_PBL = tokens_PBL == batch["targets"], tokens_PBL == tokens_PBL[-1]

@@ -1,6 +1,7 @@
 """Patching, and lenses."""
 
 import dataclasses
+import itertools
 
 import jax
 import numpy as np
@@ -10,10 +11,13 @@ from scipy.special import log_softmax, softmax
 
 from mini_gpt import suites
 from mini_gpt.data.tokenizers import CharacterTokenizer
+from mini_gpt.insight import observing
 from mini_gpt.insight.mechanisms import lens, patching
 from mini_gpt.insight.mechanisms.patching import TextPair
 from mini_gpt.model import build, editing
+from mini_gpt.model.editing import Edit, Edits
 from mini_gpt.runtime.errors import UserError
+from mini_gpt.suites import lens as lens_suite
 from mini_gpt.suites import patching as patching_suite
 from mini_gpt.suites.base import SuiteOptions
 from mini_gpt.training.run import Run
@@ -286,6 +290,62 @@ def test_means_by_depth_count_each_target_by_its_weight(small):
     assert rows[-1]["agreement"] == 1 and abs(rows[-1]["divergence"]) < 1e-6
 
 
+def texts_with_weights():
+    windows_BM = np.random.default_rng(0).integers(0, 10, (3, 7), np.int32)
+    weights_BL = np.zeros((3, 6), np.float32)
+    weights_BL[0, 2:], weights_BL[1, 1:3], weights_BL[2] = 1, 1, 1
+    return {"inputs": windows_BM[:, :-1], "targets": windows_BM[:, 1:], "weights": weights_BL}
+
+
+def test_mean_jacobians_are_those_of_finite_differences(small):
+    """Row (p, e) of a pass changes element e of the stream in place p. The third text is padding."""
+    model = random_model(small(**SIZE | {"model__num_layers": 2}), TOKENIZER.token_bytes, noise=0.4)
+    batch, step, (length, width) = texts_with_weights(), 0.02, (6, 8)
+
+    @jax.jit
+    def last_stream(tokens_BL, added_NBLD):
+        edits = Edits(stream=Edit(np.ones((2, 1, 1, 1), np.float32), added_NBLD))
+        module = dataclasses.replace(model, edits=edits).edited()
+        return observing.layers(module, model.with_layout(tokens_BL))[-1].after_BLD
+
+    expected_NDE = np.zeros((2, width, width))
+    units = np.eye(length * width, dtype=np.float32).reshape(-1, length, width)  # [(p, e), L, D]
+    for text, depth in itertools.product(range(2), range(2)):
+        added_NBLD = np.zeros((2, *units.shape), np.float32)
+        added_NBLD[depth] = step * units
+        tokens_BL = np.repeat(batch["inputs"][text : text + 1], length * width, axis=0)
+        change_BLD = np.float64(last_stream(tokens_BL, added_NBLD)) - np.float64(last_stream(tokens_BL, -added_NBLD))
+        change_LELD = change_BLD.reshape(length, width, length, width) / (2 * step)
+        counted = batch["weights"][text] > 0
+        expected_NDE[depth] += change_LELD[counted][:, :, counted].sum(axis=2).mean(axis=0).T / 2
+    found_NDE = lens.mean_jacobians(model, [(2, batch)])
+    np.testing.assert_allclose(found_NDE, expected_NDE, atol=0.02)
+    assert np.abs(expected_NDE - np.eye(width)).max() > 0.5, "the blocks matter"
+    in_parts = [(1, {name: array[row : row + 1] for name, array in batch.items()}) for row in range(2)]
+    np.testing.assert_allclose(lens.mean_jacobians(model, in_parts), found_NDE, atol=1e-4)
+
+
+def test_the_jacobian_lens_reads_the_stream_times_the_jacobian(small):
+    model = random_model(small(**SIZE), TOKENIZER.token_bytes, noise=0.4)
+    batch, module = texts_with_weights(), model.merge()
+    jacobians_NDE = np.random.default_rng(1).standard_normal((3, 8, 8))
+    found = lens.read(model, batch, jacobians_NDE=jacobians_NDE)
+    last_BLV = log_softmax(np.float64(model.logits(batch["inputs"])), axis=-1)
+    for depth, stream_BLD in enumerate(patching.activations(model, batch["inputs"]).stream):
+        moved_BLD = np.float32(stream_BLD @ jacobians_NDE[depth].T)
+        log_BLV = log_softmax(np.float64(module.logits(module.finish(moved_BLD))), axis=-1)
+        divergence_BL = (np.exp(last_BLV) * (last_BLV - log_BLV)).sum(axis=-1)
+        np.testing.assert_allclose(found.divergence_PBL[depth], divergence_BL, rtol=1e-3, atol=1e-5)
+    np.testing.assert_allclose(found.divergence_PBL[-1], 0, atol=1e-6)
+
+
+def test_the_jacobian_lens_needs_a_last_norm(small):
+    config = small(model__norm_placement="post")
+    with pytest.raises(UserError, match=r"^--jacobian: model\.norm_placement is post"):
+        lens_suite.Lens().check(config, SuiteOptions(jacobian=True))
+    lens_suite.Lens().check(config, SuiteOptions())
+
+
 @pytest.mark.slow
 def test_the_suite_measures_the_split_and_a_text(trained, capsys):
     run = Run(trained())
@@ -294,5 +354,8 @@ def test_the_suite_measures_the_split_and_a_text(trained, capsys):
     loss = suites.evaluate(run, "perplexity", SuiteOptions())["nll"]
     assert result["rows"][-1]["nll"] == pytest.approx(loss, rel=0.05)
     assert {path.name for path in (run.workdir / "eval").glob("lens*")} == {"lens.json", "lens.csv", "lens.png"}
-    result = suites.evaluate(run, "lens", SuiteOptions(text="def main"))
+    result = suites.evaluate(run, "lens", SuiteOptions(text="def main", jacobian=True))
+    *earlier, last = result["rows"]
+    assert last["jacobian_divergence"] == pytest.approx(0, abs=1e-5) and last["jacobian_nll"] == last["nll"]
+    assert all(row["jacobian_divergence"] != row["divergence"] > 0 for row in earlier)
     assert result["shown"]["inputs"] == list("def main") and len(result["shown"]["tokens"][0]) == 8
