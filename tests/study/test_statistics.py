@@ -136,6 +136,13 @@ def test_the_detectable_difference_is_found_with_the_stated_power(seeds, compari
     assert np.mean(np.array(p) <= level / comparisons) == pytest.approx(statistics.POWER, abs=0.08)
 
 
+def test_above_twelve_seeds_the_detectable_difference_is_that_of_the_t_test():
+    difference = statistics.detectable_difference(20, 0.3, 10, 0.05)
+    draws = np.random.default_rng(0).normal(difference, 0.3, size=(20_000, 20))
+    found = stats.ttest_1samp(draws, 0, axis=1).pvalue <= 0.05 / 10
+    assert np.mean(found) == pytest.approx(statistics.POWER, abs=0.01)  # three standard errors
+
+
 def test_too_few_seeds_can_show_nothing():
     assert statistics.detectable_difference(5, 1.0, 1, 0.05) is None
     assert statistics.seeds_needed(1, 0.05) == 6 and statistics.smallest_p(6) <= 0.05 < statistics.smallest_p(5)
