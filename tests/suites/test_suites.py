@@ -85,6 +85,12 @@ def test_extrapolation_writes_json_csv_png_and_tensorboard(monkeypatch, trained,
     assert "sample_nll compares all rows" in output
 
 
+def test_positions_count_from_one_in_tensorboard():
+    scalars = suites.SUITES["extrapolation"].scalars({"rows": [], "by_position": {"2": [0.5, 0.25]}})
+    name = "extrapolation/by_position/blocks_of_2"
+    assert [*scalars] == [(name, 0.5, 1), (name, 0.25, 2)]
+
+
 def test_suites_that_ignore_an_option_are_named(caplog):
     suites.check(["perplexity", "extrapolation", "heads"], SuiteOptions(lengths="1x"))
     assert [record.getMessage() for record in caplog.records] == ["--lengths: not used by --suite=perplexity,heads"]
