@@ -82,14 +82,3 @@ def rank_correlation(first_NH: np.ndarray, second_NH: np.ndarray) -> float:
     """Return Spearman's correlation of the heads that both have measured; equal values have their mean rank."""
     both_NH = np.isfinite(first_NH) & np.isfinite(second_NH)
     return float(stats.spearmanr(first_NH[both_NH], second_NH[both_NH]).statistic)
-
-
-def importance_rows(tasks: Mapping[str, np.ndarray]) -> list[dict[str, Any]]:
-    """Return a row for each head, with a column for each task."""
-    cells = {name: dict(np.ndenumerate(array)) for name, array in tasks.items()}
-    measured = lambda value: float(value) if np.isfinite(value) else None
-    return [
-        {"layer": place[0], "head": place[1]}
-        | {name: measured(of_task.get(place, np.nan)) for name, of_task in cells.items()}
-        for place in dict.fromkeys(place for of_task in cells.values() for place in of_task)
-    ]

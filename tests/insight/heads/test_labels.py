@@ -207,15 +207,6 @@ def test_importance_has_a_column_for_each_task_and_one_scale():
     drawn = across.importance_figure(tasks)
     assert {image.get_clim() for axes in drawn.axes[:2] for image in axes.get_images()} == {(-1.5, 1.5)}
     assert drawn.axes[1].get_title() == "reverse\nrank correlation -0.50"
-    assert across.importance_rows(tasks)[2:] == [
-        {"layer": 1, "head": 0, "copy": 0.2, "reverse": 1.5},
-        {"layer": 1, "head": 1, "copy": 0.0, "reverse": None},
-    ]
-
-
-def test_runs_of_other_depths_have_rows_for_all_heads():
-    rows = across.importance_rows({"deep": np.ones((3, 4)), "flat": np.ones((2, 4))})
-    assert len(rows) == 12 and [row["flat"] for row in rows] == [1.0] * 8 + [None] * 4
 
 
 def test_equal_values_have_their_mean_rank():
