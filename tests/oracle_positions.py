@@ -53,7 +53,7 @@ def rope(x, position, width, base=10_000.0, turning=1.0, **scaling):
     """Rotate one vector. Dimensions i and i + width/2 form one complex number."""
     half = width // 2
     z = x[:half] + 1j * x[half:width]
-    for i in range(round(turning * half)):
+    for i in range(int(turning * width // 2)):
         z[i] *= np.exp(2j * math.pi * position / wavelength(i, width, base, **scaling))
     return np.concatenate([z.real, z.imag, x[width:]])
 

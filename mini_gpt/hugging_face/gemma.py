@@ -92,7 +92,7 @@ class Gemma3(Gemma2):
         factor = rope.factor if fits and unscaled else "1 for layers with a window, and one number for others"
         allowed = {"rope.base": base, "rope.factor": factor}
         one_value = {name: (value,) for name, value in allowed.items()}
-        return super().supported(model) | one_value | {"rope.scaling": ("none", "linear")}
+        return super().supported(model) | one_value | {"rope.scaling": ("none", "linear"), "rope.turning": (1.0,)}
 
     def describe(self, config: Config, ids: Ids) -> dict[str, Any]:
         found = {kind: next(iter(pairs)) for kind, pairs in _rope_of(config.model).items()}
@@ -107,7 +107,7 @@ class Gemma3(Gemma2):
         if sections.values:  # Transformers would mix both
             settings.require({"rope_scaling": None})
         fields = super().fields(settings)
-        if fields["model.rope.scaling"] not in ("none", "linear"):
+        if fields["model.rope.scaling"] not in ("none", "linear") or fields["model.rope.turning"] != 1:
             raise settings.error("rope_scaling", "must be null or linear to be imported")
         factors, bases = {FULL: fields["model.rope.factor"], SLIDING: 1.0}, {}
         for kind, (field, by_default) in self.bases.items():

@@ -21,6 +21,7 @@ TYPES = {
     "llama3": "llama3",
 }
 EXPORTED = (*TYPES, "ntk")
+PROPORTIONAL = "proportional"  # p-RoPE with linear scaling, in Transformers since Gemma 4
 LIMIT, ORIGINAL = "max_position_embeddings", "original_max_position_embeddings"
 
 
@@ -43,7 +44,9 @@ class Rotary(Architecture):
         # With YaRN, Transformers scales only the rotated dimensions, and mini_gpt the logits.
         scalings = tuple(name for name in EXPORTED if not name.startswith("yarn") or model.rope.fraction == 1)
         fraction = {"rope.fraction": (1.0,)} if self.rotates_all else {}
-        return super().supported(model) | {"rope.scaling": scalings, "rope.turning": (1.0,)} | fraction
+        proportional = self.rotates_all and model.rope.scaling in ("none", "linear")
+        turning = {"rope.turning": (model.rope.turning if proportional else 1.0,)}
+        return super().supported(model) | {"rope.scaling": scalings} | turning | fraction
 
     def describe(self, config: Config, ids: Ids) -> dict[str, Any]:
         rope = _described_rope(config.model.rope, config.model.rotated_width, self.base_field)
@@ -52,11 +55,10 @@ class Rotary(Architecture):
 
     def fields(self, settings: Settings) -> dict[str, Any]:
         """Return also the fields of RoPE."""
-        for where in (settings, settings.section("rope_parameters")) if self.rotates_all else ():
-            where.require({"partial_rotary_factor": 1.0})
+        settings.require({"partial_rotary_factor": 1.0} if self.rotates_all else {})
         fraction = settings.number(self.fraction_field, self.fraction_by_default)
         base = settings.number(self.base_field, self.base_by_default)
-        rope = _rope_fields(settings, base, self.context, fraction)
+        rope = _rope_fields(settings, base, self.context, None if self.rotates_all else fraction)
         return super().fields(settings) | rope
 
 
@@ -107,11 +109,15 @@ def _described_rope(rope: RopeConfig, width: int, base_field: str) -> dict[str, 
     if rope.scaling == "ntk":
         assert isinstance(rope.base, float) and isinstance(rope.factor, float)
         return {base_field: rope.base * rope.factor ** (width / (width - 2)), "rope_scaling": None}
-    if rope.scaling == "none":
+    if rope.scaling == "none" and rope.turning == 1:
         return {base_field: rope.base, "rope_scaling": None}
-    kind = TYPES[rope.scaling]
+    kind = TYPES[rope.scaling] if rope.turning == 1 else PROPORTIONAL
     scaling: dict[str, Any] = {"rope_type": kind, "type": kind, "factor": rope.factor}  # "type": before 4.45
     described = {base_field: rope.base, "rope_scaling": scaling}
+    if kind == PROPORTIONAL:
+        scaling |= {"partial_rotary_factor": rope.turning}
+        if rope.factor == 1:  # of another factor, which it reads, Transformers warns
+            del scaling["factor"]
     if kind == "llama3":
         scaling |= {"low_freq_factor": rope.beta_slow, "high_freq_factor": rope.beta_fast}
     if kind == "yarn":
@@ -128,10 +134,10 @@ def _described_rope(rope: RopeConfig, width: int, base_field: str) -> dict[str, 
     return described
 
 
-def _rope_fields(settings: Settings, base: float, limit: tuple[str, int], fraction: float) -> dict[str, Any]:
+def _rope_fields(settings: Settings, base: float, limit: tuple[str, int], fraction: float | None) -> dict[str, Any]:
     """Return the fields of mini_gpt's config, from rope_scaling or from rope_parameters (Transformers 5).
 
-    base, fraction: those of the model, which rope_parameters may replace.
+    base, fraction: those of the model, which rope_parameters may replace. None: all dimensions of a head are rotated.
     limit: the field of the context length, and its default.
 
     Raises UserError for an unsupported setting.
@@ -140,19 +146,29 @@ def _rope_fields(settings: Settings, base: float, limit: tuple[str, int], fracti
     found = old if old.values else settings.section("rope_parameters")  # as Transformers 5 does
     kind_field = "type" if found.get("rope_type") is None else "rope_type"  # null counts as missing
     kind = found.get(kind_field, "default")
-    if kind not in TYPES.values():
-        raise found.error(kind_field, f"must be {', '.join(dict.fromkeys(TYPES.values()))} to be imported")
-    factor = 1.0 if kind == "default" else found.number("factor", 0.0)
+    known = [*dict.fromkeys(TYPES.values()), *([PROPORTIONAL] if fraction is None else [])]
+    if kind not in known:
+        raise found.error(kind_field, f"must be {', '.join(known)} to be imported")
+    factor = 1.0 if kind == "default" else found.number("factor", float(kind == PROPORTIONAL))  # others need it
+    turning = 1.0
+    if kind == PROPORTIONAL:
+        kind, turning = "linear", found.number("partial_rotary_factor", 1.0)
+    elif fraction is None:
+        for where in (found, settings.section("rope_parameters")):
+            where.require({"partial_rotary_factor": 1.0})
+    else:
+        old.require({"partial_rotary_factor": fraction})
+        fraction = found.number("partial_rotary_factor", fraction)
     if factor < 1:
         raise found.error("factor", "must be at least 1")
     if factor == 1 and kind == "yarn":
         found.require({"attention_factor": 1})
     if factor == 1 and kind != "dynamic":  # dynamic changes the base of longer texts with any factor
         kind = "default"
-    old.require({"partial_rotary_factor": fraction})
+    fraction = 1.0 if fraction is None else fraction
     scaling = next(ours for ours, theirs in TYPES.items() if theirs == kind)
-    fraction = found.number("partial_rotary_factor", fraction)
     read = {"base": found.number("rope_theta", base), "scaling": scaling, "factor": factor, "fraction": fraction}
+    read |= {"turning": turning}
     if kind == "llama3":
         read |= {"beta_slow": found.number("low_freq_factor", 1.0), "beta_fast": found.number("high_freq_factor", 4.0)}
         read |= {"original_context": settings.whole(ORIGINAL, found.get(ORIGINAL))}

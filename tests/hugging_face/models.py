@@ -117,6 +117,10 @@ EXPORTABLE = {
         | {"rope.scaling": "yarn_unrounded", "rope.factor": 2.0, "rope.original_context": 8, "head_width": 12}
         | {"rope.base": 2.0, "rope.attention_factor": 1.5},
     ),
+    "llama, p-RoPE": (
+        "llama",
+        LLAMA | {"rope.turning": 0.6, "rope.scaling": "linear", "rope.factor": 3.0, "head_width": 12},
+    ),
     "llama, dynamic": (
         "llama",
         LLAMA | {"rope.scaling": "dynamic", "rope.factor": 3.0, "rope.original_context": 8, "num_kv_heads": 1},

@@ -73,6 +73,7 @@ def test_equivalent_settings_give_equal_configs(tmp_path):
 ORIGINAL = "original_max_position_embeddings"
 LINEAR = {"rope_type": "linear", "factor": 2.0}
 YARN = {"rope_type": "yarn", "factor": 4.0}
+PROPORTIONAL = {"rope_type": "proportional", "partial_rotary_factor": 0.5, "rope_theta": 1e6}
 SMALL = {"num_hidden_layers": 2}
 
 
@@ -101,6 +102,13 @@ def test_missing_fields_of_nanochat_have_its_defaults(tmp_path):
     assert read(tmp_path, "nanochat", final_logit_softcapping=None).model.output_soft_cap is None
 
 
+def test_the_proportional_rope_of_gemma_4_is_p_rope(tmp_path):
+    rope = lambda **changes: read(tmp_path, "llama", rope_parameters=PROPORTIONAL | changes).model.rope
+    assert (rope().turning, rope().fraction, rope().base, rope().scaling) == (0.5, 1.0, 1e6, "none")
+    assert (rope(factor=8.0).scaling, rope(factor=8.0).factor) == ("linear", 8.0)
+    assert rope(partial_rotary_factor=None).turning == 1, "Transformers' default"
+
+
 # (model_type, changes, the field that the error names)
 REFUSED = [
     ("rwkv", {}, "model_type"),
@@ -125,6 +133,11 @@ REFUSED = [
     ("llama", {"rope_parameters": YARN | {"attention_factor": 0}}, "rope_parameters.attention_factor"),
     ("llama", {"rope_parameters": YARN | {"attention_factor": 2, "factor": 1}}, "rope_parameters.attention_factor"),
     ("gpt_neox", {"rope_parameters": YARN}, "rope_parameters.rope_type"),
+    ("gpt_neox", {"rope_parameters": PROPORTIONAL}, "rope_parameters.rope_type"),
+    ("llama", {"rope_parameters": PROPORTIONAL | {"factor": 0.5}}, "rope_parameters.factor"),
+    ("llama", {"rope_parameters": PROPORTIONAL | {"partial_rotary_factor": 0.1}}, "model.rope.turning"),
+    ("gemma3_text", {"rope_scaling": PROPORTIONAL}, "rope_scaling"),
+    ("gemma4_text", {"rope_parameters": PROPORTIONAL}, "model_type"),
     ("mistral", {"sliding_window": 0}, "sliding_window"),
     ("qwen2", {"layer_types": ["full_attention"]}, "layer_types"),
     ("qwen2", SMALL | {"layer_types": 2 * ["sliding_attention"]}, "layer_types"),
