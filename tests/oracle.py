@@ -4,7 +4,19 @@ import math
 
 import numpy as np
 
-from tests.oracle_positions import alibi_slopes, cope, fire, pope, rope, sigmoid, sinusoid, softplus, t5_bucket
+from tests.oracle_positions import (
+    accumulated,
+    alibi_slopes,
+    cope,
+    fire,
+    pope,
+    relative_logits,
+    rope,
+    sigmoid,
+    sinusoid,
+    softplus,
+    t5_bucket,
+)
 
 
 def softmax(x):
@@ -159,6 +171,11 @@ def attention(config, p, x, layer, tables, positions, visible, segments, memory=
             scaling |= {"length": max(positions) + 1}
             qh = np.stack([rope(row, at, rotated, base, **scaling) for row, at in zip(qh, positions, strict=True)])
             kh = np.stack([rope(row, at, rotated, base, **scaling) for row, at in zip(kh, of_keys, strict=True)])
+        if position == "accumulated":
+            places = accumulated(module_with(p, "log_step"), x, segments)[:, g]
+            options = {"width": int(K * config.rope.fraction), "turning": config.rope.turning}
+            options["base"] = at_layer(config.rope.base, layer)
+            qh, kh = (np.stack([rope(rows[i], places[i], **options) for i in range(length)]) for rows in (qh, kh))
         if position == "pope":
             phases = tables["pope"]["phases"][g]
             qh = np.stack([pope(row, at, config.rope.base) for row, at in zip(qh, positions, strict=True)])
@@ -181,6 +198,10 @@ def attention(config, p, x, layer, tables, positions, visible, segments, memory=
         if position == "fox":
             gates = np.log(sigmoid(linear(module_with(p, "gate")["gate"], x)))[:, h]
             logits += np.array([[gates[j + 1 : i + 1].sum() for j in range(length)] for i in range(length)])
+        if position == "relative_logits":
+            of_head = linear(module_with(p, "project")["project"], x).reshape(length, H, -1)[:, h]
+            table, at = module_with(p, "table")["table"], np.subtract.outer(positions, positions)
+            logits += [[relative_logits(of_head[i], table, at[i, j]) for j in range(length)] for i in range(length)]
         if position == "cope":
             logits += np.stack([cope(own["table"], *row) for row in zip(qh, logits, visible, strict=True)])
         if variants.selective:

@@ -96,6 +96,20 @@ def fire(p, threshold, i, j):
     return np.maximum(share * p["up"] + p["up_bias"], 0) @ p["down"] + p["down_bias"]
 
 
+def accumulated(p, x, segments):
+    """Return positions [L, G]; they begin anew in each segment. p: parameters. x: the inputs of attention."""
+    places = np.zeros((len(x), len(p["log_step"])))
+    for i, row in enumerate(x):
+        before = places[i - 1] if i and segments[i] == segments[i - 1] else 0.0
+        places[i] = before + np.exp(p["log_step"]) + row @ p["project"]["kernel"] / math.sqrt(row @ row)
+    return places
+
+
+def relative_logits(weights, table, distance):
+    """Return the bias of a head for a key at this distance. weights: of the table's rows, for the query."""
+    return weights @ table[:, distance] if 0 <= distance < table.shape[1] else 0.0
+
+
 def cope(table, q, logits, visible):
     """Return the biases of one query for all keys, by its logits and the keys that it sees."""
     biases = np.zeros(len(logits))

@@ -32,6 +32,8 @@ ENCODINGS = {  # {model.position: its class}, which is imported when a config ch
     "fire": "mini_gpt.model.positions.biases:Fire",
     "fox": "mini_gpt.model.positions.contextual:Fox",
     "cope": "mini_gpt.model.positions.contextual:Cope",
+    "accumulated": "mini_gpt.model.positions.accumulated:Accumulated",
+    "relative_logits": "mini_gpt.model.positions.relative:RelativeLogits",
 }
 Base = Annotated[float, above(1)]
 Factor = Annotated[float, at_least(1)]
@@ -159,6 +161,17 @@ class CopeConfig(Section, prefix="model.cope."):
     """CoPE: positions that count the gates between key and query (Golovneva et al. 2024)."""
 
     positions: Size = field(None, "rows of the table; keys further away share the last", follows=_at_most_64)
+
+
+def _at_most_1024(values: Values) -> int:
+    """context_length, at most 1024"""
+    return min(1024, values["context_length"])
+
+
+class RelativeLogitsConfig(Section, prefix="model.relative_logits."):
+    """Relative logits: biases by distance, weighted by the query's token (code of Inkling, 2026)."""
+
+    extent: Size = field(None, "distances with a bias, from 0 on; a key further away has none", follows=_at_most_1024)
 
 
 def _ssmax_start(values: Values) -> float:

@@ -139,6 +139,7 @@ class ModelConfig(Section, prefix="model."):
     t5: sections.T5Config
     fire: sections.FireConfig
     cope: sections.CopeConfig
+    relative_logits: sections.RelativeLogitsConfig
     variants: sections.VariantsConfig
 
     def __post_init__(self):
@@ -292,6 +293,11 @@ class ModelConfig(Section, prefix="model."):
     def table_length(self) -> int | None:
         """The number of positions that the encodings have; None: any number."""
         return self.max_positions if any(encoding.has_table for encoding in self.encodings.values()) else None
+
+    @property
+    def uses_rope(self) -> bool:
+        """Whether an encoding reads the fields of RoPE."""
+        return any(encoding.uses_rope for encoding in self.encodings.values())
 
     @property
     def gated(self) -> bool:

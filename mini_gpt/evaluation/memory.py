@@ -41,4 +41,5 @@ def rows_in_budget(config: ModelConfig, vocab_size: int, length: int, kept: Kept
 def _needs_reference(config: ModelConfig) -> bool:
     """Return whether attention has all logits of a layer in memory at any length."""
     by_variant = config.variants.selective or config.variants.normaliser == "stick_breaking"
-    return config.attention == "reference" or "cope" in config.position_pattern or by_variant
+    by_encoding = any(encoding.needs_all_keys for encoding in config.encodings.values())
+    return config.attention == "reference" or by_encoding or by_variant

@@ -32,13 +32,13 @@ Recent = tuple[jax.Array, jax.Array | None]
 class KeyValues(NamedTuple):
     """What one attention layer keeps of a sequence. Axis X is B and G merged: with separate axes, XLA copies the cache.
 
-    decay_BSH: the decays of forgetting attention, or None.
+    sums_BSH: the sums of an encoding up to each token, see `Coordinates`, or None.
     recent: the last inputs_BTD of a canon layer and their segments_BT, or None.
     """
 
     keys_XSK: jax.Array
     values_XSK: jax.Array
-    decay_BSH: jax.Array | None = None
+    sums_BSH: jax.Array | None = None
     recent: Recent | None = None
 
 
@@ -113,7 +113,7 @@ class PromptCache:
 
     tokens = None  # the keys of the context are all that there are
     recent: Recent | None = None
-    last_decay = 0.0  # before the first token
+    last_sums = 0.0  # before the first token
     kept: KeyValues
 
     def __init__(self, lengths_B: jax.Array, capacity: int):
@@ -123,9 +123,9 @@ class PromptCache:
         """Attend within the prompts, and keep the last keys and values of each row in slots."""
         in_order = core.stick_breaking or core.needs_all_keys  # reads the slots in the order of the text
         size = self.capacity if in_order else min(self.capacity, context.mask.window or self.capacity)
-        arrays = reference.grouped(k_BLGK), reference.grouped(v_BLGK), context.keys.decay_BLH
-        keys_XSK, values_XSK, decay_BSH = jax.tree.map(lambda x_XLK: _to_slots(self.lengths_B, x_XLK, size), arrays)
-        self.kept = KeyValues(keys_XSK, values_XSK, decay_BSH, self.recent)
+        arrays = reference.grouped(k_BLGK), reference.grouped(v_BLGK), context.keys.sums_BLH
+        keys_XSK, values_XSK, sums_BSH = jax.tree.map(lambda x_XLK: _to_slots(self.lengths_B, x_XLK, size), arrays)
+        self.kept = KeyValues(keys_XSK, values_XSK, sums_BSH, self.recent)
         return core.choose(q_BLHK, k_BLGK, v_BLGK, context, None)(q_BLHK, k_BLGK, v_BLGK, context)
 
     def with_earlier(self, x_BLD: jax.Array, segments_BL: jax.Array | None, count: int) -> Recent:
@@ -150,18 +150,18 @@ class TokenCache:
         self.kept, self.tokens, self.written = kept, tokens, written
 
     @property
-    def last_decay(self) -> jax.Array:
-        """The decay_B1H of the token before the new one."""
-        assert self.kept.decay_BSH is not None
-        return _slot(self.kept.decay_BSH, self.written - 1)
+    def last_sums(self) -> jax.Array:
+        """The sums_B1H up to the token before the new one."""
+        assert self.kept.sums_BSH is not None
+        return _slot(self.kept.sums_BSH, self.written - 1)
 
     def attend(self, core: Core, q_B1HK, k_B1GK, v_B1GK, context: Context) -> jax.Array:
         """Write the new token's key and value to its slot, in place, and attend to all slots."""
         as_rows = lambda x_B1GK: x_B1GK.reshape(-1, 1, x_B1GK.shape[-1])
-        new = as_rows(k_B1GK), as_rows(v_B1GK), context.keys.decay_BLH
+        new = as_rows(k_B1GK), as_rows(v_B1GK), context.keys.sums_BLH
         kept = KeyValues(*jax.tree.map(lambda old, x: _write(old, x, self.written), self.kept[:3], new))
         self.kept = kept._replace(recent=self.kept.recent)
-        context = context._replace(keys=self.tokens._replace(decay_BLH=kept.decay_BSH))
+        context = context._replace(keys=self.tokens._replace(sums_BLH=kept.sums_BSH))
         return reference.attend(core, q_B1HK, kept.keys_XSK, kept.values_XSK, context)
 
     def with_earlier(self, x_B1D: jax.Array, segments_B1: jax.Array | None, count: int) -> Recent:

@@ -9,10 +9,14 @@ import numpy as np
 
 from mini_gpt.config.model import ModelConfig
 from mini_gpt.evaluation.loaded import LoadedModel
+from mini_gpt.insight import attention
+from mini_gpt.insight.observing import Layer
 from mini_gpt.model import running
 from mini_gpt.model.attention.parts import Shared
 from mini_gpt.model.positions.absolute import InputEncoding, Learned, Sinusoidal
+from mini_gpt.model.positions.accumulated import Accumulated
 from mini_gpt.model.positions.biases import T5, Alibi, Bias
+from mini_gpt.model.positions.relative import Profiles
 from mini_gpt.model.positions.rotary import Rope, Rotation
 from mini_gpt.runtime import sharding
 
@@ -24,10 +28,10 @@ HIDDEN = -1e4  # a key with a smaller bias has weight 0
 class Curves(NamedTuple):
     """What an encoding computes in some layers.
 
-    kind: bias, rotation or similarity.
+    kind: bias, profile, rotation or similarity; place: values are by token, not by distance.
     meaning: of the values.
-    values_HS: by distance, for each head, or one row for all heads. NaN: the head does not see the key, or there are
-      no positions so far apart.
+    values_HS: by distance, for each head or profile, or one row for all heads. NaN: the head does not see the key, or
+      there are no positions so far apart.
     """
 
     name: str
@@ -44,7 +48,8 @@ class Curves(NamedTuple):
             return [self.meaning]
         seen_H = np.isfinite(self.values_HS).sum(axis=1)
         ends = [f": sees {seen} of {keys} keys" if seen < keys else "" for seen in seen_H]
-        return [(f"head {head}" if heads > 1 else "all heads") + end for head, end in enumerate(ends)]
+        noun = "profile" if self.kind == "profile" else "head"
+        return [(f"{noun} {head}" if heads > 1 else "all heads") + end for head, end in enumerate(ends)]
 
 
 @jax.jit
@@ -84,11 +89,33 @@ def curves(layers: list[list[Any]], config: ModelConfig, distances_S: np.ndarray
     return list(found.values())
 
 
+def places(model: LoadedModel, tokens_L: np.ndarray) -> list[Curves]:
+    """Return the positions of a text's tokens, counted from the first, in layers that compute them from the tokens."""
+    found = []
+    if any(issubclass(each, Accumulated) for each in model.config.model.encodings.values()):
+        rows_BL = sharding.pad_rows(tokens_L[None], model.mesh)
+        for layer, places_BLG in enumerate(attention.each_layer(model, rows_BL, _places)):
+            if places_BLG is not None:
+                values_GL = np.asarray(places_BLG[0] - places_BLG[0, :1], np.float64).T
+                found.append(Curves(Accumulated.name, "place", "position of the token", [layer], values_GL))
+    return found
+
+
+def _places(layer: Layer) -> Any:
+    return layer.places_BLG
+
+
 def _biases(encoding: Bias, config: ModelConfig, distances_S: np.ndarray) -> np.ndarray:
     last = distances_S.max()
     bias_BHLS = encoding.bias(jnp.full((1, 1), last), jnp.asarray(last - distances_S)[None])
     bias_HS = np.asarray(bias_BHLS, np.float64)[0, :, 0]
     return np.where(bias_HS < HIDDEN, np.nan, bias_HS)
+
+
+def _profiles(encoding: Profiles, config: ModelConfig, distances_S: np.ndarray) -> np.ndarray:
+    table_RE = np.asarray(encoding.table[...], np.float64)
+    is_near_S = (distances_S >= 0) & (distances_S < table_RE.shape[1])
+    return np.where(is_near_S, table_RE[:, np.where(is_near_S, distances_S, 0)], 0)
 
 
 def _scores(encoding: Rotation, config: ModelConfig, distances_S: np.ndarray) -> np.ndarray:
@@ -114,6 +141,7 @@ def _similarities(encoding: InputEncoding, config: ModelConfig, distances_S: np.
 
 KINDS: dict[type, tuple[str, str, Callable[..., np.ndarray]]] = {
     Bias: ("bias", "bias of the logit", _biases),
+    Profiles: ("profile", "bias of the logit for a weight of 1", _profiles),
     Rotation: ("rotation", "mean score of equal vectors", _scores),
     InputEncoding: ("similarity", "mean cosine of two positions", _similarities),
 }

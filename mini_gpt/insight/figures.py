@@ -45,6 +45,8 @@ def model_figures(name: str, model: LoadedModel, tokens: np.ndarray) -> dict[str
     learned = used.get(Learned)
     by_name["similarity"] = similarity(config, None if learned is None else np.asarray(learned.embedding[...]))
     by_name |= other_encodings(layers, config)
+    if found := encodings.places(model, tokens):
+        by_name[f"place_{found[0].name}"] = _curves_figure(found[:MOST_PANELS], np.arange(len(tokens)))
     for encoding in (encoding for encoding in used.values() if isinstance(encoding, InputEncoding)):
         factor = config.d_model**0.5 if config.scale_embeddings else 1
         x_LD = factor * sharding.to_host(model.parameters["embedding"], model.mesh)[tokens]
@@ -77,7 +79,8 @@ def _curves_figure(found: list[Curves], distances_S: np.ndarray) -> Figure:
     name, kind, meaning, *_ = found[0]
     size, title = (1.5 + 5.6 * columns, 4.3 * rows), f"{name}: {meaning}"
     figure, grid = new_figure(size, rows, columns, title=title, sharex=True, sharey=True, squeeze=False)
-    xlabel = "distance (tokens)" if kind == "similarity" else "distance to the left (tokens)"
+    named = {"similarity": "distance (tokens)", "place": "token"}
+    xlabel = named.get(kind, "distance to the left (tokens)")
     for axes in grid.flat[len(found) :]:
         axes.set_visible(False)
     for axes, of_layers in zip(grid.flat, found, strict=False):

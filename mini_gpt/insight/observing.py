@@ -34,6 +34,7 @@ class Layer(NamedTuple):
     heads_BLHK: the heads' outputs, as they are concatenated.
     attention_BLD, feed_forward_BLD: what the sublayers add.
     cross_attention: the maps of cross-attention, or None.
+    places_BLG: the positions that the layer computes from the tokens, for each key-value head, or None.
     """
 
     attention: AttentionMaps
@@ -44,6 +45,7 @@ class Layer(NamedTuple):
     attention_BLD: jax.Array
     feed_forward_BLD: jax.Array
     cross_attention: AttentionMaps | None = None
+    places_BLG: jax.Array | None = None
 
 
 def observed(model: Any, call: Callable[[Any], jax.Array]) -> tuple[jax.Array, list[Layer], list[Layer]]:
@@ -71,6 +73,7 @@ def _layer(sites: Mapping[str, jax.Array]) -> Layer:
         attention_BLD=sites["attention"],
         feed_forward_BLD=sites["feed_forward"],
         cross_attention=_maps(sites, "cross_") if "cross_logits" in sites else None,
+        places_BLG=sites.get("places"),
     )
 
 

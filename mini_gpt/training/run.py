@@ -85,7 +85,7 @@ class Run(SavedRun):
         for name in self.overrides:
             if name in FIXED or (name in FIXED_FOR_THE_SAME_TEXT and not self.other_text):
                 raise UserError(f"{name}: can't be changed after training; train another run")
-            if name.startswith("model.rope.") and not {"rope", "pope"} & set(self.config.model.position_pattern):
+            if name.startswith("model.rope.") and not self.config.model.uses_rope:
                 raise UserError(f"{name}: can't be set; model.position={self.config.model.position} has no RoPE")
         if "model.rope.factor" in self.overrides and self.config.model.rope.scaling == "none":
             raise UserError("model.rope.factor: needs model.rope.scaling, such as linear, too")

@@ -30,7 +30,7 @@ def without_effect(config: Config, rows: int | None) -> list[str]:
 def unread(config: Config) -> dict[str, str]:
     """Return {field: line} of the changed fields of an encoding, model.NAME.*, that no layer has."""
     values, found = loading.flatten(loading.to_dict(config)), dict[str, str]()
-    used = {"rope" if name == "pope" else name for name in config.model.position_pattern}
+    used = {*config.model.position_pattern} | ({"rope"} if config.model.uses_rope else set())
     sections, computed = tuple(f"model.{name}." for name in ENCODINGS.keys() - used), loading.computed(values)
     for field, spec in specs(Config).items():
         if field.startswith(sections) and field not in computed and values[field] != spec.default:

@@ -70,7 +70,7 @@ def test_exported_files_hold_the_model_and_are_read_as_by_transformers(name, tmp
 
 
 ROUNDED = ("t5, tied, odd", "t5, stacked")
-LENGTHS = {"model.fire.threshold", "model.cope.positions", "model.variants.ssmax_start"}
+LENGTHS = {"model.fire.threshold", "model.cope.positions", "model.relative_logits.extent", "model.variants.ssmax_start"}
 BIASES = {"model.use_bias", "model.qkv_bias", "model.attention_out_bias"}
 CHANGED_FIELDS = {
     # Biases of 0 are added. The others follow the context length, which is the size of the table after the import.

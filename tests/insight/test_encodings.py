@@ -1,5 +1,8 @@
 """Figures and pages draw an encoding by what it computes, whatever its name is."""
 
+from unittest import mock
+
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -14,8 +17,10 @@ from mini_gpt.model.positions.rotary import Rope
 from mini_gpt.model.positions.waves import rope_frequencies
 from mini_gpt.objectives.base import ProbeRow
 from mini_gpt.pages.explorer import page
+from tests import oracle
 from tests.conftest import slow
 from tests.insight.test_figures import lines
+from tests.oracle_positions import accumulated
 from tests.pages import node
 from tests.random_models import random_model
 
@@ -87,6 +92,33 @@ def test_a_bias_of_your_own_is_drawn_with_its_parameters(make_model, causal, sca
         assert card["lines"][0]["name"] == "head 0: sees 3 of 256 keys"
         assert card["lines"][0]["values"][3:] == [None] * 253
         np.testing.assert_allclose(card["lines"][3]["values"], -factor * np.sqrt(np.arange(256)), atol=1e-4)
+
+
+def test_profiles_of_relative_logits_are_drawn_by_distance(small):
+    fields = {"model__position": "relative_logits", "model__relative_logits__extent": 9, "model__num_layers": 1}
+    model = random_model(small(**fields), TOKEN_BYTES)
+    (card,) = page._positions(model)["curves"]
+    assert (card["name"], card["kind"], card["heads"], card["layers"]) == ("relative_logits", "profile", 16, [0])
+    table_RE = np.asarray(model.parameters["blocks"][0]["attention"]["core"]["score_mods"][0]["table"])
+    assert card["lines"][7]["name"] == "profile 7"
+    np.testing.assert_allclose(card["lines"][7]["values"][:9], table_RE[7], atol=1e-4)
+    assert not any(card["lines"][7]["values"][9:])
+    assert "profile_relative_logits" in figures.model_figures("", model, TOKENS)
+
+
+def test_accumulated_positions_are_drawn_by_token(small):
+    fields = {"model__position": ("rope", "accumulated"), "model__num_layers": 2, "model__num_kv_heads": 2}
+    model = random_model(small(**fields), TOKEN_BYTES, noise=0.3)
+    (card,) = page._positions(model, TOKENS)["curves"]
+    assert (card["name"], card["kind"], card["layers"], card["heads"]) == ("accumulated", "place", [1], 2)
+    exact = jax.tree.map(np.float64, model.parameters)
+    seen = []
+    with mock.patch.object(oracle, "accumulated", lambda *args: seen.append(accumulated(*args)) or seen[-1]):
+        oracle.forward(model.config.model, exact, TOKENS)
+    for head, line in enumerate(card["lines"]):
+        np.testing.assert_allclose(line["values"], seen[0][:, head] - seen[0][0, head], atol=1e-3)
+    assert "place_accumulated" in figures.model_figures("", model, TOKENS)
+    assert page._positions(model)["curves"] == []
 
 
 def test_a_rotation_of_your_own_is_drawn_by_its_scores(make_model):

@@ -41,9 +41,9 @@ def random_core(**fields):
     return definition, jax.tree.map(lambda leaf: leaf + draw(*leaf.shape, seed=9), weights)
 
 
-def row_context(mask: Any, length: int, positions_BL=None, segments_BL=None, decay_BLH=None) -> Context:
+def row_context(mask: Any, length: int, positions_BL=None, segments_BL=None, sums_BLH=None) -> Context:
     """Return the context of self-attention."""
-    tokens = Coordinates.of(length, positions_BL, segments_BL)._replace(decay_BLH=decay_BLH)
+    tokens = Coordinates.of(length, positions_BL, segments_BL)._replace(sums_BLH=sums_BLH)
     return Context(tokens, tokens, mask)
 
 

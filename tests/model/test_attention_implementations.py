@@ -46,10 +46,10 @@ def blockwise_and_reference(definition, row, *inputs):
 def by(attend, definition, mask, length, positions_BL=None, segments_BL=None):
     """Return a function of heads and parameters that attends with an implementation. See `random_core`."""
 
-    def attend_to(q, k, v, weights, decay_BLH=None):
+    def attend_to(q, k, v, weights, sums_BLH=None, of_queries_BLHR=None):
         core, shared = nnx.merge(definition, weights)
-        context = row_context(mask, length, positions_BL, segments_BL, decay_BLH)._replace(shared=shared)
-        return attend(core, q, k, v, context)
+        context = row_context(mask, length, positions_BL, segments_BL, sums_BLH)._replace(shared=shared)
+        return attend(core, q, k, v, context._replace(of_queries_BLHR=of_queries_BLHR))
 
     return attend_to
 
@@ -126,12 +126,24 @@ def test_blockwise_with_a_soft_cap_and_a_sink_equals_the_reference(length, docum
 def test_blockwise_with_a_decay_and_wide_keys_equals_the_reference(length, documents, window):
     """With soft cap and decay, as in fox, and keys that are wider than values, as in pope."""
     q, k, v = draw(2, length, 4, 24, seed=0), draw(2, length, 2, 24, seed=1), draw(2, length, 2, 16, seed=2)
-    decay_BLH = jnp.cumsum(jax.nn.log_sigmoid(draw(2, length, 4, seed=3)), axis=1)
+    sums_BLH = jnp.cumsum(jax.nn.log_sigmoid(draw(2, length, 4, seed=3)), axis=1)
     definition, weights = random_core(position="fox", num_kv_heads=2, **{"variants.soft_cap": 2.0})
     row = Mask(True, window), length, None, documents_of(length) if documents else None
-    found, wanted = blockwise_and_reference(definition, row, q, k, v, weights, decay_BLH)
+    found, wanted = blockwise_and_reference(definition, row, q, k, v, weights, sums_BLH)
     assert_close(found, wanted, 2e-5)
     assert np.abs(wanted[0][4]).max() > 0.1
+
+
+@pytest.mark.parametrize("length, window", [(150, None), *slow((600, 300))])
+def test_blockwise_with_relative_logits_equals_the_reference(length, window):
+    q, k, v = draw(2, length, 4, 16, seed=0), draw(2, length, 2, 16, seed=1), draw(2, length, 2, 16, seed=2)
+    fields = {"relative_logits.extent": 100, "variants.sink": "trained"}
+    definition, weights = random_core(position="relative_logits", num_kv_heads=2, **fields)
+    row = Mask(True, window), length, None, documents_of(length)
+    of_queries_BLHR = draw(2, length, 4, 16, seed=3)
+    found, wanted = blockwise_and_reference(definition, row, q, k, v, weights, None, of_queries_BLHR)
+    assert_close(found, wanted, 2e-5)
+    assert np.abs(wanted[0][5]).max() > 0.1 and np.abs(jax.tree.leaves(wanted[0][3])[0]).max() > 0.1
 
 
 @pytest.mark.slow

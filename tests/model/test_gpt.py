@@ -78,6 +78,8 @@ SLOW = [
     {"position": "alibi", "variants.soft_cap": 1.0, "variants.sink": "trained", "variants.gate": "entry"},
     {"position": ("fire", "rope", "kerple"), "num_layers": 3, "rope.turning": 0.5, "d_model": 64},
     {"position": ("fox", "cope"), "num_kv_heads": 2, "cope.positions": 5},
+    {"position": "accumulated", "num_kv_heads": 2, "scan_layers": True, "d_model": 64, "rope.turning": 0.5},
+    {"position": "relative_logits", "relative_logits.extent": 5, "num_kv_heads": 2, "scan_layers": True},
     {"position": "rope", "variants.selective": True, "num_kv_heads": 2},
     {"position": ("rope", "none"), "num_layers": 4, "attention_window": (3, None), "rope.base": (10.0, 1e4, 500.0)},
     GEMMA | {"scan_layers": True, "variants.qk_norm": "weighted", "rope.base": (100.0, 1e4), "num_kv_heads": 2},

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from mini_gpt.config.attention import ENCODINGS, pattern
 from mini_gpt.config.fields import choices, specs
 from mini_gpt.config.model import ModelConfig
 from mini_gpt.data.layout import Layout
@@ -22,7 +23,14 @@ from tests.pages.play_engine import VOCAB, make
 
 LIMIT = 1e-4  # of the difference of logits
 LENGTH = 12
-supported = lambda fields: all(fields.get(name, value) == value for name, value in pack.NEEDED.items())
+
+
+def supported(fields):
+    """Return whether the playground shows a model, instead of refusing it."""
+    known = {*pattern(fields.get("position", "rope"))} <= {*pack.KNOWN["position"]}
+    return known and all(fields.get(name, value) == value for name, value in pack.NEEDED.items())
+
+
 QUICK = [
     *filter(supported, test_gpt.QUICK),
     {"parallel_residual": "one_norm", "num_layers": 1},
@@ -140,7 +148,8 @@ WITHOUT_EFFECT = (  # on the logits of a trained model, in float32
 )
 
 
-FIELDS = {name.removeprefix("model.") for name in specs(ModelConfig)}
+REFUSED_ENCODINGS = tuple(f"model.{name}." for name in ENCODINGS if name not in pack.KNOWN["position"])
+FIELDS = {name.removeprefix("model.") for name in specs(ModelConfig) if not name.startswith(REFUSED_ENCODINGS)}
 
 
 def test_each_config_field_is_read_or_refused():
@@ -166,6 +175,7 @@ def test_the_table_of_configs_has_another_value_of_each_field():
 
 # (fields of the model, other fields, the field in the message)
 REFUSED = [
+    ({"position": "relative_logits"}, {}, "model.position: found 'relative_logits'; the playground knows none"),
     ({"causal": False}, {"train.objective": "masked"}, "model.causal: found False; the playground needs True"),
     (
         {"encoder_layers": 1},

@@ -132,7 +132,7 @@ def test_blockwise_attention_and_bfloat16_equal_one_device(small, dtype, toleran
 
 @pytest.mark.slow
 @pytest.mark.parametrize("scan", [False, True])
-@pytest.mark.parametrize("position", ["fire", "pope", "fox", "cope", "sticks"])
+@pytest.mark.parametrize("position", ["fire", "pope", "fox", "cope", "relative_logits", "accumulated", "sticks"])
 def test_variants_of_attention_equal_one_device(small, scan, position):
     variants = {"normaliser": "stick_breaking"} if position == "sticks" else VARIANTS
     fields = {f"model__variants__{name}": value for name, value in variants.items()}

@@ -231,8 +231,9 @@ def _few(windows_BM: np.ndarray) -> np.ndarray:
 
 
 def has_positions(config: ModelConfig) -> bool:
-    """Return whether an encoding acts in attention, and not at the input."""
-    return {*config.position_pattern} != {"none"} and positions.input_encoding(config) is None
+    """Return whether an encoding reads the given positions in attention, and not at the input."""
+    reads = any(encoding.reads_positions for encoding in config.encodings.values())
+    return reads and positions.input_encoding(config) is None
 
 
 def losses(model: LoadedModel, windows_BM: np.ndarray, mistake: Mistake) -> np.ndarray:

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from mini_gpt.config.attention import ENCODINGS, encoding
 from mini_gpt.config.model import ModelConfig
 from mini_gpt.evaluation.loaded import LoadedModel
 from mini_gpt.insight.mechanisms.attribution import centred_and_weighted
@@ -23,7 +24,7 @@ from mini_gpt.runtime.errors import UserError, require, shown
 
 # Values of model fields with which a circuit is no product of weights. (): any value but None.
 NOT_IN_QK = {
-    "position": ("fox", "cope", "fire"),
+    "position": tuple(name for name in ENCODINGS if not encoding(name).in_circuits),
     "rope.scaling": ("dynamic",),
     "variants.query_scale": ("ssmax", "llama4"),
     "variants.selective": (True,),

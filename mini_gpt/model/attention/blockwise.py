@@ -54,8 +54,10 @@ def attend(core: Core, q_BLHK: jax.Array, k_BSGK: jax.Array, v_BSGK: jax.Array, 
     q_NBGRK = q_NBCGMK.transpose(0, 1, 3, 4, 2, 5).reshape(len(q_NBCGMK), B, G, -1, K)
     k_NBGSK, v_NBGSK = _blocks(k_BSGK, size).swapaxes(2, 3), _blocks(v_BSGK, size).swapaxes(2, 3)
     queries, keys = _coordinate_blocks(context.queries, size), _coordinate_blocks(context.keys, size)
-    parameters = {"mods": mod_parameters, "sink": core.sink_H, "decay": (queries.decay_BLH, keys.decay_BLH)}
-    coordinates = queries._replace(decay_BLH=None), keys._replace(decay_BLH=None)
+    of_queries = jax.tree.map(functools.partial(_blocks, size=size), context.of_queries_BLHR)
+    parameters = {"mods": mod_parameters, "sink": core.sink_H, "of_queries": of_queries}
+    parameters["sums"] = queries.sums_BLH, keys.sums_BLH
+    coordinates = queries._replace(sums_BLH=None), keys._replace(sums_BLH=None)
     out_NBGRK = _attend(plan, q_NBGRK, k_NBGSK, v_NBGSK, parameters, coordinates)
     out_NBGMCK = out_NBGRK.reshape(len(out_NBGRK), B, G, H // G, size, -1)
     return out_NBGMCK.transpose(1, 0, 4, 2, 3, 5).reshape(B, -1, H, out_NBGRK.shape[-1])[:, :L]
@@ -182,10 +184,11 @@ def _changed(plan: _Plan, products_BGRS, parameters: dict, coordinates: tuple, p
 def _with_mods(plan: _Plan, logits_BHCS, parameters: dict, coordinates: tuple, pair: tuple) -> jax.Array:
     """Return the logits of a pair of blocks after the score mods."""
     mods, shared = nnx.merge(plan.mods, parameters["mods"])
-    decays = [None if decay is None else decay[at] for decay, at in zip(parameters["decay"], pair, strict=True)]
-    queries, keys = (of._replace(decay_BLH=decay) for of, decay in zip(coordinates, decays, strict=True))
+    sums = [None if each is None else each[at] for each, at in zip(parameters["sums"], pair, strict=True)]
+    queries, keys = (of._replace(sums_BLH=each) for of, each in zip(coordinates, sums, strict=True))
+    of_queries = jax.tree.map(operator.itemgetter(pair[0]), parameters["of_queries"])
     for mod in mods:
-        logits_BHCS = mod(logits_BHCS, Context(queries, keys, plan.mask, shared))
+        logits_BHCS = mod(logits_BHCS, Context(queries, keys, plan.mask, shared, of_queries_BLHR=of_queries))
     return logits_BHCS
 
 

@@ -18,13 +18,13 @@ class Coordinates(NamedTuple):
       which no query sees.
     positions_BL: the positions for the positional encoding.
     segments_BL: attention stays within a segment; None: each row is one segment.
-    decay_BLH: the sum of the log gates up to each token (forgetting attention); None in other models.
+    sums_BLH: what an encoding sums over the tokens, up to each one: log gates (fox) or steps (accumulated); else None.
     """
 
     indices_BL: jax.Array
     positions_BL: jax.Array
     segments_BL: jax.Array | None = None
-    decay_BLH: jax.Array | None = None
+    sums_BLH: jax.Array | None = None
 
     @classmethod
     def of(
@@ -85,6 +85,7 @@ class Context(NamedTuple):
     shared: {name: a positional encoding whose parameters all layers share}.
     encoder_BSD: in cross-attention, the hidden states of the encoder, from which keys and values are computed.
     q_BLHK: the queries, for score mods that need them.
+    of_queries_BLHR: what an `InputChange` has computed of each query, for score mods.
     cache: while text is generated, what the layer keeps of earlier tokens: a class of `generation.cache`.
     """
 
@@ -94,6 +95,7 @@ class Context(NamedTuple):
     shared: Mapping[str, Any] = MappingProxyType({})
     encoder_BSD: jax.Array | None = None
     q_BLHK: jax.Array | None = None
+    of_queries_BLHR: jax.Array | None = None
     cache: Any = None
 
     def visible(self) -> jax.Array:

@@ -119,6 +119,7 @@ class Fire(Bias):
 
     name = "fire"
     own_parameters = True
+    in_circuits = False  # the bias depends on the position of the query too
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
         width, heads = config.fire.width, config.num_heads

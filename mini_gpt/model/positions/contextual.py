@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from mini_gpt.config.model import CAUSAL, ModelConfig
+from mini_gpt.config.model import ModelConfig
 from mini_gpt.model.attention import rows
 from mini_gpt.model.attention.context import Context
 from mini_gpt.model.attention.parts import InputChange, ScoreMod
@@ -22,10 +22,9 @@ class Fox(Encoding, InputChange):
 
     name = "fox"
     own_parameters = True
-
-    @classmethod
-    def check(cls, config: ModelConfig) -> None:
-        config.check_needs("position", CAUSAL)
+    causal_only = True
+    in_circuits = False
+    reads_positions = False
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
         init = nnx.initializers.normal(0.02)
@@ -36,10 +35,10 @@ class Fox(Encoding, InputChange):
         return jax.nn.log_sigmoid(self.gate(x_BLD.astype(jnp.float32)))
 
     def __call__(self, x_BLD: jax.Array, context: Context) -> tuple[jax.Array, Context]:
-        decay_BLH = jnp.cumsum(self.log_gates(x_BLD), axis=1)
+        sums_BLH = jnp.cumsum(self.log_gates(x_BLD), axis=1)
         if context.cache is not None:
-            decay_BLH += context.cache.last_decay
-        tokens = context.queries._replace(decay_BLH=decay_BLH)
+            sums_BLH += context.cache.last_sums
+        tokens = context.queries._replace(sums_BLH=sums_BLH)
         return x_BLD, context._replace(queries=tokens, keys=tokens)
 
     def modules(self) -> list[Any]:
@@ -50,7 +49,7 @@ class DecayBias(ScoreMod):
     """The bias of forgetting attention."""
 
     def __call__(self, logits_BHLS: jax.Array, context: Context) -> jax.Array:
-        query_BLH, key_BSH = context.queries.decay_BLH, context.keys.decay_BLH
+        query_BLH, key_BSH = context.queries.sums_BLH, context.keys.sums_BLH
         assert query_BLH is not None and key_BSH is not None
         return logits_BHLS + query_BLH.swapaxes(1, 2)[..., None] - key_BSH.swapaxes(1, 2)[:, :, None]
 
@@ -64,10 +63,9 @@ class Cope(Encoding, ScoreMod):
     name = "cope"
     needs_all_keys = "the positions of cope"
     own_parameters = True
-
-    @classmethod
-    def check(cls, config: ModelConfig) -> None:
-        config.check_needs("position", CAUSAL)
+    causal_only = True
+    in_circuits = False
+    reads_positions = False
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
         del rngs

@@ -46,6 +46,7 @@ class Rope(Rotation):
     """
 
     name = "rope"
+    uses_rope = True
     in_cross = True
 
     @classmethod
@@ -83,11 +84,15 @@ class Rope(Rotation):
             assert self.config.original_context is not None
             turned = frequencies, self.factor, self.config.original_context
             frequencies = dynamic_frequencies(*turned, lengths_B)[:, None]
-        angles_BL1P = angles(positions_BL, frequencies)[:, :, None, :]
-        cos, sin = unfused(jnp.cos, angles_BL1P), unfused(jnp.sin, angles_BL1P)
-        first, second, rest = jnp.split(x_BLHK, [self.width // 2, self.width], axis=-1)
-        parts = [first * cos - second * sin, second * cos + first * sin, rest]
-        return jnp.concatenate([part.astype(dtype) for part in parts], axis=-1)
+        return rotated(x_BLHK, angles(positions_BL, frequencies)[:, :, None, :], self.width).astype(dtype)
+
+
+def rotated(x_BLHK: jax.Array, angles_BLHP: jax.Array, width: int) -> jax.Array:
+    """Return queries or keys with dimensions i and i + width/2 rotated, in their dtype. angles: H may be 1."""
+    cos, sin = unfused(jnp.cos, angles_BLHP), unfused(jnp.sin, angles_BLHP)
+    first, second, rest = jnp.split(x_BLHK, [width // 2, width], axis=-1)
+    parts = [first * cos - second * sin, second * cos + first * sin, rest]
+    return jnp.concatenate([part.astype(x_BLHK.dtype) for part in parts], axis=-1)
 
 
 class Pope(Rotation):
@@ -98,6 +103,7 @@ class Pope(Rotation):
     """
 
     name = "pope"
+    uses_rope = True
     shared = True
 
     @classmethod

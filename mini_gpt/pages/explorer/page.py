@@ -108,7 +108,7 @@ def explorer(
         if of_text := vectors.packed(model, text, min(vectors.MOST_BYTES, left)):
             shown["attention"]["vectors"] = of_text
     titles = {"title": title, "subtitle": subtitle, "labels_from": labels.measured_on if labels else None}
-    data = {**titles, **shown, "meanings": MEANINGS, "positions": _positions(model)}
+    data = {**titles, **shown, "meanings": MEANINGS, "positions": _positions(model, text)}
     try:
         return document.build(PAGE, data)
     except ValueError:
@@ -189,8 +189,11 @@ def _typical(query_NHK: np.ndarray, labels: list[list[HeadLabel]] | None, templa
     return typical.of_labels(query_NHK, list(templates), names)
 
 
-def _positions(model: LoadedModel) -> dict[str, Any]:
-    """Return the encodings' constants, the cosines of a learned table, T5's biases, and curves of other encodings."""
+def _positions(model: LoadedModel, text: Any = None) -> dict[str, Any]:
+    """Return the encodings' constants, the cosines of a learned table, T5's biases, and curves of other encodings.
+
+    text: the tokens whose computed positions are drawn; other texts have none.
+    """
     config, learned, t5 = model.config.model, None, None
     pattern, layers = config.position_pattern, encodings.of_layers(model)
     alone = [[encoding for encoding in layer if type(encoding) in encodings.WITH_FIGURES] for layer in layers]
@@ -206,6 +209,7 @@ def _positions(model: LoadedModel) -> dict[str, Any]:
     rope, rotated = config.rope.of_first_layer, config.rotated_width
     assert isinstance(rope.base, float) and isinstance(rope.factor, float)
     curves = encodings.curves(layers, config, np.arange(FARTHEST_OF_OTHERS))
+    curves += encodings.places(model, text) if isinstance(text, np.ndarray) else []
     factors_P = waves.rope_frequencies(rope, rotated) / waves.geometric_frequencies(rope.base, rotated)
     width = config.sinusoidal.columns or config.d_model
     return {

@@ -247,13 +247,13 @@ export function Positions({ data, state, set }) {
         title: `${name}: ${meaning}`,
         used: usedIn(layers),
         chart: html`<${LineChart}
-          ...${{ id: `other-${n}`, name: `${name} by distance`, low, high, yName: meaning }}
-          ...${isSimilarity ? byDistance : toTheLeft}
+          ...${{ id: `other-${n}`, name: `${name} by ${kind === "place" ? "token" : "distance"}`, low, high, yName: meaning }}
+          ...${kind === "place" ? { xName: "token" } : isSimilarity ? byDistance : toTheLeft}
           lines=${headLines(lines)} />`,
         note:
-          "With the parameters of this run." +
-          (isSimilarity ? "" : ` The query is at position ${lines[0].values.length - 1}.`) +
-          (heads > lines.length ? ` The first ${lines.length} of ${heads} heads.` : ""),
+          (kind === "place" ? "Where the heads take each token of the text to be." : "With the parameters of this run.") +
+          (isSimilarity || kind === "place" ? "" : ` The query is at position ${lines[0].values.length - 1}.`) +
+          (heads > lines.length ? ` The first ${lines.length} of ${heads} ${lines[0].name.split(" ")[0]}s.` : ""),
       };
     }),
   ].filter(Boolean);

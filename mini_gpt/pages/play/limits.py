@@ -22,7 +22,7 @@ BOUNDS = {  # the smallest and the largest value of an edit
 
 def refused(config: ModelConfig) -> dict[str, dict[str, str]]:
     """Return the masks and the scalings of RoPE that a model can't have: {"mask" or "scaling": {value: sentence}}."""
-    ordered: list[str] = [name for name in ("fox", "cope") if name in config.position_pattern]
+    ordered: list[str] = [name for name, encoding in config.encodings.items() if encoding.causal_only]
     ordered += ["selective attention"] if config.variants.selective else []
     ordered += ["stick-breaking"] if config.variants.normaliser == "stick_breaking" else []
     masks, scalings = {}, {}
