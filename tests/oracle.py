@@ -9,6 +9,7 @@ from tests.oracle_positions import (
     alibi_slopes,
     cope,
     fire,
+    path,
     pope,
     relative_logits,
     rope,
@@ -125,6 +126,18 @@ def at_layer(value, layer):
     return value[layer % len(value)] if isinstance(value, tuple) else value
 
 
+def differences(p, of_heads, layer):
+    """Return the outputs of differential attention [L, H * K], from those of each head's softmax [L, 2K]."""
+    start = 0.8 - 0.6 * math.exp(-0.3 * layer)
+    share = math.exp(sum(p["q1"] * p["k1"])) - math.exp(sum(p["q2"] * p["k2"])) + start
+    found = []
+    for first, second in zip(of_heads[::2], of_heads[1::2], strict=True):
+        rows = first - share * second
+        normed = rows / np.sqrt((rows**2).mean(1, keepdims=True) + 1e-5) * p["norm"]["scale"]
+        found.append((1 - start) * normed)
+    return np.concatenate(found, axis=1)
+
+
 def attention(config, p, x, layer, tables, positions, visible, segments, memory=None):
     """memory: the keys' and values' sequence in cross-attention, at positions 0, 1, … tables: of the encodings."""
     position = at_layer(config.position, layer) if memory is None or config.cross_positions else "none"
@@ -145,10 +158,13 @@ def attention(config, p, x, layer, tables, positions, visible, segments, memory=
             rows / np.sqrt((rows**2).mean(1, keepdims=True) + epsilon) * module_with(p, name)[name]["scale"]
             for rows, name in ((q, "query_norm"), (k, "key_norm"))
         )
-    out, subtracted = np.zeros((length, H * K)), None
+    subtracted = None
+    if config.variants.differential:
+        v = np.concatenate([np.tile(v[:, g : g + 2 * K], 2) for g in range(0, G * K, 2 * K)], axis=1)
+    V, of_heads = v.shape[1] // G, []  # the width of a head's values
     for h in range(H):
         g = h // (H // G)
-        qh, kh, vh = q[:, h * K : (h + 1) * K], k[:, g * K : (g + 1) * K], v[:, g * K : (g + 1) * K]
+        qh, kh, vh = q[:, h * K : (h + 1) * K], k[:, g * K : (g + 1) * K], v[:, g * V : (g + 1) * V]
         if config.variants.qk_norm == "layernorm":
             qh, kh = (rows - rows.mean(1, keepdims=True) for rows in (qh, kh))
         if config.variants.qk_norm in ("plain", "weighted", "layernorm"):
@@ -186,6 +202,9 @@ def attention(config, p, x, layer, tables, positions, visible, segments, memory=
         if variants.query_scale == "llama4":
             qh = qh * np.array([1 + 0.1 * math.log(math.floor((at + 1) / 8192) + 1) for at in positions])[:, None]
         logits = np.real(qh @ kh.conj().T) / (math.sqrt(config.scale_width) if config.scale_attention else 1.0)
+        if position == "path":
+            scale = 1 / math.sqrt(config.scale_width) if config.scale_attention else 1.0
+            logits = path(module_with(p, "beta"), qh, kh, x, g, scale)
         factor = at_layer(config.rope.factor, layer)
         if position == "rope" and config.rope.scaling.startswith("yarn") and factor > 1:
             logits *= (config.rope.attention_factor or 0.1 * math.log(factor) + 1) ** 2
@@ -209,12 +228,14 @@ def attention(config, p, x, layer, tables, positions, visible, segments, memory=
             logits = logits - subtracted
         logits = np.where(visible, logits, -np.inf)
         if variants.normaliser == "stick_breaking":
-            out[:, h * K : (h + 1) * K] = np.stack([sticks(*row) for row in zip(logits, visible, strict=True)]) @ vh
+            of_heads.append(np.stack([sticks(*row) for row in zip(logits, visible, strict=True)]) @ vh)
         else:
             if variants.sink != "none":  # a key with a logit of its own and a value of zero
                 sink = p["core"]["sink"][h] if variants.sink == "trained" else 0.0
                 logits, vh = np.pad(logits, ((0, 0), (0, 1)), constant_values=sink), np.pad(vh, ((0, 1), (0, 0)))
-            out[:, h * K : (h + 1) * K] = softmax(logits) @ vh
+            of_heads.append(softmax(logits) @ vh)
+    out = differences(p["difference"], of_heads, layer) if variants.differential else np.concatenate(of_heads, axis=1)
+    for h in range(H):
         if variants.gate != "none":
             of_head = slice(h, h + 1) if variants.gate == "head" else slice(h * K, (h + 1) * K)
             out[:, h * K : (h + 1) * K] /= 1 + np.exp(-linear(p["gate"], x)[:, of_head])

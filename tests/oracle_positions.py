@@ -105,6 +105,22 @@ def accumulated(p, x, segments):
     return places
 
 
+def path(p, q, k, x, group, scale):
+    """Return the logits of a head [L, L], from whole products of reflections. p: parameters. x: inputs of attention."""
+    width, length = q.shape[1], len(q)
+    w = (x @ p["low"]["kernel"] @ p["high"]["kernel"])[:, group * width : (group + 1) * width]
+    beta = 2 * sigmoid(x @ p["beta"]["kernel"] + p["beta"]["bias"])[:, group]
+    logits = np.zeros((length, length))
+    for j in range(length):
+        key = k[j]
+        for i in range(j, length):
+            if i > j:
+                unit = w[i] / np.linalg.norm(w[i])
+                key = (np.eye(width) - beta[i] * np.outer(unit, unit)) @ key
+            logits[i, j] = scale * q[i] @ key
+    return logits
+
+
 def relative_logits(weights, table, distance):
     """Return the bias of a head for a key at this distance. weights: of the table's rows, for the query."""
     return weights @ table[:, distance] if 0 <= distance < table.shape[1] else 0.0

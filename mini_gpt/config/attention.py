@@ -33,6 +33,7 @@ ENCODINGS = {  # {model.position: its class}, which is imported when a config ch
     "fox": "mini_gpt.model.positions.contextual:Fox",
     "cope": "mini_gpt.model.positions.contextual:Cope",
     "accumulated": "mini_gpt.model.positions.accumulated:Accumulated",
+    "path": "mini_gpt.model.positions.path:Path",
     "relative_logits": "mini_gpt.model.positions.relative:RelativeLogits",
 }
 Base = Annotated[float, above(1)]
@@ -53,6 +54,7 @@ class LayerKind(NamedTuple):
 
     window: of attention, in tokens; None: all keys.
     heads: the numbers of the heads that the layer keeps.
+    depth: the number of the layer in models whose layers differ by it (`variants.differential`), else 0.
     """
 
     position: str
@@ -60,6 +62,7 @@ class LayerKind(NamedTuple):
     rope_base: float
     rope_factor: float
     heads: tuple[int, ...]
+    depth: int = 0
 
 
 def pattern(value: object) -> tuple[Any, ...]:
@@ -206,6 +209,9 @@ class VariantsConfig(Section, prefix="model.variants."):
     )
     selective: bool = field(False, "a query lowers the logits of keys for later queries (Leviathan et al. 2025)")
     canon: bool = field(False, "canon-A: a causal convolution of 4 tokens, before the projections (Allen-Zhu 2025)")
+    differential: bool = field(
+        False, "head pairs: the first's weights minus λ times the second's, with the values of both (Ye et al. 2025)"
+    )
     sink: Literal["none", "zero", "trained"] = field(
         "none", "a logit of each head without a value (gpt-oss); zero: softmax off by one"
     )

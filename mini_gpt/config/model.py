@@ -35,6 +35,7 @@ NEEDS: dict[str, dict[Any, dict[str, Any]]] = {  # {field: {value: {another fiel
     "parallel_residual": {"two_norms": PARALLEL, "one_norm": PARALLEL},
     "prediction_head": {True: {"output_bias": False}},  # it has a bias of the logits
     "variants.qk_norm": {"all_heads": {"heads": None}},
+    "variants.differential": {True: {"scan_layers": False, "heads": None, "encoder_layers": 0}},  # layers differ
     "variants.selective": {True: CAUSAL | {"heads": None}},
     "variants.canon": {True: CAUSAL},
     "variants.normaliser": {"stick_breaking": CAUSAL | {"variants.sink": "none"}},  # the rest goes to the token itself
@@ -159,6 +160,8 @@ class ModelConfig(Section, prefix="model."):
             self.refuse("d_model", f"must be divisible by model.num_heads ({self.num_heads})")
         if self.num_heads % self.num_kv_heads:
             self.refuse("num_kv_heads", f"must divide model.num_heads ({self.num_heads})")
+        if self.variants.differential and self.num_kv_heads % 2:
+            self.refuse("num_kv_heads", "must be even with model.variants.differential")
         if self.heads is not None:
             self._check_heads(self.heads)
         if self.prediction_head and self.gated:
@@ -250,7 +253,8 @@ class ModelConfig(Section, prefix="model."):
     @functools.cached_property
     def layer_kinds(self) -> tuple[sections.LayerKind, ...]:
         """The kind of each layer."""
-        repeated = [itertools.cycle(values) for values in (*self._patterns, self.head_numbers)]
+        depths = range(self.num_layers) if self.variants.differential else (0,)
+        repeated = [itertools.cycle(values) for values in (*self._patterns, self.head_numbers, depths)]
         return tuple(sections.LayerKind(*map(next, repeated)) for _ in range(self.num_layers))
 
     @property

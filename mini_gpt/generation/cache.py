@@ -123,7 +123,9 @@ class PromptCache:
         """Attend within the prompts, and keep the last keys and values of each row in slots."""
         in_order = core.stick_breaking or core.needs_all_keys  # reads the slots in the order of the text
         size = self.capacity if in_order else min(self.capacity, context.mask.window or self.capacity)
-        arrays = reference.grouped(k_BLGK), reference.grouped(v_BLGK), context.keys.sums_BLH
+        seen = context.reflections
+        kept_BLGK = k_BLGK if seen is None else seen.after_prompts(k_BLGK, self.lengths_B)
+        arrays = reference.grouped(kept_BLGK), reference.grouped(v_BLGK), context.keys.sums_BLH
         keys_XSK, values_XSK, sums_BSH = jax.tree.map(lambda x_XLK: _to_slots(self.lengths_B, x_XLK, size), arrays)
         self.kept = KeyValues(keys_XSK, values_XSK, sums_BSH, self.recent)
         return core.choose(q_BLHK, k_BLGK, v_BLGK, context, None)(q_BLHK, k_BLGK, v_BLGK, context)
@@ -159,7 +161,10 @@ class TokenCache:
         """Write the new token's key and value to its slot, in place, and attend to all slots."""
         as_rows = lambda x_B1GK: x_B1GK.reshape(-1, 1, x_B1GK.shape[-1])
         new = as_rows(k_B1GK), as_rows(v_B1GK), context.keys.sums_BLH
-        kept = KeyValues(*jax.tree.map(lambda old, x: _write(old, x, self.written), self.kept[:3], new))
+        old = self.kept
+        if context.reflections is not None:  # they change all keys that the cache has
+            old = old._replace(keys_XSK=context.reflections.after_token(old.keys_XSK))
+        kept = KeyValues(*jax.tree.map(lambda old, x: _write(old, x, self.written), old[:3], new))
         self.kept = kept._replace(recent=self.kept.recent)
         context = context._replace(keys=self.tokens._replace(sums_BLH=kept.sums_BSH))
         return reference.attend(core, q_B1HK, kept.keys_XSK, kept.values_XSK, context)
@@ -328,4 +333,5 @@ def _slot(slots_XSK: jax.Array, number: jax.Array) -> jax.Array:
 
 def _write(slots_XSK: jax.Array, new_X1K: jax.Array, written: jax.Array) -> jax.Array:
     """Return the slots with the new value in slot `written` % S; XLA updates them in place."""
+    new_X1K = new_X1K.astype(slots_XSK.dtype)
     return jax.lax.dynamic_update_slice_in_dim(slots_XSK, new_X1K, written % slots_XSK.shape[1], axis=1)

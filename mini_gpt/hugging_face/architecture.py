@@ -41,6 +41,7 @@ NEEDED = {
     "variants.normaliser": "softmax",
     "variants.selective": False,
     "variants.canon": False,
+    "variants.differential": False,
     "variants.sink": "none",
     "variants.gate": "none",
 }

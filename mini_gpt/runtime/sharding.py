@@ -26,7 +26,7 @@ RULES = (
     (r"norm/(scale|bias)$", PartitionSpec()),
     (r"output/dense/kernel$", PartitionSpec(None, "fsdp")),
     (r"output/(dense/)?bias$", PartitionSpec()),
-    (r"core/sink$|lora/lora_[ab]$|cell/dense_[ih]/", PartitionSpec()),
+    (r"core/sink$|difference/[qk][12]$|lora/lora_[ab]$|cell/dense_[ih]/", PartitionSpec()),
     (r"(on_input|on_heads|score_mods)/\d+/", PartitionSpec()),  # positional encodings and variants of attention
     (r"(^|/)(un|source_)?embedding$", PartitionSpec(None, "fsdp")),
     (r"(^|/|_)positions?/", PartitionSpec()),  # parameters of a position encoding other than its embedding table

@@ -37,6 +37,8 @@ BAD = [
     ({"model.position": ("sinusoidal", "none")}, "sinusoidal acts once at the input"),
     ({"model.position": ("rope",) * 5}, r"must not be longer than model\.num_layers \(4\)"),
     ({"model.position": ()}, "at least one"),
+    ({"model.variants.differential": True, "model.scan_layers": True}, r"needs model\.scan_layers=False"),
+    ({"model.variants.differential": True, "model.num_kv_heads": 1}, r"num_kv_heads: found 1; must be even"),
     ({"model.variants.canon": True, "model.causal": False}, r"canon: found True; needs model\.causal=True"),
     ({"model.position": ("rope", "fox"), "model.causal": False}, r"model\.position: .*; needs model\.causal=True"),
     (

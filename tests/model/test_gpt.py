@@ -57,6 +57,7 @@ QUICK = [{"position": name} for name in ENCODINGS] + [
     {"position": "none", "block": "gru"},
     {"position": "rope", "variants.qk_norm": "weighted", "variants.query_scale": "ssmax", "num_kv_heads": 2},
     {"position": "none", "variants.normaliser": "stick_breaking", "variants.canon": True, "num_kv_heads": 2},
+    {"position": "rope", "variants.differential": True, "num_kv_heads": 2, "variants.gate": "head"},
 ]
 SLOW = [
     {"norm": "rmsnorm", "activation": "swiglu", "use_bias": False, "tie_embeddings": False},
@@ -78,6 +79,8 @@ SLOW = [
     {"position": "alibi", "variants.soft_cap": 1.0, "variants.sink": "trained", "variants.gate": "entry"},
     {"position": ("fire", "rope", "kerple"), "num_layers": 3, "rope.turning": 0.5, "d_model": 64},
     {"position": ("fox", "cope"), "num_kv_heads": 2, "cope.positions": 5},
+    {"position": "path", "num_kv_heads": 2, "scan_layers": True, "variants.query_scale": "ssmax", "scale_width": 5.0},
+    {"position": ("path", "rope"), "attention_window": 4, "variants.normaliser": "stick_breaking"},
     {"position": "accumulated", "num_kv_heads": 2, "scan_layers": True, "d_model": 64, "rope.turning": 0.5},
     {"position": "relative_logits", "relative_logits.extent": 5, "num_kv_heads": 2, "scan_layers": True},
     {"position": "rope", "variants.selective": True, "num_kv_heads": 2},
@@ -96,6 +99,8 @@ SLOW = [
     {"activation": "geglu", "scan_layers": True, "norm_epsilon": 1e-12},
     {"position": ("rope", "t5"), "num_layers": 4, "scan_layers": True, "norm": "rmsnorm"},
     {"position": ("rope", "none")},
+    {"position": "fox", "variants.differential": True, "variants.sink": "zero", "attention_window": 4},
+    {"position": "alibi", "variants.differential": True, "causal": False, "use_bias": False, "num_layers": 3},
     {"position": "none", "variants.qk_norm": "plain", "variants.gate": "head", "variants.sink": "zero"},
     {"position": "t5", "variants.query_scale": "ssmax", "attention_window": 3, "causal": False},
     {"position": "none", "variants.query_scale": "llama4", "variants.soft_cap": 1.0, "scan_layers": True},

@@ -26,7 +26,14 @@ NAMES = ("attention", "terms", "encodings", "cells", "state", "matrices", "subje
 COMMON = ("../common/numbers", "../common/tokens", "../common/random")
 SCRIPTS = [page.FOLDER / f"{name}.js" for name in (*COMMON, *NAMES)]
 LETTERS = "QKVO"
-OF_CONTENT = ("pope", "fox", "cope", "relative_logits", "accumulated")  # PoPE too: it is not linear in the content
+OF_CONTENT = (
+    "pope",
+    "fox",
+    "cope",
+    "relative_logits",
+    "accumulated",
+    "path",
+)  # PoPE too: it is not linear in the content
 DRAWN = [name for name in ENCODINGS if name not in OF_CONTENT]
 SETTINGS = list(itertools.product(DRAWN, (False, True), (False, True), (1, 2)))
 DATA = functools.cache(example.data)

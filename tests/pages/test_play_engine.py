@@ -176,6 +176,7 @@ def test_the_table_of_configs_has_another_value_of_each_field():
 # (fields of the model, other fields, the field in the message)
 REFUSED = [
     ({"position": "relative_logits"}, {}, "model.position: found 'relative_logits'; the playground knows none"),
+    ({"variants.differential": True}, {}, "model.variants.differential: found True; the playground needs False"),
     ({"causal": False}, {"train.objective": "masked"}, "model.causal: found False; the playground needs True"),
     (
         {"encoder_layers": 1},

@@ -132,12 +132,22 @@ def test_blockwise_attention_and_bfloat16_equal_one_device(small, dtype, toleran
 
 @pytest.mark.slow
 @pytest.mark.parametrize("scan", [False, True])
-@pytest.mark.parametrize("position", ["fire", "pope", "fox", "cope", "relative_logits", "accumulated", "sticks"])
+@pytest.mark.parametrize(
+    "position", ["fire", "pope", "fox", "cope", "relative_logits", "accumulated", "path", "sticks"]
+)
 def test_variants_of_attention_equal_one_device(small, scan, position):
     variants = {"normaliser": "stick_breaking"} if position == "sticks" else VARIANTS
+    variants = VARIANTS | {"soft_cap": None} if position == "path" else variants
     fields = {f"model__variants__{name}": value for name, value in variants.items()}
     fields |= {"model__position": "rope" if position == "sticks" else position, "model__scan_layers": scan}
     fields |= {"model__dropout": 0.0, "model__dtype": "float32"}
+    (_, single), (_, several) = on_one_and_eight(small, fields)
+    assert several == [pytest.approx(metrics, rel=1e-4) for metrics in single]
+
+
+@pytest.mark.slow
+def test_differential_attention_equals_one_device(small):
+    fields = {"model__variants__differential": True, "model__dropout": 0.0, "model__dtype": "float32"}
     (_, single), (_, several) = on_one_and_eight(small, fields)
     assert several == [pytest.approx(metrics, rel=1e-4) for metrics in single]
 

@@ -36,6 +36,7 @@ NOT_IN_OV = {
     "output_norm": (True,),
     "prediction_head": (True,),
     "variants.canon": (True,),
+    "variants.differential": (True,),
     "variants.clip_qkv": (),
     "variants.gate": ("head", "entry"),
 }

@@ -84,7 +84,8 @@ class Context(NamedTuple):
     mask: set by each layer.
     shared: {name: a positional encoding whose parameters all layers share}.
     encoder_BSD: in cross-attention, the hidden states of the encoder, from which keys and values are computed.
-    q_BLHK: the queries, for score mods that need them.
+    q_BLHK, k_BSGK: queries and keys, for score mods that need them, in the reference implementation.
+    reflections: those of `positions.path`, or None.
     of_queries_BLHR: what an `InputChange` has computed of each query, for score mods.
     cache: while text is generated, what the layer keeps of earlier tokens: a class of `generation.cache`.
     """
@@ -95,6 +96,8 @@ class Context(NamedTuple):
     shared: Mapping[str, Any] = MappingProxyType({})
     encoder_BSD: jax.Array | None = None
     q_BLHK: jax.Array | None = None
+    k_BSGK: jax.Array | None = None
+    reflections: Any = None
     of_queries_BLHR: jax.Array | None = None
     cache: Any = None
 

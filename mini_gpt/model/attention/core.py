@@ -43,7 +43,7 @@ class Core(nnx.Module):
     """
 
     def __init__(self, config: ModelConfig, score_mods: Sequence[ScoreMod | Shared] = ()):
-        self.scale = 1 / math.sqrt(config.scale_width) if config.scale_attention else 1.0
+        self.scale = scale_of(config)
         self.score_mods = nnx.List(score_mods)
         self.platform = devices.platform(jax.devices()[0])
         self.implementation = config.attention
@@ -118,6 +118,11 @@ class Core(nnx.Module):
             if name in names and condition:
                 return reason
         return None
+
+
+def scale_of(config: ModelConfig) -> float:
+    """Return the factor of the products of queries and keys."""
+    return 1 / math.sqrt(config.scale_width) if config.scale_attention else 1.0
 
 
 def implementation(name: str) -> Callable[..., jax.Array]:

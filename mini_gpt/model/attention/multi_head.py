@@ -35,6 +35,7 @@ class MultiHeadAttention(nnx.Module):
         self.out = Linear(layer, layer.attention_width, layer.d_model, std=std, use_bias=biased, rngs=rngs)
         before_position, after_position = variants.modules(layer, rngs=rngs)
         self.gate = variants.gate(layer, rngs=rngs)
+        self.difference = variants.Difference(layer, kind.depth, rngs=rngs) if layer.variants.differential else None
         self.output_norm = make_norm(layer, rngs=rngs) if layer.output_norm else None
         from_encoding = positions.modules(config, kind, cross=cross, rngs=rngs)
         modules = [*before_position, *from_encoding, *after_position]
@@ -55,6 +56,7 @@ class MultiHeadAttention(nnx.Module):
         v_BSGK = split_heads(self.value(kv_input_BSD), self.num_kv_heads)
         for module in self.on_heads:
             q_BLHK, k_BSGK = module(q_BLHK, k_BSGK, context)
+        v_BSGK = v_BSGK if self.difference is None else self.difference.values(v_BSGK)
         for name, array in (("queries", q_BLHK), ("keys", k_BSGK), ("values", v_BSGK)):
             observe(self, name, array)
         # 3. Attend.
@@ -63,6 +65,7 @@ class MultiHeadAttention(nnx.Module):
             out_BLHK = attend(q_BLHK, k_BSGK, v_BSGK, context)
         else:  # while text is generated
             out_BLHK = context.cache.attend(self.core, q_BLHK, k_BSGK, v_BSGK, context)
+        out_BLHK = out_BLHK if self.difference is None else self.difference(out_BLHK)
         if self.gate is not None:
             out_BLHK = self.gate(out_BLHK, x_BLD)
         observe(self, "heads", out_BLHK)

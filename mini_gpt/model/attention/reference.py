@@ -33,7 +33,7 @@ def attend(
     q_XRK = scaled(core.scale, q_BLHK).reshape(B, L, G, H // G, K).transpose(0, 2, 3, 1, 4).reshape(*X, -1, K)
     logits_XRS = jnp.einsum("...rk,...sk->...rs", q_XRK, k_XSK, preferred_element_type=jnp.float32)
     logits_BHLS = logits_XRS.reshape(B, H, L, S)
-    context = context._replace(q_BLHK=q_BLHK)
+    context = context._replace(q_BLHK=q_BLHK, k_BSGK=k_BSGK)
     for mod in core.score_mods:
         logits_BHLS = mod(logits_BHLS, context)
     visible_BLS = context.visible()

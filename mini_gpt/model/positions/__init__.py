@@ -18,7 +18,7 @@ from mini_gpt.model.positions.base import Encoding
 def make(config: ModelConfig, *, rngs: nnx.Rngs) -> tuple[Encoding, ...]:
     """Return the encoding of each layer. Layers share one object, unless each has parameters of its own."""
     made = functools.cache(lambda kind, layer: make_one(config, kind, rngs=rngs))
-    kinds = [kind._replace(window=None) for kind in config.layer_kinds]
+    kinds = [kind._replace(window=None, depth=0) for kind in config.layer_kinds]
     own = [config.encodings[kind.position].own_parameters for kind in kinds]
     return tuple(made(kind, layer if own[layer] else None) for layer, kind in enumerate(kinds))
 

@@ -84,12 +84,12 @@ class Rope(Rotation):
             assert self.config.original_context is not None
             turned = frequencies, self.factor, self.config.original_context
             frequencies = dynamic_frequencies(*turned, lengths_B)[:, None]
-        return rotated(x_BLHK, angles(positions_BL, frequencies)[:, :, None, :], self.width).astype(dtype)
+        angles_BL1P = angles(positions_BL, frequencies)[:, :, None, :]
+        return rotated(x_BLHK, unfused(jnp.cos, angles_BL1P), unfused(jnp.sin, angles_BL1P), self.width).astype(dtype)
 
 
-def rotated(x_BLHK: jax.Array, angles_BLHP: jax.Array, width: int) -> jax.Array:
-    """Return queries or keys with dimensions i and i + width/2 rotated, in their dtype. angles: H may be 1."""
-    cos, sin = unfused(jnp.cos, angles_BLHP), unfused(jnp.sin, angles_BLHP)
+def rotated(x_BLHK: jax.Array, cos: jax.Array, sin: jax.Array, width: int) -> jax.Array:
+    """Return queries or keys with dimensions i and i + width/2 rotated, in their dtype. cos, sin: [B, L, H or 1, P]."""
     first, second, rest = jnp.split(x_BLHK, [width // 2, width], axis=-1)
     parts = [first * cos - second * sin, second * cos + first * sin, rest]
     return jnp.concatenate([part.astype(x_BLHK.dtype) for part in parts], axis=-1)

@@ -31,6 +31,7 @@ NEEDED = {  # the only value that the engine supports
     "causal": True,
     "block": "attention",
     "sinusoidal.columns": None,
+    "variants.differential": False,
 }
 # The values that the engine knows, of fields with a choice. A new value is refused until the engine knows it too.
 KNOWN = {
