@@ -75,6 +75,6 @@ class Turn(HeadChange):
     def __call__(self, q_BLHK: jax.Array, k_BSGK: jax.Array, context: Context) -> tuple[jax.Array, jax.Array]:
         assert context.queries.sums_BLH is not None
         angles_BLGP = angles(context.queries.sums_BLH, self.frequencies)
-        of_keys = jnp.cos(angles_BLGP), jnp.sin(angles_BLGP)
-        of_queries = (jnp.repeat(x_BLGP, self.shared, axis=2) for x_BLGP in of_keys)
-        return rotated(q_BLHK, *of_queries, self.width), rotated(k_BSGK, *of_keys, self.width)
+        cos_BLGP, sin_BLGP = jnp.cos(angles_BLGP), jnp.sin(angles_BLGP)
+        cos_BLHP, sin_BLHP = (jnp.repeat(x_BLGP, self.shared, axis=2) for x_BLGP in (cos_BLGP, sin_BLGP))
+        return rotated(q_BLHK, cos_BLHP, sin_BLHP, self.width), rotated(k_BSGK, cos_BLGP, sin_BLGP, self.width)
