@@ -126,6 +126,17 @@ def at_layer(value, layer):
     return value[layer % len(value)] if isinstance(value, tuple) else value
 
 
+def latent(p, x, heads, rotated):
+    """Return the keys [L, H * (R + K)] and the values [L, H * K] of latent attention."""
+    down = linear(p["down"], x)
+    c = down[:, rotated:]
+    c = c / np.sqrt((c**2).mean(1, keepdims=True) + 1e-6) * p["norm"]["scale"]
+    keys = np.split(linear(p["key"], c), heads, axis=1)
+    return np.concatenate([np.concatenate([down[:, :rotated], key], axis=1) for key in keys], axis=1), linear(
+        p["value"], c
+    )
+
+
 def differences(p, of_heads, layer):
     """Return the outputs of differential attention [L, H * K], from those of each head's softmax [L, 2K]."""
     start = 0.8 - 0.6 * math.exp(-0.3 * layer)
@@ -147,7 +158,11 @@ def attention(config, p, x, layer, tables, positions, visible, segments, memory=
         x = convolved(module_with(p, "taps")["taps"], x, segments)
     K, H, G = config.head_width, config.num_heads, config.num_kv_heads
     keys_from = x if memory is None else memory
-    q, k, v = linear(p["query"], x), linear(p["key"], keys_from), linear(p["value"], keys_from)
+    q = linear(p["query"], x)
+    if config.variants.latent is None:
+        k, v = linear(p["key"], keys_from), linear(p["value"], keys_from)
+    else:
+        k, v = latent(p["latent"], x, H, K // 2)
     if config.variants.clip_qkv:
         q, k, v = (
             np.minimum(np.maximum(rows, -config.variants.clip_qkv), config.variants.clip_qkv) for rows in (q, k, v)
@@ -161,10 +176,10 @@ def attention(config, p, x, layer, tables, positions, visible, segments, memory=
     subtracted = None
     if config.variants.differential:
         v = np.concatenate([np.tile(v[:, g : g + 2 * K], 2) for g in range(0, G * K, 2 * K)], axis=1)
-    V, of_heads = v.shape[1] // G, []  # the width of a head's values
+    Q, V, of_heads = q.shape[1] // H, v.shape[1] // G, []  # the width of a head's values
     for h in range(H):
         g = h // (H // G)
-        qh, kh, vh = q[:, h * K : (h + 1) * K], k[:, g * K : (g + 1) * K], v[:, g * V : (g + 1) * V]
+        qh, kh, vh = q[:, h * Q : (h + 1) * Q], k[:, g * Q : (g + 1) * Q], v[:, g * V : (g + 1) * V]
         if config.variants.qk_norm == "layernorm":
             qh, kh = (rows - rows.mean(1, keepdims=True) for rows in (qh, kh))
         if config.variants.qk_norm in ("plain", "weighted", "layernorm"):
@@ -176,7 +191,7 @@ def attention(config, p, x, layer, tables, positions, visible, segments, memory=
             )
         if position == "rope":
             base = at_layer(config.rope.base, layer)
-            rotated, r = int(K * config.rope.fraction), config.rope
+            rotated, r = int(K * config.rope.fraction) if config.variants.latent is None else K // 2, config.rope
             factor = at_layer(r.factor, layer)
             scaling = {
                 "scaling": "none" if factor == 1 and r.scaling != "dynamic" else r.scaling,

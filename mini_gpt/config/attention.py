@@ -212,6 +212,9 @@ class VariantsConfig(Section, prefix="model.variants."):
     differential: bool = field(
         False, "head pairs: the first's weights minus λ times the second's, with the values of both (Ye et al. 2025)"
     )
+    latent: OptionalSize = field(
+        None, "width of a vector from which all keys and values are computed, and which a KV cache keeps (MLA, 2024)"
+    )
     sink: Literal["none", "zero", "trained"] = field(
         "none", "a logit of each head without a value (gpt-oss); zero: softmax off by one"
     )

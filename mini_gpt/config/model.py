@@ -29,6 +29,8 @@ GATED = ("swiglu", "geglu")  # activations of two arrays, gate and up
 MOST_LAYERS = 4096  # above any real model, as LARGEST; they bound the memory that a config can ask for
 MOST_HEADS = 4096  # the time of some checks grows with its square
 CAUSAL = {"causal": True, "encoder_layers": 0}  # a causal mask in every layer
+LATENT = {"encoder_layers": 0, "heads": None, "rope.fraction": 1, "variants.qk_norm": "none"}
+LATENT |= {"variants.clip_qkv": None, "variants.differential": False}
 PARALLEL = {"encoder_layers": 0, "norm_placement": "pre", "residual": True}
 NEEDS: dict[str, dict[Any, dict[str, Any]]] = {  # {field: {value: {another field: the value that it must have}}}
     "scan_layers": {True: {"heads": None}},
@@ -52,6 +54,11 @@ def _feed_forward_width(values: Values) -> int:
 def _head_width(values: Values) -> int:
     """model.d_model / model.num_heads"""
     return max(1, values["model.d_model"] // values["model.num_heads"])
+
+
+def _scale_width(values: Values) -> float:
+    """model.head_width; 1.5 times it with model.variants.latent"""
+    return values["model.head_width"] * (1 if values["model.variants.latent"] is None else 1.5)
 
 
 def _most_positions(values: Values) -> int:
@@ -123,9 +130,7 @@ class ModelConfig(Section, prefix="model."):
     prediction_head: bool | None = field(False, "a layer and a norm before the logits (BERT); None: no logits (MiniLM)")
     scale_embeddings: bool = field(False, "multiply by sqrt(d_model), with initial std 1/sqrt(d_model) instead of 0.02")
     scale_attention: bool = field(True, "divide the scores by sqrt(scale_width); false for ablation only")
-    scale_width: Positive = field(
-        None, "its root divides scores (Gemma: query_pre_attn_scalar)", follows="model.head_width"
-    )
+    scale_width: Positive = field(None, "its root divides scores (Gemma: query_pre_attn_scalar)", follows=_scale_width)
     residual: bool = field(True, "residual connections; false for ablation only")
     remat: Literal["none", "dots", "block"] = field("none", "recompute activations: block: all; dots: all but products")
     scan_layers: bool = field(False, "loop over stacked blocks: 24 layers compile about as fast as 4")
@@ -168,6 +173,10 @@ class ModelConfig(Section, prefix="model."):
             self.refuse("prediction_head", f"must be False with model.activation={self.activation}, which needs a gate")
         if self.block == "gru":
             self._check_gru()
+        if self.variants.latent is not None:
+            self.check_needs("variants.latent", LATENT | {"num_kv_heads": self.num_heads})
+            if not {*self.position_pattern} <= {"rope", "none"}:
+                self.refuse("variants.latent", "needs model.position=rope or none")
         for name, needs_of in NEEDS.items():
             self.check_needs(name, needs_of.get(operator.attrgetter(name)(self), {}))
         for name, encoding in self.encodings.items():
@@ -320,4 +329,5 @@ class ModelConfig(Section, prefix="model."):
 
     @property
     def rotated_width(self) -> int:
-        return int(self.head_width * self.rope.fraction)
+        """The rotated entries of a head; latent attention has half as many more entries for them."""
+        return int(self.head_width * self.rope.fraction) if self.variants.latent is None else self.head_width // 2

@@ -32,12 +32,13 @@ Recent = tuple[jax.Array, jax.Array | None]
 class KeyValues(NamedTuple):
     """What one attention layer keeps of a sequence. Axis X is B and G merged: with separate axes, XLA copies the cache.
 
+    values_XSK: None with latent attention: the last entries of the keys are the values.
     sums_BSH: the sums of an encoding up to each token, see `Coordinates`, or None.
     recent: the last inputs_BTD of a canon layer and their segments_BT, or None.
     """
 
     keys_XSK: jax.Array
-    values_XSK: jax.Array
+    values_XSK: jax.Array | None
     sums_BSH: jax.Array | None = None
     recent: Recent | None = None
 
@@ -125,7 +126,7 @@ class PromptCache:
         size = self.capacity if in_order else min(self.capacity, context.mask.window or self.capacity)
         seen = context.reflections
         kept_BLGK = k_BLGK if seen is None else seen.after_prompts(k_BLGK, self.lengths_B)
-        arrays = reference.grouped(kept_BLGK), reference.grouped(v_BLGK), context.keys.sums_BLH
+        arrays = reference.grouped(kept_BLGK), _values(core, reference.grouped(v_BLGK)), context.keys.sums_BLH
         keys_XSK, values_XSK, sums_BSH = jax.tree.map(lambda x_XLK: _to_slots(self.lengths_B, x_XLK, size), arrays)
         self.kept = KeyValues(keys_XSK, values_XSK, sums_BSH, self.recent)
         return core.choose(q_BLHK, k_BLGK, v_BLGK, context, None)(q_BLHK, k_BLGK, v_BLGK, context)
@@ -160,14 +161,15 @@ class TokenCache:
     def attend(self, core: Core, q_B1HK, k_B1GK, v_B1GK, context: Context) -> jax.Array:
         """Write the new token's key and value to its slot, in place, and attend to all slots."""
         as_rows = lambda x_B1GK: x_B1GK.reshape(-1, 1, x_B1GK.shape[-1])
-        new = as_rows(k_B1GK), as_rows(v_B1GK), context.keys.sums_BLH
+        new = as_rows(k_B1GK), _values(core, as_rows(v_B1GK)), context.keys.sums_BLH
         old = self.kept
         if context.reflections is not None:  # they change all keys that the cache has
             old = old._replace(keys_XSK=context.reflections.after_token(old.keys_XSK))
         kept = KeyValues(*jax.tree.map(lambda old, x: _write(old, x, self.written), old[:3], new))
         self.kept = kept._replace(recent=self.kept.recent)
         context = context._replace(keys=self.tokens._replace(sums_BLH=kept.sums_BSH))
-        return reference.attend(core, q_B1HK, kept.keys_XSK, kept.values_XSK, context)
+        values_XSK: Any = kept.values_XSK if core.latent is None else kept.keys_XSK[..., -core.latent :]
+        return reference.attend(core, q_B1HK, kept.keys_XSK, values_XSK, context)
 
     def with_earlier(self, x_B1D: jax.Array, segments_B1: jax.Array | None, count: int) -> Recent:
         """Return the last `count` inputs and the new one, and their segments."""
@@ -175,6 +177,11 @@ class TokenCache:
         recent = jax.tree.map(join, self.kept.recent, (x_B1D, segments_B1))
         self.kept = self.kept._replace(recent=jax.tree.map(lambda x: x[:, -count:], recent))
         return recent
+
+
+def _values(core: Core, v_XLK: jax.Array) -> jax.Array | None:
+    """Return the values that a cache keeps: none with latent attention, whose keys contain them."""
+    return v_XLK if core.latent is None else None
 
 
 class SourceCache:

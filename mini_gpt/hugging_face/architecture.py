@@ -42,6 +42,7 @@ NEEDED = {
     "variants.selective": False,
     "variants.canon": False,
     "variants.differential": False,
+    "variants.latent": None,
     "variants.sink": "none",
     "variants.gate": "none",
 }

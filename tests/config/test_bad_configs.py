@@ -39,6 +39,8 @@ BAD = [
     ({"model.position": ()}, "at least one"),
     ({"model.variants.differential": True, "model.scan_layers": True}, r"needs model\.scan_layers=False"),
     ({"model.variants.differential": True, "model.num_kv_heads": 1}, r"num_kv_heads: found 1; must be even"),
+    ({"model.variants.latent": 8, "model.num_kv_heads": 2}, r"latent: found 8; needs model\.num_kv_heads=4"),
+    ({"model.variants.latent": 8, "model.position": "alibi"}, r"latent: found 8; needs model\.position=rope or none"),
     ({"model.variants.canon": True, "model.causal": False}, r"canon: found True; needs model\.causal=True"),
     ({"model.position": ("rope", "fox"), "model.causal": False}, r"model\.position: .*; needs model\.causal=True"),
     (

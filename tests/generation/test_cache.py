@@ -102,6 +102,14 @@ MODELS = {
         "model.variants.clip_qkv": 0.1,
         "model.scan_layers": True,
     },
+    "latent": {"model.variants.latent": 12, "model.num_kv_heads": 4, "model.attention_window": (9, None)},
+    "latent, no positions": {
+        "model.variants.latent": 40,
+        "model.num_kv_heads": 4,
+        "model.position": ("rope", "none", "none"),
+        "model.variants.sink": "trained",
+        "model.scan_layers": True,
+    },
     "geglu": {"model.position": "t5", "model.activation": "geglu", "model.norm_placement": "post"},
     "bfloat16": {"model.position": "rope", "model.dtype": "bfloat16"},
     "coupled": {"model.position": "learned"},
@@ -136,6 +144,14 @@ def test_cached_logits_of_other_models_equal_a_full_forward_pass(name):
     if name == "coupled":
         model = dataclasses.replace(model, layout=Layout(None, (3, 12)))
     assert_cached_equals_full(model, **tolerance)
+
+
+def test_latent_attention_keeps_one_small_vector_of_each_token():
+    """Per token and layer 12 + 4 numbers (4 of the rotated part), where plain attention has 2 · 32."""
+    for fields, numbers in (({"model.variants.latent": 12}, 16), ({}, 64)):
+        model = make({"model.num_kv_heads": 4} | fields)
+        _, kv = cache.prefill(model, jnp.zeros((3, 5), int), jnp.array([5, 2, 4]), CAPACITY)
+        assert sum(leaf.size for leaf in jax.tree.leaves(kv.layers)) == 3 * numbers * 3 * CAPACITY
 
 
 def assert_cached_equals_full(model, rtol=1e-4, atol=2e-4):

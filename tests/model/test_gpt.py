@@ -58,6 +58,7 @@ QUICK = [{"position": name} for name in ENCODINGS] + [
     {"position": "rope", "variants.qk_norm": "weighted", "variants.query_scale": "ssmax", "num_kv_heads": 2},
     {"position": "none", "variants.normaliser": "stick_breaking", "variants.canon": True, "num_kv_heads": 2},
     {"position": "rope", "variants.differential": True, "num_kv_heads": 2, "variants.gate": "head"},
+    {"position": "rope", "variants.latent": 6, "variants.gate": "entry"},
 ]
 SLOW = [
     {"norm": "rmsnorm", "activation": "swiglu", "use_bias": False, "tie_embeddings": False},
@@ -99,6 +100,8 @@ SLOW = [
     {"activation": "geglu", "scan_layers": True, "norm_epsilon": 1e-12},
     {"position": ("rope", "t5"), "num_layers": 4, "scan_layers": True, "norm": "rmsnorm"},
     {"position": ("rope", "none")},
+    {"position": ("rope", "none"), "variants.latent": 20, "head_width": 8, "d_model": 20, "scan_layers": True},
+    {"position": "none", "variants.latent": 5, "causal": False, "use_bias": False, "scale_width": 3.0},
     {"position": "fox", "variants.differential": True, "variants.sink": "zero", "attention_window": 4},
     {"position": "alibi", "variants.differential": True, "causal": False, "use_bias": False, "num_layers": 3},
     {"position": "none", "variants.qk_norm": "plain", "variants.gate": "head", "variants.sink": "zero"},

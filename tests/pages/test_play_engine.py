@@ -177,6 +177,7 @@ def test_the_table_of_configs_has_another_value_of_each_field():
 REFUSED = [
     ({"position": "relative_logits"}, {}, "model.position: found 'relative_logits'; the playground knows none"),
     ({"variants.differential": True}, {}, "model.variants.differential: found True; the playground needs False"),
+    ({"variants.latent": 8}, {}, "model.variants.latent: found 8; the playground needs None"),
     ({"causal": False}, {"train.objective": "masked"}, "model.causal: found False; the playground needs True"),
     (
         {"encoder_layers": 1},

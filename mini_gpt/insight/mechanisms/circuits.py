@@ -29,6 +29,7 @@ NOT_IN_QK = {
     "variants.query_scale": ("ssmax", "llama4"),
     "variants.selective": (True,),
     "variants.canon": (True,),
+    "variants.latent": (),
 }
 NOT_IN_OV = {
     "norm_placement": ("post",),
@@ -36,6 +37,7 @@ NOT_IN_OV = {
     "output_norm": (True,),
     "prediction_head": (True,),
     "variants.canon": (True,),
+    "variants.latent": (),
     "variants.differential": (True,),
     "variants.clip_qkv": (),
     "variants.gate": ("head", "entry"),

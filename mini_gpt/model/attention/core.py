@@ -48,6 +48,7 @@ class Core(nnx.Module):
         self.platform = devices.platform(jax.devices()[0])
         self.implementation = config.attention
         self.dropout_rate = config.attention_dropout
+        self.latent = config.variants.latent  # the last so many entries of a key are the value
         self.stick_breaking = config.variants.normaliser == "stick_breaking"
         self.num_heads, self.sink_kind = config.num_heads, config.variants.sink
         if self.sink_kind == "trained":

@@ -28,9 +28,12 @@ class MultiHeadAttention(nnx.Module):
         self.num_heads, self.num_kv_heads = layer.num_heads, layer.num_kv_heads
         self.mask = Mask(causal=False) if cross else Mask(layer.causal, kind.window)
         kv_width = layer.num_kv_heads * layer.head_width
-        self.query = variants.projection(layer, layer.d_model, layer.attention_width, rngs=rngs)
-        self.key = variants.projection(layer, layer.d_model, kv_width, rngs=rngs)
-        self.value = variants.projection(layer, layer.d_model, kv_width, rngs=rngs)
+        self.latent = variants.latent(layer, rngs=rngs)
+        further = layer.num_heads * layer.rotated_width if self.latent is not None else 0
+        self.query = variants.projection(layer, layer.d_model, layer.attention_width + further, rngs=rngs)
+        if self.latent is None:
+            self.key = variants.projection(layer, layer.d_model, kv_width, rngs=rngs)
+            self.value = variants.projection(layer, layer.d_model, kv_width, rngs=rngs)
         std, biased = residual_std(layer), layer.attention_out_bias
         self.out = Linear(layer, layer.attention_width, layer.d_model, std=std, use_bias=biased, rngs=rngs)
         before_position, after_position = variants.modules(layer, rngs=rngs)
@@ -52,8 +55,11 @@ class MultiHeadAttention(nnx.Module):
         kv_input_BSD = x_BLD if context.encoder_BSD is None else context.encoder_BSD
         # 1. Project. 2. Split into heads.
         q_BLHK = split_heads(self.query(x_BLD), self.num_heads)
-        k_BSGK = split_heads(self.key(kv_input_BSD), self.num_kv_heads)
-        v_BSGK = split_heads(self.value(kv_input_BSD), self.num_kv_heads)
+        if self.latent is None:
+            k_BSGK = split_heads(self.key(kv_input_BSD), self.num_kv_heads)
+            v_BSGK = split_heads(self.value(kv_input_BSD), self.num_kv_heads)
+        else:
+            q_BLHK, k_BSGK, v_BSGK = self.latent(x_BLD, q_BLHK)
         for module in self.on_heads:
             q_BLHK, k_BSGK = module(q_BLHK, k_BSGK, context)
         v_BSGK = v_BSGK if self.difference is None else self.difference.values(v_BSGK)
@@ -65,6 +71,7 @@ class MultiHeadAttention(nnx.Module):
             out_BLHK = attend(q_BLHK, k_BSGK, v_BSGK, context)
         else:  # while text is generated
             out_BLHK = context.cache.attend(self.core, q_BLHK, k_BSGK, v_BSGK, context)
+        out_BLHK = out_BLHK if self.latent is None else self.latent.output(out_BLHK)
         out_BLHK = out_BLHK if self.difference is None else self.difference(out_BLHK)
         if self.gate is not None:
             out_BLHK = self.gate(out_BLHK, x_BLD)

@@ -52,6 +52,15 @@ def gate(config: ModelConfig, *, rngs: nnx.Rngs) -> "Gate | None":
     return Gate(config, config.d_model, width, rngs=rngs)
 
 
+def latent(config: ModelConfig, *, rngs: nnx.Rngs) -> Any:
+    """Return the module of latent attention, or None."""
+    if config.variants.latent is None:
+        return None
+    from mini_gpt.model.attention.latent import Latent
+
+    return Latent(config, rngs=rngs)
+
+
 class Difference(nnx.Module):
     """Differential attention: heads 2i and 2i + 1 are a pair, whose values are those of both (Ye et al. 2025).
 

@@ -34,6 +34,8 @@ def data(model: LoadedModel, tokenizer: Tokenizer, tokens_L: np.ndarray, place: 
     config, (layer, head) = model.config.model, place
     if config.has_encoder:
         raise UserError("--workdir: the model has an encoder; --head needs a model without one")
+    if config.variants.latent is not None:
+        raise UserError("--workdir: the model has model.variants.latent; --head needs a matrix of keys for each head")
     rows_BL = sharding.pad_rows(tokens_L[None], model.mesh)
     weights_BHLS, visible_BLS, out_BLHK = attention.each_layer(model, rows_BL, _observed)[layer]
     hidden_LS = ~visible_BLS[0] & (np.tri(len(tokens_L), dtype=bool) | (not config.causal))

@@ -32,6 +32,7 @@ NEEDED = {  # the only value that the engine supports
     "block": "attention",
     "sinusoidal.columns": None,
     "variants.differential": False,
+    "variants.latent": None,
 }
 # The values that the engine knows, of fields with a choice. A new value is refused until the engine knows it too.
 KNOWN = {

@@ -134,6 +134,8 @@ def test_too_many_tokens_are_refused(small):
         ({"model__position": "relative_logits"}, "qk"),
         ({"model__position": "accumulated"}, "qk"),
         ({"model__variants__differential": True}, "ov"),
+        ({"model__variants__latent": 8}, "qk"),
+        ({"model__variants__latent": 8}, "ov"),
         ({"model__variants__query_scale": "ssmax"}, "qk"),
         ({"model__output_norm": True}, "ov"),
         ({"model__norm_placement": "post"}, "copying"),
