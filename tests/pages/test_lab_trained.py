@@ -81,7 +81,7 @@ def test_positions_that_are_in_the_input_cannot_be_left_out():
 
 
 def test_a_head_that_the_lab_cannot_compute_is_one_line():
-    with pytest.raises(UserError, match="the model has model.variants.latent; --head needs"):
+    with pytest.raises(UserError, match=r"the model has model\.variants\.latent; --head needs"):
         held(made(model__variants__latent=8))
     with pytest.raises(UserError, match=r"--head=1.2: the lab computes softmax.*; use --suite=explorer"):
         held(made(model__variants__qk_norm="weighted"))

@@ -38,7 +38,7 @@ class MultiHeadAttention(nnx.Module):
         self.out = Linear(layer, layer.attention_width, layer.d_model, std=std, use_bias=biased, rngs=rngs)
         before_position, after_position = variants.modules(layer, rngs=rngs)
         self.gate = variants.gate(layer, rngs=rngs)
-        self.difference = variants.Difference(layer, kind.depth, rngs=rngs) if layer.variants.differential else None
+        self.difference = variants.difference(layer, kind.depth, rngs=rngs)
         self.output_norm = make_norm(layer, rngs=rngs) if layer.output_norm else None
         from_encoding = positions.modules(config, kind, cross=cross, rngs=rngs)
         modules = [*before_position, *from_encoding, *after_position]
