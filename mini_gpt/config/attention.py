@@ -174,7 +174,7 @@ def _at_most_1024(values: Values) -> int:
 class RelativeLogitsConfig(Section, prefix="model.relative_logits."):
     """Relative logits: biases by distance, weighted by the query's token (code of Inkling, 2026)."""
 
-    extent: Size = field(None, "distances with a bias, from 0 on; a key further away has none", follows=_at_most_1024)
+    extent: Size = field(None, "distances with a bias, from 0 on", follows=_at_most_1024)
 
 
 def _ssmax_start(values: Values) -> float:
@@ -209,11 +209,9 @@ class VariantsConfig(Section, prefix="model.variants."):
     )
     selective: bool = field(False, "a query lowers the logits of keys for later queries (Leviathan et al. 2025)")
     canon: bool = field(False, "canon-A: a causal convolution of 4 tokens, before the projections (Allen-Zhu 2025)")
-    differential: bool = field(
-        False, "head pairs: the first's weights minus λ times the second's, with the values of both (Ye et al. 2025)"
-    )
+    differential: bool = field(False, "pairs of heads: the first's weights minus λ times the second's (Ye et al. 2025)")
     latent: OptionalSize = field(
-        None, "width of a vector from which all keys and values are computed, and which a KV cache keeps (MLA, 2024)"
+        None, "width of a vector that gives all keys and values, and is cached (MLA, DeepSeek-AI 2024)"
     )
     sink: Literal["none", "zero", "trained"] = field(
         "none", "a logit of each head without a value (gpt-oss); zero: softmax off by one"

@@ -182,6 +182,7 @@ class ModelConfig(Section, prefix="model."):
         for name, encoding in self.encodings.items():
             if encoding.stage == "embeddings" and len(self.position_pattern) > 1:
                 self.refuse("position", f"{name} acts once at the input and can't be part of a pattern over the layers")
+            self.check_needs("position", CAUSAL if encoding.causal_only else {})
             encoding.check(self)
         if self.scan_layers and self.num_layers % self.period:
             reason = f"it must be divisible by {self.period}, the pattern's length"

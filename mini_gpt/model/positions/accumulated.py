@@ -33,7 +33,6 @@ class Accumulated(Encoding):
 
     @classmethod
     def check(cls, config: ModelConfig) -> None:
-        super().check(config)
         Rope.check(config)
         config.check_needs("position", {"heads": None})
         if "rope" not in config.position_pattern:

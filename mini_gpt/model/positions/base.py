@@ -4,7 +4,7 @@ from typing import Any
 
 from flax import nnx
 
-from mini_gpt.config.model import CAUSAL, ModelConfig
+from mini_gpt.config.model import ModelConfig
 
 
 class Encoding(nnx.Module):
@@ -40,8 +40,6 @@ class Encoding(nnx.Module):
     @classmethod
     def check(cls, config: ModelConfig) -> None:
         """Raise UserError for fields of the model that do not fit. `config.check_needs` helps."""
-        if cls.causal_only:
-            config.check_needs("position", CAUSAL)
 
     def modules(self) -> list[Any]:
         """Return the modules that change the attention of a layer."""

@@ -34,7 +34,6 @@ class Path(Encoding):
 
     @classmethod
     def check(cls, config: ModelConfig) -> None:
-        super().check(config)
         config.check_needs("position", {"heads": None, "variants.soft_cap": None})
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):

@@ -190,10 +190,7 @@ def _typical(query_NHK: np.ndarray, labels: list[list[HeadLabel]] | None, templa
 
 
 def _positions(model: LoadedModel, text: Any = None) -> dict[str, Any]:
-    """Return the encodings' constants, the cosines of a learned table, T5's biases, and curves of other encodings.
-
-    text: the tokens whose computed positions are drawn; other texts have none.
-    """
+    """Return the encodings' constants, the cosines of a learned table, T5's biases, and curves of other encodings."""
     config, learned, t5 = model.config.model, None, None
     pattern, layers = config.position_pattern, encodings.of_layers(model)
     alone = [[encoding for encoding in layer if type(encoding) in encodings.WITH_FIGURES] for layer in layers]
