@@ -30,9 +30,9 @@ NEEDED = {  # the only value that the engine supports
     "cross_positions": False,
     "causal": True,
     "block": "attention",
-    "sinusoidal.columns": None,
     "variants.differential": False,
     "variants.latent": None,
+    "sinusoidal.columns": None,
 }
 # The values that the engine knows, of fields with a choice. A new value is refused until the engine knows it too.
 KNOWN = {
