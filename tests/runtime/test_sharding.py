@@ -149,7 +149,7 @@ def test_variants_of_attention_equal_one_device(small, scan, position):
 @pytest.mark.parametrize("variant", [{"differential": True}, {"latent": 8}], ids=str)
 def test_variants_of_values_equal_one_device(small, variant):
     fields = {f"model__variants__{name}": value for name, value in variant.items()}
-    fields |= {"model__dropout": 0.0, "model__dtype": "float32", "model__position": "rope"}
+    fields |= {"model__dropout": 0.0, "model__dtype": "float32", "model__position": "rope", "model__head_width": 4}
     (_, single), (_, several) = on_one_and_eight(small, fields)
     assert several == [pytest.approx(metrics, rel=1e-4) for metrics in single]
 
