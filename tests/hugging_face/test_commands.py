@@ -294,6 +294,7 @@ MPT = {"position": "alibi", "activation": "gelu_exact"}
 # Fields of a model, of which the last can't be exported.
 REFUSED = [
     {"norm": "rmsnorm", "position": "kerple"},
+    {"position": "relative_logits"},
     {"position": ("none", "alibi")},
     {"position": ("rope", "t5")},
     {"position": "none", "norm": "rmsnorm"},
@@ -306,9 +307,11 @@ REFUSED = [
     {"rope.scaling": "linear", "rope.factor": (1.0, 4.0)},
     {"rope.factor": 2, "rope.scaling": "yarn"},
     {"position": "rope", "rope.factor": 2, "rope.fraction": 0.5, "rope.scaling": "yarn_by_index"},
-    {"position": "rope", "rope.turning": 0.5},
+    {"position": "rope", "parallel_residual": "two_norms", "rope.turning": 0.5},
     {"position": "rope", "activation": "swiglu"},
     {"position": "rope", "variants.qk_norm": "plain"},
+    {"position": "rope", "variants.differential": True},
+    {"position": "rope", "variants.latent": 16},
     {"position": "learned", "num_kv_heads": 2},
     {"position": "learned", "residual": False},
     {"position": "learned", "scale_width": 9.0},
@@ -316,6 +319,7 @@ REFUSED = [
     {"position": "learned", "scale_attention": False},
     LLAMA | {"activation": "gelu"},
     LLAMA | {"rope.fraction": 0.5},
+    LLAMA | {"rope.scaling": "ntk", "rope.factor": 2.0, "rope.turning": 0.5},
     {"position": "alibi", "output_soft_cap": 9.0},
     {"position": "alibi", "activation": "gelu"},
     MPT | {"use_bias": True},

@@ -184,10 +184,10 @@ def encoding(name, **fields):
 
 def test_alibi_is_forgetting_with_constant_gates():
     slopes = biases.alibi_slopes(4)
-    decay_BLH = jnp.cumsum(jnp.broadcast_to(-jnp.array(slopes), (1, 20, 4)), axis=1)
+    sums_BLH = jnp.cumsum(jnp.broadcast_to(-jnp.array(slopes), (1, 20, 4)), axis=1)
     heads = [draw(1, 20, 4, 8, seed=seed) for seed in range(3)]
     wanted = reference.attend(make_core(position="alibi"), *heads, row_context(Mask(True), 20))
-    found = reference.attend(make_core(position="fox"), *heads, row_context(Mask(True), 20, decay_BLH=decay_BLH))
+    found = reference.attend(make_core(position="fox"), *heads, row_context(Mask(True), 20, sums_BLH=sums_BLH))
     np.testing.assert_allclose(found, wanted, atol=1e-5)
 
 
@@ -199,12 +199,63 @@ def test_the_gates_of_fox_are_float32_and_start_as_in_the_released_code():
     np.testing.assert_allclose(encoding("fox").log_gates(jnp.zeros((1, 3, 32))), np.log(0.5), rtol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["fox", *slow("cope", "none")])
+@pytest.mark.parametrize("name", ["fox", *slow("cope", "none", "accumulated")])
 def test_content_encodings_do_not_depend_on_given_positions(name):
     definition, state = nnx.split(MiniGPT(make(name), 11, rngs=nnx.Rngs(0)))
     noisy = jax.tree.map(lambda leaf: leaf + 0.3 * draw(*leaf.shape, seed=1), state)
     logits = jax.jit(lambda positions_BL: nnx.merge(definition, noisy)(jnp.arange(10)[None], positions_BL))
     np.testing.assert_array_equal(logits(jnp.arange(10)[None]), logits(7 + 3 * jnp.arange(10)[None]))
+
+
+@pytest.mark.parametrize("step", [1.0, 0.5])
+def test_accumulated_positions_with_equal_steps_are_those_of_rope(step):
+    made, rope = (encoding(name, num_kv_heads=2, **{"rope.base": 50.0}) for name in ("accumulated", "rope"))
+    made.steps.project.kernel[...] *= 0
+    made.steps.log_step[...] += np.log(step)
+    q, k, x = draw(1, 9, 4, 8, seed=0), draw(1, 9, 2, 8, seed=1), draw(1, 9, 32, seed=2)
+    at = jnp.arange(9)[None]
+    logits = lambda q, k: jnp.einsum("blhk,bshk->bhls", q, jnp.repeat(k, 2, axis=2), precision="highest")
+    found = logits(*made.turn(q, k, made.steps(x, row_context(Mask(True), 9))[1]))
+    np.testing.assert_allclose(found, logits(rope.rotate(q, step * at), rope.rotate(k, step * at)), atol=1e-4)
+
+
+def test_a_step_of_accumulated_positions_moves_all_later_tokens_of_a_head():
+    steps = encoding("accumulated", num_kv_heads=2).steps
+    x = jnp.ones((1, 6, 32))
+    places = lambda x: steps(x, row_context(Mask(True), 6))[1].queries.sums_BLH[0]
+    moved = places(x.at[0, 2].multiply(-3.0)) - places(x)  # the length of an input has no effect
+    change = -2 * steps.project(x[0, :1])[0] / 32**0.5
+    np.testing.assert_allclose(moved, np.outer([0, 0, 1, 1, 1, 1], change), atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["accumulated", *slow("path", "relative_logits", "fox")])
+def test_parameters_of_content_encodings_have_the_right_gradients(name):
+    """Against differences of the loss, for a step of all parameters of the encoding."""
+    definition, state = nnx.split(MiniGPT(make(name), 11, rngs=nnx.Rngs(0)))
+    noisy = jax.tree.map(lambda leaf: leaf + 0.3 * draw(*leaf.shape, seed=1), state)
+    loss = jax.jit(
+        lambda state: jnp.sum(jax.nn.log_softmax(nnx.merge(definition, state)(jnp.arange(10)[None]))[..., 0])
+    )
+    gradient = jax.jit(jax.grad(loss))(noisy)
+    own = lambda path: any(part in jax.tree_util.keystr(path) for part in ("on_input", "score_mods"))
+    uphill = jax.tree_util.tree_map_with_path(lambda path, leaf: own(path) * leaf, gradient)
+    slope = float(jnp.sqrt(sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(uphill))))
+    moved = lambda by: float(loss(jax.tree.map(lambda x, d: x + by / slope * d, noisy, uphill)))
+    assert slope > 1e-3 and (moved(0.003) - moved(-0.003)) / 0.006 == pytest.approx(slope, rel=0.05)
+
+
+def test_relative_logits_add_the_profiles_weighted_by_the_query():
+    """As in Transformers' Inkling: the distance is clamped, and what is outside is masked."""
+    profiles = encoding("relative_logits", **{"relative_logits.extent": 4}).profiles
+    profiles.table[...] = table_RE = draw(16, 4, seed=1)
+    weights_BLHR, at_L = draw(1, 6, 4, 16, seed=2), np.array([0, 1, 2, 3, 7, 9])
+    context = row_context(Mask(True), 6, positions_BL=jnp.array(at_L)[None])._replace(of_queries_BLHR=weights_BLHR)
+    found_HLS = profiles(jnp.ones((1, 4, 6, 6)), context)[0]
+    by_distance_LHE = np.float64(weights_BLHR[0]) @ np.float64(table_RE)
+    for i, j in np.ndindex(6, 6):
+        is_near = 0 <= at_L[i] - at_L[j] < 4
+        wanted_H = 1 + by_distance_LHE[i, :, at_L[i] - at_L[j]] if is_near else np.ones(4)
+        np.testing.assert_allclose(found_HLS[:, i, j], wanted_H, atol=1e-5)
 
 
 def polar_logits(offset):

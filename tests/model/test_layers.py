@@ -268,3 +268,45 @@ def test_a_gate_multiplies_the_outputs_of_the_heads(kind, width):
     exact = 1 / (1 + np.exp(-np.asarray(x_BLD[0] @ gate.kernel[...], np.float64)))
     np.testing.assert_allclose(found, np.broadcast_to(exact.reshape(3, 2, -1), (3, 2, 8)), rtol=1e-4)
     assert found.std() > 0.1
+
+
+def test_differential_attention_takes_a_share_that_starts_by_depth():
+    """The difference of equal outputs is 1 - λ of them, which the norm scales to a root mean square of 1."""
+    config = loading.load("configs/default.py", {"model.variants.differential": True}).model
+    parts = [MultiHeadAttention(config, kind, rngs=nnx.Rngs(0)).difference for kind in config.layer_kinds]
+    np.testing.assert_allclose([part.start for part in parts], 0.8 - 0.6 * np.exp(-0.3 * np.arange(4)), rtol=1e-6)
+    last = parts[3]
+    assert 0.03 < np.std([each[...] for each in (last.q1, last.k1, last.q2, last.k2)]) < 0.3  # 0.1
+    out = jax.random.normal(jax.random.key(0), (1, 5, 1, 64))
+    found = last(jnp.repeat(out, 4, axis=2))
+    assert found.shape == (1, 5, 4, 32)
+    pair = found.reshape(1, 5, 2, 64)
+    np.testing.assert_allclose(jnp.sqrt((pair**2).mean(-1)), 1 - last.start, rtol=1e-3)
+    np.testing.assert_array_equal(pair[:, :, 0], pair[:, :, 1])
+
+
+def test_the_heads_of_a_pair_share_their_values():
+    part = attention(differential=True).difference
+    values = part.values(jnp.arange(8.0).reshape(1, 1, 4, 2))[0, 0]
+    np.testing.assert_array_equal(values, [[0, 1, 2, 3], [0, 1, 2, 3], [4, 5, 6, 7], [4, 5, 6, 7]])
+
+
+def test_the_scale_of_latent_attention_counts_the_rotated_part():
+    assert make().scale_width == 8 and make(latent=5).scale_width == 8 + 4
+
+
+def test_latent_attention_of_the_whole_input_is_plain_attention():
+    """Without the rotated part, and if the latent vector is the input, which has a root mean square of 1."""
+    fields = {"model.position": "none", "model.d_model": 16, "model.num_heads": 2, "model.dtype": "float32"}
+    fields |= {"model.use_bias": False, "model.scale_width": 8.0}
+    configs = [loading.load("configs/default.py", fields | own).model for own in ({}, {"model.variants.latent": 16})]
+    plain, latent = (MultiHeadAttention(config, config.layer_kinds[0], rngs=nnx.Rngs(0)) for config in configs)
+    query = plain.query.kernel[...].reshape(16, 2, 8)
+    latent.query.kernel[...] = jnp.pad(query, ((0, 0), (0, 0), (4, 0))).reshape(16, 24)
+    latent.latent.down.kernel[...] = jnp.pad(jnp.eye(16), ((0, 0), (4, 0)))
+    latent.latent.key.kernel[...], latent.latent.value.kernel[...] = plain.key.kernel[...], plain.value.kernel[...]
+    latent.out.kernel[...] = plain.out.kernel[...]
+    x = jax.random.normal(jax.random.key(0), (2, 7, 16)) * 5
+    x /= jnp.sqrt(jnp.mean(x**2, axis=-1, keepdims=True))
+    context = row_context(Mask(True), 7)
+    np.testing.assert_allclose(latent(x, context), plain(x, context), atol=1e-5)

@@ -64,6 +64,7 @@ CHANGES = [
     ("Gemma 3, text", {"rope_parameters": {"full_attention": {"type": "linear", "factor": 4.0}}}, True),
     ("Gemma 3, text", {"rope_parameters": {"rope_type": "linear", "factor": 4.0}}, False),
     (LLAMA, {"rope_scaling": {"rope_type": "dynamic", "factor": 1.0}}, True),
+    (LLAMA, {"rope_scaling": {"rope_type": "proportional", "partial_rotary_factor": 0.5, "factor": 2.0}}, True),
     ("OLMo 1", {"clip_qkv": 0.0}, False),
     (QWEN, {"use_sliding_window": True, "sliding_window": None, "layer_types": MISSING}, True),
     (QWEN, {"num_key_value_heads": None}, False),
