@@ -269,7 +269,9 @@ def test_every_parameter_has_a_sharding_rule(small):
             {"model__activation": "swiglu", "model__tie_embeddings": False, "model__norm_placement": "post"},
             {"model__prediction_head": True, "model__embedding_norm": True, "model__activation": "relu"},
             {"model__output_bias": True, "model__parallel_residual": "one_norm"},
-            {f"model__variants__{name}": VARIANTS[name] for name in VARIANTS if position != "hard_alibi"},
+            {f"model__variants__{name}": VARIANTS[name] for name in VARIANTS if position not in ("hard_alibi", "path")},
+            {"model__variants__differential": True},
+            {"model__variants__latent": 8} if position == "none" else {},
         ):
             _, shapes = build.abstract(small(model__position=position, **extra).model, VOCAB)
             for path, _ in jax.tree_util.tree_leaves_with_path(shapes):
