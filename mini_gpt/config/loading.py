@@ -176,7 +176,8 @@ def call(file: Path, use: Callable[[ModuleType], T]) -> T:
         module = importlib.util.module_from_spec(spec)
         sys.path.insert(0, str(file.resolve().parent.parent))  # for `from configs import default`
         try:
-            spec.loader.exec_module(module)
+            # Python's cache of compiled files would miss a change within a second that keeps the size.
+            exec(compile(file.read_bytes(), file, "exec"), module.__dict__)
         finally:
             sys.path.pop(0)
         return use(module)

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import json
 import operator
+import os
 import re
 import sys
 
@@ -96,6 +97,16 @@ def test_a_config_file_may_set_a_pattern_of_positions(tmp_path):
         assert position == (("rope", "none") if "rope" in value else "learned")
     with pytest.raises(UserError, match="learned positions end at"):
         loading.load(str(file), {"model.max_positions": 8})
+
+
+def test_a_changed_file_is_read_anew_within_a_second(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    path, found = tmp_path / "study.py", []
+    for text in ("seeds = 3", "seeds = 6"):
+        path.write_text(text)
+        os.utime(path, (1e9, 1e9))
+        found.append(loading.call(path, lambda module: module.seeds))
+    assert found == [3, 6]
 
 
 def test_config_json_holds_the_same_config(tmp_path):
