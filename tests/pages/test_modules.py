@@ -11,15 +11,16 @@ PAGES = explorer.PAGE.parents[1]
 MODULES = sorted({*PAGES.rglob("*.js")} - {*PAGES.rglob("vendor/*.js")})
 ENTRIES = ("explorer/page.js", "lab/page.js", "play/view/page.js", "play/engine/worker.js")
 IMPORT = re.compile(r'^import \{([^}]*)\} from "([^"]+)";\n', re.MULTILINE)
-EXPORT = re.compile(r"^export (?:const|let|class|(?:async )?function\*?) (\w+|\{[^}]*\})", re.MULTILINE)
+DEFINITION = r"(?:const|let|class|(?:async )?function\*?) (\w+|\{[^}]*\})"
+EXPORT, TOP = (re.compile(f"^{start}{DEFINITION}", re.MULTILINE) for start in ("export ", "(?:export )?"))
 
 
 def names(listed):
     return set(re.findall(r"\w+", listed))
 
 
-def exported(path):
-    return {name for found in EXPORT.findall(path.read_text(encoding="utf-8")) for name in names(found)}
+def exported(path, pattern=EXPORT):
+    return {name for found in pattern.findall(path.read_text(encoding="utf-8")) for name in names(found)}
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PAGES)))
@@ -32,8 +33,9 @@ def test_imported_names_are_there_and_used(path):
 
 @pytest.mark.parametrize("entry", ENTRIES)
 def test_a_name_is_in_one_file_of_a_page(entry):
-    found = [(name, path) for path in document.modules(PAGES / entry) for name in exported(path)]
-    assert len(found) == len(dict(found))
+    """All files of a page share one scope, so that also names that are not exported must differ."""
+    found = [(name, path) for path in document.modules(PAGES / entry) for name in exported(path, TOP)]
+    assert len(found) == len(dict(found)), [name for name, path in found if dict(found)[name] != path]
 
 
 @pytest.mark.parametrize("entry", ENTRIES)

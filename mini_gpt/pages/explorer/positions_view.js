@@ -19,7 +19,7 @@ const mean = (values) => values.reduce((a, b) => a + b, 0) / values.length;
 // (1, 0), turned to a place.
 const turned = (place, radians) => [Math.cos(place * radians), Math.sin(place * radians)];
 // The products of such vectors at places and at one key, averaged over all frequencies.
-function scoresOf(frequencies, places, key) {
+function productsOf(frequencies, places, key) {
   const atKey = frequencies.map((radians) => turned(key, radians));
   return places.map((place) =>
     mean(
@@ -96,7 +96,7 @@ export function Positions({ data, state, set }) {
   const atBase = (frequencies) => frequencies.map((ofBase10) => ofBase10 ** state.baseLog); // radians per token
   const waves = atBase(data.positions.waves);
   const turns = atBase(data.positions.turns).map((frequency, pair) => factors[pair] * frequency);
-  const similar = scoresOf(waves, distances, 0);
+  const similar = productsOf(waves, distances, 0);
   const longest = (2 * Math.PI) / waves[waves.length - 1];
   const wave = (place, dimension) => turned(place, waves[dimension >> 1])[1 - (dimension % 2)];
   const cosines = useMemo(() => learned && new Int8Array(bytesOf(learned.cosines).buffer), [learned]);
@@ -149,7 +149,7 @@ export function Positions({ data, state, set }) {
           { name: `sinusoids, ${width} dimensions${compared("sinusoidal")}`, values: similar },
           {
             name: `RoPE, ${rotated} dimensions${compared("rope")}`,
-            values: scoresOf(turns, distances, 0),
+            values: productsOf(turns, distances, 0),
             dash: "6 3",
           },
         ]} />`,
@@ -176,10 +176,10 @@ export function Positions({ data, state, set }) {
         xName="offset of the query (tokens)"
         yName="score of equal vectors"
         lines=${[
-          { name: "key at 0", values: scoresOf(turns, distances, 0), wide: true },
+          { name: "key at 0", values: productsOf(turns, distances, 0), wide: true },
           {
             name: "key at 1,000",
-            values: scoresOf(
+            values: productsOf(
               turns,
               distances.map((d) => 1000 + d),
               1000,
@@ -251,7 +251,9 @@ export function Positions({ data, state, set }) {
           ...${kind === "place" ? { xName: "token" } : isSimilarity ? byDistance : toTheLeft}
           lines=${headLines(lines)} />`,
         note:
-          (kind === "place" ? "Where the heads take each token of the text to be." : "With the parameters of this run.") +
+          (kind === "place"
+            ? "Where the heads take each token of the text to be."
+            : "With the parameters of this run.") +
           (isSimilarity || kind === "place" ? "" : ` The query is at position ${lines[0].values.length - 1}.`) +
           (heads > lines.length ? ` The first ${lines.length} of ${heads} ${lines[0].name.split(" ")[0]}s.` : ""),
       };
