@@ -268,7 +268,9 @@ def test_all_suites_measure_a_smaller_run(monkeypatch, trained, capsys):
     assert prune(monkeypatch, workdir, "--heads=0.2,1.0,1.1,1.3", "--tokens=64") is None
     run = Run(workdir.parent / "smaller")
     left_out = {"tasks", "translation", "needles", "grammar"}  # of other data
-    options = SuiteOptions(tokens=64, lengths="16,32", text="the cat sat", other="the dog ran")
+    items = workdir.parent / "items.jsonl"
+    items.write_text('{"query": "the", "choices": ["cat", "dog"], "gold": 0}\n')
+    options = SuiteOptions(tokens=64, lengths="16,32", text="the cat sat", other="the dog ran", items=str(items))
     found = {name: suites.evaluate(run, name, options) for name in suites.SUITES.keys() - left_out}
     patching = found["patching"]
     for scores in (found["pruning"]["importance"], patching["heads"], patching["direct"]["heads_NH"]):
