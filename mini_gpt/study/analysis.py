@@ -137,7 +137,7 @@ def _why_not_comparable(comparison: Comparison, pairs: Pairs) -> str:
         return "no seed is complete in both conditions"
     for seed, rows in pairs.items():
         for condition, row in zip((comparison.first, comparison.second), rows, strict=True):
-            if row[comparison.metric] is None:
+            if row.get(comparison.metric) is None:
                 return f"{condition}, seed {seed}: {row['reason'] or f'has no {comparison.metric}'}"
     counts = {row.get("tokens_scored", row.get("problems")) for rows in pairs.values() for row in rows}
     if len(counts) > 1 and comparison.metric in PER_TOKEN:

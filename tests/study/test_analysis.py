@@ -181,6 +181,16 @@ def test_an_undefined_value_has_a_reason(study, tmp_path):
     assert found[2].verdict == "equivalent"
 
 
+def test_a_metric_that_is_newer_than_the_results_is_missing_from_the_report(study, tmp_path, monkeypatch):
+    monkeypatch.setattr(type(SUITES["perplexity"]), "values", ("nll", "new"))
+    newer = dataclasses.replace(study, contrasts=["a<b@new", "a<b"])
+    found = report.Report(results_of(newer, tmp_path, MEANS))
+    assert found.outcomes[0].reason == "a, seed 0: has no new" and found.outcomes[1].verdict == "shown"
+    rows = [{"nll": 1.0, "reason": None}, {"nll": 2.0, "reason": None}]
+    spreads, reasons = tables._spreads(SUITES["perplexity"], rows)
+    assert spreads["nll_mean"] == 1.5 and spreads["new_mean"] is None and reasons == {"new": "these runs have no new"}
+
+
 def test_losses_of_different_tokens_are_not_compared(study, tmp_path):
     results = results_of(study, tmp_path, MEANS, b1={"tokens_scored": 159})
     assert outcomes(results)[0].reason == "the runs score different tokens; compare bits_per_byte"
