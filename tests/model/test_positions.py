@@ -197,9 +197,10 @@ def test_rope_rotates_pairs_and_keeps_norms():
         np.testing.assert_allclose(rotated[b, i, h], exact, atol=1e-4)
 
 
-@pytest.mark.parametrize(
-    "name", ["rope", "alibi", "sinusoidal", *slow("learned", "t5", "fire", "kerple", "pope", "hard_alibi")]
-)
+QUICK = ("rope", "alibi", "sinusoidal")
+
+
+@pytest.mark.parametrize("name", [*QUICK, *slow(*(name for name in ENCODINGS if name not in QUICK))])
 def test_encodings_work_on_any_block_of_positions(name):
     encoding = make(name)
     every, block = jnp.arange(64)[None], jnp.arange(40, 48)[None]

@@ -44,7 +44,7 @@ def computed(width: int, length: int) -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {"none": {"title": "none", "kind": "none", "trained": False, "numbers": {}}}
     for encoding in map(attention.encoding, attention.ENCODINGS):
         kind, compute = next((row for base, row in KINDS.items() if issubclass(encoding, base)), ("none", None))
-        if compute is None:
+        if compute is None or encoding.causal_only:
             continue
         try:
             parameters, numbers = jax.jit(functools.partial(_numbers, encoding, compute, models, length))()

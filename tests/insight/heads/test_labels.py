@@ -73,6 +73,7 @@ def normalised(weights_BLS):
 RESTS = {"first token": np.arange(L) == np.zeros((L, 1)), "self": BACK_LS == 0, "uniform": CAUSAL_LS}
 CONTENT = ("delimiter", "current word", "word start", "duplicate token", "rare token")
 CONTENT += ("matching bracket", "earlier use of a name", "definition of a call")
+QUICK = ("current word", "matching bracket")
 
 
 @pytest.mark.parametrize(
@@ -92,7 +93,7 @@ def test_content_needs_less_strength_for_a_label(strengths, expected):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("share", [1.0, *slow(0.9)])
-@pytest.mark.parametrize("kind", ["current word", "matching bracket", *slow(*CONTENT[:1], *CONTENT[2:5], *CONTENT[6:])])
+@pytest.mark.parametrize("kind", [*QUICK, *slow(*(kind for kind in CONTENT if kind not in QUICK))])
 def test_content_comes_before_resting_places(kind, share):
     of_kind_BLS = templates()[kind] & CAUSAL_LS
     for rest_LS in RESTS.values():
