@@ -34,7 +34,7 @@ def _spreads(suite: Suite, rows: list[Row]) -> tuple[Row, dict[str, str]]:
     spreads: Row = {}
     reasons: dict[str, str] = {}
     for value in suite.values:
-        numbers = [row.get(value) for row in rows]  # a metric can be newer than a result
+        numbers: list[Any] = [row.get(value) for row in rows]  # a metric can be newer than a result
         if None in numbers:
             reasons[value] = rows[numbers.index(None)]["reason"] or f"these runs have no {value}"
             spreads |= {f"{value}_{name}": None for name in Spread._fields}

@@ -166,7 +166,7 @@ def test_the_page_shows_the_maps_and_the_tokens_of_one_example(run_of, kind, tex
         assert ("".join(sides["keys"]), "".join(sides["tokens"])) == (source, target)
     elif kind == "pairs":
         lines = [line.split(b"\t") for line in Path(run.config.data.path).read_bytes().splitlines()]
-        each = lambda text: [bytes([byte]).decode(errors="replace") for byte in text]
+        each = lambda text: [bytes([byte]).decode(errors="backslashreplace") for byte in text]
         fitting = [[["", *each(source)], [*each(target.strip()), ""]] for source, target in lines if len(source) < 40]
         assert [sides["keys"], sides["tokens"]] in fitting
     sentinels = [[token for token in sides[side] if token.startswith("<")] for side in ("keys", "tokens")]
