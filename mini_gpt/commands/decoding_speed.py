@@ -58,7 +58,7 @@ def decode(path: str, overrides: dict[str, str], prompt_tokens: int, tokens: int
     config = loading.load(path, overrides)
     config.model.check_length(prompt_tokens + (1 if config.model.has_encoder else tokens))  # a separator
     model = random_model(config)
-    vocab_size = model.merge().vocab_size
+    vocab_size = len(model.parameters["embedding"])
     prompt, source = np.random.default_rng(0).integers(vocab_size, size=prompt_tokens), None
     if config.model.has_encoder:
         start = model.layout.separator_id or 0  # None with span corruption: any token may start a target

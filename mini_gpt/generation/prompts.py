@@ -45,7 +45,7 @@ def prepare(
     Raises UserError if the length is not a whole number, there is no prompt, a prompt is empty, a token is not in the
     vocabulary, prompt and length exceed the model's positions, or the sources do not fit the model.
     """
-    config, vocab_size = model.config.model, model.merge().vocab_size
+    config, vocab_size = model.config.model, len(model.parameters["embedding"])
     length = convert("length", length, Annotated[int, at_least(0)])
     if not len(prompts) or not all(map(len, prompts)):
         raise UserError("prompt: found no token; give at least one")
