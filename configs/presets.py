@@ -54,11 +54,8 @@ SHAPES = {
     ),
 }
 CONTEXT_LENGTHS = {"bert_base": 512, "gpt2_small": 1024, "gpt3_175b": 2048, "llama2_70b": 4096, "nanochat_d20": 2048}
-VOCAB_SIZES = {
-    "bert_base": 30_521,
-    "llama2_70b": 32_000,
-    "nanochat_d20": 32_768,
-}  # of BERT without [MASK], which the objective adds
+# That of BERT is without [MASK], which the objective adds.
+VOCAB_SIZES = {"bert_base": 30_521, "llama2_70b": 32_000, "nanochat_d20": 32_768}
 
 
 def get_config(name: str = "gpt2_small") -> ConfigDict:

@@ -63,9 +63,8 @@ class Sinusoidal(InputEncoding):
     def embed(self, x_BLD: jax.Array, positions_BL: jax.Array) -> jax.Array:
         angles_BLP = angles(positions_BL, self.frequencies)
         waves_BLP2 = jnp.stack([jnp.sin(angles_BLP), jnp.cos(angles_BLP)], axis=-1)
-        waves_BLP = (
-            (self.amplitude * waves_BLP2).reshape(*positions_BL.shape, -1)[..., : self.width].astype(x_BLD.dtype)
-        )
+        waves_BLP = (self.amplitude * waves_BLP2).reshape(*positions_BL.shape, -1)[..., : self.width]
+        waves_BLP = waves_BLP.astype(x_BLD.dtype)
         return x_BLD + waves_BLP if self.columns is None else x_BLD.at[..., -self.width :].set(waves_BLP)
 
 
