@@ -7,7 +7,24 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from mini_gpt.config.attention import LayerKind
 from mini_gpt.config.model import ModelConfig
+from mini_gpt.model.attention.multi_head import MultiHeadAttention
+
+
+class DifferentialAttention(MultiHeadAttention):
+    """Attention of pairs of heads, see `Difference`."""
+
+    def __init__(self, config: ModelConfig, kind: LayerKind, *, rngs: nnx.Rngs):
+        super().__init__(config, kind, rngs=rngs)
+        self.difference = Difference(config, kind.depth, rngs=rngs)
+
+    def project(self, x_BLD: jax.Array, kv_input_BSD: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        q_BLHK, k_BSGK, v_BSGK = super().project(x_BLD, kv_input_BSD)
+        return q_BLHK, k_BSGK, self.difference.values(v_BSGK)
+
+    def outputs(self, out_BLHK: jax.Array) -> jax.Array:
+        return self.difference(out_BLHK)
 
 
 class Difference(nnx.Module):

@@ -7,7 +7,24 @@ import jax.numpy as jnp
 from flax import nnx
 
 from mini_gpt.config.model import ModelConfig
+from mini_gpt.model.attention import variants
+from mini_gpt.model.attention.multi_head import MultiHeadAttention, split_heads
 from mini_gpt.model.layers import INIT_STD, Linear
+
+
+class LatentAttention(MultiHeadAttention):
+    """Attention with the keys and values of `Latent`."""
+
+    def add_projections(self, layer: ModelConfig, rngs: nnx.Rngs) -> None:
+        self.latent = Latent(layer, rngs=rngs)
+        width = layer.attention_width + layer.num_heads * layer.rotated_width
+        self.query = variants.projection(layer, layer.d_model, width, rngs=rngs)
+
+    def project(self, x_BLD: jax.Array, kv_input_BSD: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        return self.latent(x_BLD, split_heads(self.query(x_BLD), self.num_heads))
+
+    def outputs(self, out_BLHK: jax.Array) -> jax.Array:
+        return self.latent.output(out_BLHK)
 
 
 class Latent(nnx.Module):

@@ -27,18 +27,11 @@ class MultiHeadAttention(nnx.Module):
         layer = config.of_layer(kind)  # with the heads that the layer keeps
         self.num_heads, self.num_kv_heads = layer.num_heads, layer.num_kv_heads
         self.mask = Mask(causal=False) if cross else Mask(layer.causal, kind.window)
-        kv_width = layer.num_kv_heads * layer.head_width
-        self.latent = variants.latent(layer, rngs=rngs)
-        further = layer.num_heads * layer.rotated_width if self.latent is not None else 0
-        self.query = variants.projection(layer, layer.d_model, layer.attention_width + further, rngs=rngs)
-        if self.latent is None:
-            self.key = variants.projection(layer, layer.d_model, kv_width, rngs=rngs)
-            self.value = variants.projection(layer, layer.d_model, kv_width, rngs=rngs)
+        self.add_projections(layer, rngs)
         std, biased = residual_std(layer), layer.attention_out_bias
         self.out = Linear(layer, layer.attention_width, layer.d_model, std=std, use_bias=biased, rngs=rngs)
         before_position, after_position = variants.modules(layer, rngs=rngs)
         self.gate = variants.gate(layer, rngs=rngs)
-        self.difference = variants.difference(layer, kind.depth, rngs=rngs)
         self.output_norm = make_norm(layer, rngs=rngs) if layer.output_norm else None
         from_encoding = positions.modules(config, kind, cross=cross, rngs=rngs)
         modules = [*before_position, *from_encoding, *after_position]
@@ -54,15 +47,9 @@ class MultiHeadAttention(nnx.Module):
             x_BLD, context = module(x_BLD, context)
         kv_input_BSD = x_BLD if context.encoder_BSD is None else context.encoder_BSD
         # 1. Project. 2. Split into heads.
-        q_BLHK = split_heads(self.query(x_BLD), self.num_heads)
-        if self.latent is None:
-            k_BSGK = split_heads(self.key(kv_input_BSD), self.num_kv_heads)
-            v_BSGK = split_heads(self.value(kv_input_BSD), self.num_kv_heads)
-        else:
-            q_BLHK, k_BSGK, v_BSGK = self.latent(x_BLD, q_BLHK)
+        q_BLHK, k_BSGK, v_BSGK = self.project(x_BLD, kv_input_BSD)
         for module in self.on_heads:
             q_BLHK, k_BSGK = module(q_BLHK, k_BSGK, context)
-        v_BSGK = v_BSGK if self.difference is None else self.difference.values(v_BSGK)
         for name, array in (("queries", q_BLHK), ("keys", k_BSGK), ("values", v_BSGK)):
             observe(self, name, array)
         # 3. Attend.
@@ -71,8 +58,7 @@ class MultiHeadAttention(nnx.Module):
             out_BLHK = attend(q_BLHK, k_BSGK, v_BSGK, context)
         else:  # while text is generated
             out_BLHK = context.cache.attend(self.core, q_BLHK, k_BSGK, v_BSGK, context)
-        out_BLHK = out_BLHK if self.latent is None else self.latent.output(out_BLHK)
-        out_BLHK = out_BLHK if self.difference is None else self.difference(out_BLHK)
+        out_BLHK = self.outputs(out_BLHK)
         if self.gate is not None:
             out_BLHK = self.gate(out_BLHK, x_BLD)
         observe(self, "heads", out_BLHK)
@@ -81,6 +67,35 @@ class MultiHeadAttention(nnx.Module):
         out_BLD = out_BLD if self.output_norm is None else self.output_norm(out_BLD)
         observe(self, "attention", out_BLD)
         return out_BLD
+
+    def add_projections(self, layer: ModelConfig, rngs: nnx.Rngs) -> None:
+        """Make the layers of `project`."""
+        kv_width = layer.num_kv_heads * layer.head_width
+        self.query = variants.projection(layer, layer.d_model, layer.attention_width, rngs=rngs)
+        self.key = variants.projection(layer, layer.d_model, kv_width, rngs=rngs)
+        self.value = variants.projection(layer, layer.d_model, kv_width, rngs=rngs)
+
+    def project(self, x_BLD: jax.Array, kv_input_BSD: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Return q_BLHK, k_BSGK and v_BSGK."""
+        k_BSGK, v_BSGK = (split_heads(made(kv_input_BSD), self.num_kv_heads) for made in (self.key, self.value))
+        return split_heads(self.query(x_BLD), self.num_heads), k_BSGK, v_BSGK
+
+    def outputs(self, out_BLHK: jax.Array) -> jax.Array:
+        """Return the outputs of the heads from the weighted sums of the values."""
+        return out_BLHK
+
+
+def make(config: ModelConfig, kind: LayerKind, *, rngs: nnx.Rngs) -> MultiHeadAttention:
+    """Return the self-attention of a layer, of the class that the config chooses."""
+    if config.variants.latent is not None:
+        from mini_gpt.model.attention.latent import LatentAttention
+
+        return LatentAttention(config, kind, rngs=rngs)
+    if config.variants.differential:
+        from mini_gpt.model.attention.differential import DifferentialAttention
+
+        return DifferentialAttention(config, kind, rngs=rngs)
+    return MultiHeadAttention(config, kind, rngs=rngs)
 
 
 def split_heads(x_BLD: jax.Array, heads: int) -> jax.Array:

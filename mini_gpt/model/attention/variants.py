@@ -51,24 +51,6 @@ def gate(config: ModelConfig, *, rngs: nnx.Rngs) -> "Gate | None":
     return Gate(config, config.d_model, width, rngs=rngs)
 
 
-def latent(config: ModelConfig, *, rngs: nnx.Rngs) -> Any:
-    """Return the module of latent attention, or None."""
-    if config.variants.latent is None:
-        return None
-    from mini_gpt.model.attention.latent import Latent
-
-    return Latent(config, rngs=rngs)
-
-
-def difference(config: ModelConfig, depth: int, *, rngs: nnx.Rngs) -> Any:
-    """Return the module of differential attention, or None."""
-    if not config.variants.differential:
-        return None
-    from mini_gpt.model.attention.differential import Difference
-
-    return Difference(config, depth, rngs=rngs)
-
-
 class ClippedLinear(Linear):
     """A linear layer whose output entries are limited to ±clip_qkv, as in MPT and OLMo."""
 
