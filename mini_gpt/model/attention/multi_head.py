@@ -1,5 +1,7 @@
 """Multi-head attention in five steps: project, split, attend, concatenate, project."""
 
+import pkgutil
+
 import jax
 from flax import nnx
 
@@ -10,6 +12,11 @@ from mini_gpt.model.attention import variants
 from mini_gpt.model.attention.context import Context, Mask
 from mini_gpt.model.attention.core import Core
 from mini_gpt.model.layers import Linear, make_norm, observe, residual_std
+
+CLASSES = {  # {field of `model.variants`: its class of attention}
+    "latent": "mini_gpt.model.attention.latent:LatentAttention",
+    "differential": "mini_gpt.model.attention.differential:DifferentialAttention",
+}
 
 
 class MultiHeadAttention(nnx.Module):
@@ -87,15 +94,9 @@ class MultiHeadAttention(nnx.Module):
 
 def make(config: ModelConfig, kind: LayerKind, *, rngs: nnx.Rngs) -> MultiHeadAttention:
     """Return the self-attention of a layer, of the class that the config chooses."""
-    if config.variants.latent is not None:
-        from mini_gpt.model.attention.latent import LatentAttention
-
-        return LatentAttention(config, kind, rngs=rngs)
-    if config.variants.differential:
-        from mini_gpt.model.attention.differential import DifferentialAttention
-
-        return DifferentialAttention(config, kind, rngs=rngs)
-    return MultiHeadAttention(config, kind, rngs=rngs)
+    chosen = [name for field, name in CLASSES.items() if getattr(config.variants, field)]
+    made = pkgutil.resolve_name(chosen[0]) if chosen else MultiHeadAttention
+    return made(config, kind, rngs=rngs)
 
 
 def split_heads(x_BLD: jax.Array, heads: int) -> jax.Array:
