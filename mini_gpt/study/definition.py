@@ -125,7 +125,7 @@ class Plan:
     places: values of PLACES on this machine.
     chosen: None before the tuning.
     conditions: at all sizes; `sized` has {name: (size, name without it)}.
-    configs: of each condition, with the first seed.
+    configs, untuned: of each condition, with the first seed; untuned: without the value that was chosen.
     comparisons: the family of Holm's correction.
     tuning: the plan of the runs that tune, or None. Its conditions are named in `tuned`: {name: (condition, value)}.
     """
@@ -147,6 +147,7 @@ class Plan:
         _check_numbers(study)
         _check_tuning(study)
         self.configs = {condition: self._load(condition, study.seeds[0]) for condition in self.conditions}
+        self.untuned = {condition: self._load(condition, study.seeds[0], tuned=False) for condition in self.conditions}
         _check_different(self.configs, "have the same config")
         for suite, options in self.suites.items():
             for config in self.configs.values():
@@ -181,7 +182,7 @@ class Plan:
         fields |= {"tuning_seeds": list(self.study.tuning_seeds)} if self.study.tuning_seeds else {}
         fields |= {"suites": {name: dataclasses.asdict(options) for name, options in self.suites.items()}}
         fields |= {"contrasts": [one[:-1] for one in self.comparisons], "fit": self.fit}
-        loaded = {condition: loading.flatten(loading.to_dict(config)) for condition, config in self.configs.items()}
+        loaded = {condition: loading.flatten(loading.to_dict(config)) for condition, config in self.untuned.items()}
         shared = {
             condition: {name: value for name, value in values.items() if name not in self.not_compared}
             for condition, values in loaded.items()
@@ -192,7 +193,7 @@ class Plan:
         """Return the names of the fields that differ from a saved `to_dict`."""
         current = self.to_dict()
         names = [name for name in current if name != "configs" and current[name] != saved.get(name)]
-        for condition, config in self.configs.items():
+        for condition, config in self.untuned.items():
             try:
                 current = loading.flatten(loading.to_dict(config))
                 same = {name: current[name] for name in self.not_compared}
@@ -219,10 +220,10 @@ class Plan:
         runs = Study("", study.config, conditions, seeds, suites, (), shared, seed_field=study.seed_field)
         return Plan(self.name, runs, self.places)
 
-    def _load(self, condition: str, seed: int) -> Config:
+    def _load(self, condition: str, seed: int, tuned: bool = True) -> Config:
         study = self.study
-        tuned = {name: self.chosen[condition] for name in study.tune or ()} if self.chosen else {}
-        fields = {**study.overrides, **self.conditions[condition], **tuned, **self.places, study.seed_field: seed}
+        chosen = {name: self.chosen[condition] for name in study.tune or ()} if self.chosen and tuned else {}
+        fields = {**study.overrides, **self.conditions[condition], **chosen, **self.places, study.seed_field: seed}
         try:
             return loading.load(study.config, fields)
         except UserError as error:
@@ -357,6 +358,8 @@ def _check_tuning(study: Study) -> None:
     is_grid = len(numbers) > 1 and list(values) == sorted(set(numbers))
     require(is_grid, f"tune: {field}", values, "must be at least two numbers, each larger than the one before")
     require(field not in {*study.overrides, *SEED_FIELDS}, "tune", field, "is given by overrides or seeds as well")
+    is_same_text = field.startswith(("model.", "optimizer.", "train."))
+    require(is_same_text, "tune", field, "must be a field of model, optimizer or train, so that all have the same text")
     _check_seeds("tuning_seeds", study.tuning_seeds or ())
     is_new = not set(study.tuning_seeds or ()) & set(study.seeds)
     require(is_new, "tuning_seeds", study.tuning_seeds, "must not be among seeds: the comparison needs fresh ones")

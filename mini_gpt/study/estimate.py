@@ -63,7 +63,7 @@ def text(results: Results, costs: dict[str, Cost], jobs: int) -> str:
         result_files.table(rows),
         "",
         f"{len(missing)} of {planned} runs are missing; {jobs} at a time: about {clock(total / jobs)}.",
-        *([f"Of these, {len(to_tune)} tune, and take at most this time."] if to_tune else []),
+        *([f"Of these, {len(to_tune)} tune."] if to_tune else []),
         f"Disk: {needed / MIB:,.0f} MiB at most, {free / MIB:,.0f} MiB are free in {_existing(results.workdir)}.",
         *(["Warning: the runs need more disk space than is free."] if needed > free else []),
         *can_show(plan),

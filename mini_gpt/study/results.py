@@ -36,7 +36,7 @@ class Results:
     def of_run(self, run: PlannedRun) -> dict[str, Result]:
         """Read the complete results of one run."""
         workdir = self.workdir / run.name
-        if not (workdir / run_directory.CONFIG).exists():
+        if self.plan.is_untuned or not (workdir / run_directory.CONFIG).exists():
             return {}
         run_directory.check_same_config(workdir, run.config)
         found = {suite: self._read(run, workdir, suite) for suite in self.plan.suites}

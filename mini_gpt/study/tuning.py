@@ -39,7 +39,8 @@ def loss(found: Results, run: PlannedRun) -> float | None:
     """Return the loss of a run of the tuning at its trained length: ∞ if it diverged, None if it is missing."""
     ((suite, options),) = found.plan.suites.items()
     if found.missing(run):
-        error = last_error(Job(run, found.workdir / run.name).log)
+        job = Job(run, found.workdir / run.name)
+        error = last_error(job.log) if job.workdir.exists() else None
         return math.inf if error and DIVERGED.search(error) else None
     label, length = SUITES[suite].compared(run.config, options)[0]
     row = found.row(run, suite, label, length)

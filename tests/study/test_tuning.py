@@ -4,6 +4,7 @@ import csv
 import json
 import math
 import os
+import shutil
 
 import numpy as np
 import pytest
@@ -195,8 +196,10 @@ def test_without_a_value_for_a_condition_nothing_is_compared(type_study, fake, t
     for _ in range(2):
         assert type_study("run", rates=(DIVERGES, 2.0)) == said
         assert len(fake) == 12, "the second time, no run is tried again"
+    shutil.rmtree(tmp_path / "study" / "tuning" / "wide,learning_rate=2.0,seed=10")
+    assert type_study("run", rates=(DIVERGES, 2.0)) == said and len(fake) == 13, "the log of a deleted run says nothing"
     assert "No value is chosen yet." in (tmp_path / "study" / "report.md").read_text()
-    assert [entry["event"] for entry in ledger.entries(tmp_path / "study")] == ["run", "run"]
+    assert [entry["event"] for entry in ledger.entries(tmp_path / "study")] == ["run"] * 3
 
 
 def test_a_failure_that_is_no_divergence_is_tried_again(type_study, fake, tmp_path, caplog):
@@ -248,9 +251,13 @@ def test_a_plan_that_changed_after_the_tuning_is_refused(monkeypatch, type_study
     # With consent, before the comparison: only the runs of the new value are trained.
     assert type_study("run", "--changed", rates=(*RATES, 0.008)) is None
     assert len(fake) == 6 + 4 and ledger.entries(folder)[-1]["chosen"] == {"wide": 0.004, "narrow": 0.002}
-    # After it, the runs of the comparison have the old choice.
+    # After it, runs whose value is chosen again are kept, and a new condition is tuned and compared.
     fake.clear()
-    assert "learning_rate" in type_study("run", "--changed") and not fake
+    assert type_study("run", "--changed") is None and not fake
+    assert type_study("run", "--changed", conditions=WIDTHS | {"third": {"model.d_ff": 48 * 2 + 8}}) is None
+    assert len(fake) == 9 + 2 and all(name.startswith("third") for name in fake)
+    # Those with another value are refused.
+    assert "learning_rate" in type_study("run", "--changed", rates=(0.001, 0.0015))
 
 
 def test_the_tuning_belongs_to_the_frozen_plan(type_study, fake, tmp_path):
@@ -262,6 +269,14 @@ def test_the_tuning_belongs_to_the_frozen_plan(type_study, fake, tmp_path):
     frozen, _, tuned = ledger.entries(tmp_path / "study")
     assert frozen["content"]["tune"] == {FIELD: list(RATES)} and tuned["plan"] == frozen["plan"]
     assert FIELD not in frozen["content"]["configs"]["wide"]
+
+
+def test_a_field_that_others_follow_can_be_tuned(overrides):
+    fields = {"tune": {"model.dropout": (0.0, 0.1)}, "tuning_seeds": TUNING_SEEDS, "overrides": overrides}
+    study = Study("?", "configs/default.py", WIDTHS, range(2), {"perplexity": {}}, **fields)
+    before, after = Plan("s", study), Plan("s", study, chosen={"wide": 0.1, "narrow": 0.0})
+    assert after.configs["wide"].model.embedding_dropout == 0.1 != before.configs["wide"].model.embedding_dropout
+    assert after.to_dict() == before.to_dict() and after.changes_since(before.to_dict()) == []
 
 
 def test_a_plan_is_not_frozen_after_runs_of_the_tuning(type_study, tmp_path):
@@ -303,6 +318,7 @@ def test_a_script_for_slurm_is_submitted_twice(type_study, capsys):
         ({"tune": {"optimizer.rate": (0.1, 0.2)}}, r"optimizer\.rate: no such config field"),
         ({"tune": {"model.d_ff": (32, 64)}}, r"conditions: wide: found 'model\.d_ff'; is given for all"),
         ({"tune": {"train.steps": (4, 8)}}, r"tune: found 'train\.steps'; is given by overrides"),
+        ({"tune": {"data.vocab_size": (300, 400)}}, r"tune: found 'data\.vocab_size'; must be a field of model"),
         ({"tune": {"seed": (4, 8)}}, r"tune: found 'seed'; is given by overrides or seeds"),
         ({"sizes": {"s": {"model.d_ff": 32}}}, r"sizes: s: found \{'model\.d_ff': 32\}; wide has one of these"),
         ({"sizes": {"s": {FIELD: 0.1}}}, rf"conditions: s,wide: found '{FIELD}'; is given for all"),
@@ -325,7 +341,4 @@ def test_the_plan_counts_the_runs_that_tune(overrides, tmp_path):
         line.split()[0]: int(line.split()[1]) for line in text.splitlines() if line.strip().startswith(("wide", "narr"))
     }
     assert runs == {"wide": 3 * 3 + 2, "narrow": 3 * 3 + 2}
-    assert (
-        "22 of 22 runs are missing; 2 at a time: about 0:00:55.\nOf these, 18 tune, and take at most this time.\n"
-        in text
-    )
+    assert "22 of 22 runs are missing; 2 at a time: about 0:00:55.\nOf these, 18 tune.\n" in text
