@@ -137,6 +137,7 @@ def _with_errors(measured: Result) -> Result:
 
 
 def requested(name: str, options: SuiteOptions) -> dict[str, Any]:
-    """Return the options that a result records. A sweep measures again if they have changed."""
+    """Return the options and fingerprints that a result records. A sweep measures again if they have changed."""
     found = {flag: getattr(options, flag) for flag in SUITES[name].flags}
-    return {flag: value for flag, value in found.items() if flag != "tokens" or value is not None}  # as in old results
+    found = {flag: value for flag, value in found.items() if flag != "tokens" or value is not None}  # as in old results
+    return found | SUITES[name].fingerprints(options)

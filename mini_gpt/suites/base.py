@@ -112,6 +112,10 @@ class Suite:
         """Return the number of tokens that the model processes. num_tokens: of the split; 0 for a task."""
         return 0
 
+    def fingerprints(self, options: SuiteOptions) -> dict[str, Any]:
+        """Return what a result records of the files that the suite reads besides the run."""
+        return {}
+
     def measure(self, run: Run, options: SuiteOptions) -> Result:
         """Return the JSON fields that are specific to the suite."""
         return {}

@@ -5,6 +5,7 @@ All is as in EleutherAI's lm-evaluation-harness (Gao et al. 2024), 0.4.13, witho
 
 import functools
 import glob
+import hashlib
 import json
 import math
 import re
@@ -129,12 +130,15 @@ def log_probabilities(
     Raises UserError for a continuation without tokens, or with more than `context_length`.
     """
     length, prompts, by_size = model.config.context_length, list[Prompt](), dict[int, list[int]]()
+    trained = model.config.model
+    is_padded = trained.rope.scaling != "dynamic" and trained.random_positions is None  # else it changes positions
     for number, item in enumerate(found, 1):
         for choice in item.choices:
             prompt = encode(tokenizer, item.context, f" {choice}")
             fits = f"must be in 1..{length}, the context length"
             require(1 <= len(prompt.answer) <= length, f"item {number}: tokens", len(prompt.answer), fits)
-            size = max(SHORTEST, 2 ** math.ceil(math.log2(sum(map(len, prompt)))))
+            size = sum(map(len, prompt))
+            size = max(SHORTEST, 2 ** math.ceil(math.log2(size))) if is_padded else size
             by_size.setdefault(min(size, length + 1), []).append(len(prompts))
             prompts.append(prompt)
     p_P, greedy_P = np.zeros(len(prompts)), np.zeros(len(prompts), bool)
@@ -142,8 +146,9 @@ def log_probabilities(
     prompts = [Prompt(context[-(length + 1 - len(answer)) :], answer) for context, answer in prompts]
     for size, indices in sorted(by_size.items()):
         parts = in_full_batches(indices, model.rows_at_a_time(size, "logits"))  # the same of all files
-        prompt_batch = functools.partial(task_accuracy.prompt_batch, prompts, size, separator(tokenizer))
-        of_size = task_accuracy.predict(model, ((count, prompt_batch(part)) for count, part in parts))
+        rows = functools.partial(task_accuracy.prompt_batch, prompts, size, separator(tokenizer))
+        batches = ((count, rows(part) | {"numbers": np.array(part, np.int32)}) for count, part in parts)
+        of_size = task_accuracy.predict(model, batches)
         p_P[indices] = [-nll.sum(dtype=np.float64) for nll in of_size.nll]
         greedy_P[indices] = [right.all() for right in of_size.right]
     return p_P, greedy_P, cut_P
@@ -203,6 +208,9 @@ class Choices(Suite):
     def cost(self, trained: Config, options: SuiteOptions, num_tokens: int) -> int:
         """Return the cost if all items are as long as the context, since their tokens are not known."""
         return trained.context_length * sum(len(item.choices) for path in paths(options) for item in read(path)[1])
+
+    def fingerprints(self, options: SuiteOptions) -> dict[str, Any]:
+        return {"items_sha256": {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in paths(options)}}
 
     def measure(self, run: Run, options: SuiteOptions) -> Result:
         run.config.model.check_length(run.config.context_length)

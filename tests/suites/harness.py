@@ -52,9 +52,9 @@ ITEMS = {
 }
 
 
-def model():
+def model(**fields):
     tokenizer = ByteTokenizer()
-    return random_model(loading.load("configs/default.py", FIELDS), tokenizer.token_bytes), tokenizer
+    return random_model(loading.load("configs/default.py", FIELDS | fields), tokenizer.token_bytes), tokenizer
 
 
 def write(records, path):

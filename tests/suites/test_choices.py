@@ -4,6 +4,7 @@ import json
 import re
 from types import SimpleNamespace
 
+import jax
 import numpy as np
 import pytest
 
@@ -65,7 +66,7 @@ NLL = [np.array(nll, np.float32) for nll in ([1.0, 1.0], [1.0, 1.5], [3.0], [4.0
 
 
 def test_metrics_are_those_by_hand(monkeypatch):
-    model = SimpleNamespace(config=SimpleNamespace(context_length=9), rows_at_a_time=lambda length, kept: 1)
+    model = SimpleNamespace(config=harness.model()[0].config, rows_at_a_time=lambda length, kept: 1)
     right = [np.array([False])] * 4 + [np.array([True, True])]
     of_all = lambda nll, right: monkeypatch.setattr(
         task_accuracy, "predict", lambda model, batches: SimpleNamespace(nll=nll, right=right)
@@ -145,6 +146,29 @@ def test_a_continuation_must_fit_into_the_context(monkeypatch):
     monkeypatch.setattr(tokenizer, "encode", lambda text: np.array([1] * min(len(text), 5)))  # a merge of both
     with refused(0):
         choices.log_probabilities(model, tokenizer, [Item("a", ["b"], 0), Item("abcdef", ["b"], 0)])
+
+
+def test_padding_does_not_change_the_angles_of_dynamic_scaling():
+    fields = {"scaling": "dynamic", "factor": 4.0, "original_context": 16}
+    model, tokenizer = harness.model(**{f"model.rope.{name}": value for name, value in fields.items()})
+    p_P, *_ = choices.log_probabilities(model, tokenizer, [Item("Four people sit in", ["a", "a long boat"], 0)])
+    for p, choice in zip(p_P, ("a", "a long boat"), strict=True):
+        tokens = tokenizer.encode(f"Four people sit in {choice}").astype(int)
+        logs_LV = jax.nn.log_softmax(model(tokens[None, :-1])[0])
+        wanted = sum(float(logs_LV[at - 1, tokens[at]]) for at in range(len("Four people sit in"), len(tokens)))
+        assert p == pytest.approx(wanted, abs=1e-4)
+
+
+def test_a_result_records_the_items_that_it_was_measured_on(tmp_path):
+    path = harness.write(harness.ITEMS["PIQA"], tmp_path / "piqa.jsonl")
+    options = SuiteOptions(items=f"{tmp_path}/*.jsonl")
+    before = suites.requested("choices", options)
+    assert before == suites.requested("choices", options) and before["items"] == options.items
+    harness.write(harness.ITEMS["PIQA"][:2], path)
+    after = suites.requested("choices", options)
+    assert after != before, "so a study measures again"
+    harness.write(harness.ITEMS["ARC"], tmp_path / "arc.jsonl")
+    assert suites.requested("choices", options) != after
 
 
 @pytest.mark.slow
