@@ -16,10 +16,12 @@ PEAKS = {
     "H100 PCIe": 756e12,
     "H100 NVL": 835e12,
     "H200": 989e12,
+    "H200 NVL": 835e12,
     "B200": 2250e12,
     "GB200": 2500e12,
     "L40S": 362e12,
     "TPU v4": 275e12,
+    "TPU v4 lite": 138e12,
     "TPU v5 lite": 197e12,
     "TPU v5": 459e12,
     "TPU v6 lite": 918e12,
@@ -27,8 +29,8 @@ PEAKS = {
 
 
 def known_device(kind: str) -> str | None:
-    """Return the longest name in PEAKS that JAX's `device_kind` has, or None."""
-    found = [name for name in PEAKS if re.search(rf"\b{name}\b", kind)]
+    """Return the longest name in PEAKS that JAX's `device_kind` has; None without one, or for a part of a GPU (MIG)."""
+    found = [name for name in PEAKS if re.search(rf"\b{name}\b", kind) and "MIG" not in kind]
     return max(found, key=len, default=None)
 
 
@@ -47,7 +49,8 @@ def utilisation_per_token(config: Config, parameters: Parameters, mesh: Mesh) ->
 def flops_per_token(config: Config, parameters: Parameters) -> float:
     """Return 6N + 12·layers·heads·head width·keys: forward and backward without recomputation (PaLM, appendix B).
 
-    N excludes lookup tables: learned positions, and an embedding that is not tied to the logits.
+    N excludes lookup tables: learned positions, and an embedding that is not tied to the logits. PoPE, latent and
+    differential attention have wider keys or values, so that their attention needs up to a half more.
 
     keys: the largest number that a query sees, by the context or `model.attention_window`, averaged over the layers. As
       in the paper, all queries use this number. With an encoder, a token is one of the target: each has source_length /

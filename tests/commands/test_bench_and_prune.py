@@ -100,6 +100,7 @@ def test_flops_of_attention_count_the_keys_of_the_mask(small, causal, window):
         ("TPU v5 lite", "TPU v5 lite", 197e12),
         ("NVIDIA H100 80GB HBM3", "H100", 989e12),
         ("NVIDIA H100 PCIe", "H100 PCIe", 756e12),
+        ("NVIDIA H200 NVL", "H200 NVL", 835e12),
         ("NVIDIA A100-SXM4-80GB", "A100", 312e12),
     ],
 )
@@ -108,7 +109,7 @@ def test_the_peak_is_that_of_the_longest_matching_name(kind, name, peak, monkeyp
     assert measuring.peak_flops(jnp.dtype("bfloat16")) == (peak, f"data sheet of {name}, dense bfloat16")
 
 
-@pytest.mark.parametrize("kind", ["NVIDIA RTX A1000", "cpu"])
+@pytest.mark.parametrize("kind", ["NVIDIA RTX A1000", "NVIDIA H100 80GB HBM3 MIG 1g.10gb", "cpu"])
 def test_the_peak_of_an_unknown_device_is_measured(kind, monkeypatch):
     monkeypatch.setattr(jax, "devices", lambda: [SimpleNamespace(device_kind=kind)])
     monkeypatch.setattr(measuring, "PEAK_PRODUCT", 256)
