@@ -157,6 +157,10 @@ BAD = [
         {"model.rope.scaling": "ntk", "model.rope.factor": 2.0, "model.d_model": 8},
         r"model\.rope\.scaling: found 'ntk'; needs more than one pair of dimensions",
     ),
+    (
+        {"model.position": ("rope", "accumulated"), "model.rope.scaling": "yarn", "model.rope.factor": 4.0},
+        r"model\.position: found \('rope', 'accumulated'\); needs model\.rope\.scaling=none$",
+    ),
     ({"model.attention_window": 0}, r"model\.attention_window: found 0; must be in 1\.\.16777216, or None"),
     ({"model.random_positions": 200}, r"model\.random_positions: found 200; must be at least context_length \(256\)"),
     (

@@ -34,9 +34,7 @@ class Accumulated(Encoding):
     @classmethod
     def check(cls, config: ModelConfig) -> None:
         Rope.check(config)
-        config.check_needs("position", {"heads": None})
-        if "rope" not in config.position_pattern:
-            config.check_needs("position", {"rope.scaling": "none"})
+        config.check_needs("position", {"heads": None, "rope.scaling": "none"})
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
         self.steps, self.turn = Steps(config, rngs=rngs), Turn(config)
