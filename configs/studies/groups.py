@@ -5,7 +5,7 @@
 180 runs: six encodings, and one, two or four layers of width 32, on words of up to 8 permutations, tested at 16 too.
 54 of them tune the learning rate, on a seed of their own. Chance is 1/6 at each place but the first, at which the
 answer is the letter itself. With words of A5, whose 60 elements make a table of 3,600 products, models of this size
-learned too little to compare: see docs/results/groups.md.
+learned too little to compare. Results: docs/results/encodings.md.
 """
 
 ENCODINGS = ("none", "rope", "alibi", "fox", "path", "accumulated")
