@@ -34,7 +34,7 @@ class Results:
         self.by_run = {run.name: self.of_run(run) for run in plan.runs}
 
     def of_run(self, run: PlannedRun) -> dict[str, Result]:
-        """Read the complete results of one run."""
+        """Read the complete results of one run; there are none before the tuning has ended."""
         workdir = self.workdir / run.name
         if self.plan.is_untuned or not (workdir / run_directory.CONFIG).exists():
             return {}

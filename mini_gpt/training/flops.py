@@ -49,8 +49,9 @@ def utilisation_per_token(config: Config, parameters: Parameters, mesh: Mesh) ->
 def flops_per_token(config: Config, parameters: Parameters) -> float:
     """Return 6N + 12·layers·heads·head width·keys: forward and backward without recomputation (PaLM, appendix B).
 
-    N excludes lookup tables: learned positions, and an embedding that is not tied to the logits. PoPE, latent and
-    differential attention have wider keys or values, so that their attention needs up to a half more.
+    N excludes lookup tables: learned positions, and an embedding that is not tied to the logits. In PoPE,
+    latent and differential attention, keys or values are wider than a head, and their second term is up to 1.5 times
+    this, which is not counted.
 
     keys: the largest number that a query sees, by the context or `model.attention_window`, averaged over the layers. As
       in the paper, all queries use this number. With an encoder, a token is one of the target: each has source_length /
