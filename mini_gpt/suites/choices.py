@@ -131,7 +131,7 @@ def log_probabilities(
     """
     length, prompts, by_size = model.config.context_length, list[Prompt](), dict[int, list[int]]()
     trained = model.config.model
-    is_padded = trained.rope.scaling != "dynamic" and trained.random_positions is None  # else padding would move positions
+    is_padded = trained.rope.scaling != "dynamic" and trained.random_positions is None  # padding moves them
     for number, item in enumerate(found, 1):
         for choice in item.choices:
             prompt = encode(tokenizer, item.context, f" {choice}")

@@ -21,7 +21,6 @@ PEAKS = {
     "GB200": 2500e12,
     "L40S": 362e12,
     "TPU v4": 275e12,
-    "TPU v4 lite": 138e12,
     "TPU v5 lite": 197e12,
     "TPU v5": 459e12,
     "TPU v6 lite": 918e12,
