@@ -36,6 +36,10 @@ ENCODINGS = {  # {model.position: its class}, which is imported when a config ch
     "path": "mini_gpt.model.positions.path:Path",
     "relative_logits": "mini_gpt.model.positions.relative:RelativeLogits",
 }
+OWN_ATTENTION = {  # {field of `model.variants`: its class of attention}
+    "latent": "mini_gpt.model.attention.latent:LatentAttention",
+    "differential": "mini_gpt.model.attention.differential:DifferentialAttention",
+}
 Base = Annotated[float, above(1)]
 Factor = Annotated[float, at_least(1)]
 if TYPE_CHECKING:

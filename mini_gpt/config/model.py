@@ -6,6 +6,7 @@ import functools
 import itertools
 import math
 import operator
+import pkgutil
 from typing import Annotated, Any, Literal
 
 import mini_gpt.config.attention as sections
@@ -29,15 +30,12 @@ GATED = ("swiglu", "geglu")  # activations of two arrays, gate and up
 MOST_LAYERS = 4096  # above any real model, as LARGEST; they bound the memory that a config can ask for
 MOST_HEADS = 4096  # the time of some checks grows with its square
 CAUSAL = {"causal": True, "encoder_layers": 0}  # a causal mask in every layer
-LATENT = {"encoder_layers": 0, "heads": None, "rope.fraction": 1, "variants.qk_norm": "none"}
-LATENT |= {"variants.clip_qkv": None, "variants.differential": False}
 PARALLEL = {"encoder_layers": 0, "norm_placement": "pre", "residual": True}
 NEEDS: dict[str, dict[Any, dict[str, Any]]] = {  # {field: {value: {another field: the value that it must have}}}
     "scan_layers": {True: {"heads": None}},
     "parallel_residual": {"two_norms": PARALLEL, "one_norm": PARALLEL},
     "prediction_head": {True: {"output_bias": False}},  # it has a bias of the logits
     "variants.qk_norm": {"all_heads": {"heads": None}},
-    "variants.differential": {True: {"scan_layers": False, "heads": None, "encoder_layers": 0}},  # layers differ
     "variants.selective": {True: CAUSAL | {"heads": None}},
     "variants.canon": {True: CAUSAL},
     "variants.normaliser": {"stick_breaking": CAUSAL | {"variants.sink": "none"}},  # the rest goes to the token itself
@@ -165,18 +163,14 @@ class ModelConfig(Section, prefix="model."):
             self.refuse("d_model", f"must be divisible by model.num_heads ({self.num_heads})")
         if self.num_heads % self.num_kv_heads:
             self.refuse("num_kv_heads", f"must divide model.num_heads ({self.num_heads})")
-        if self.variants.differential and self.num_kv_heads % 2:
-            self.refuse("num_kv_heads", "must be even with model.variants.differential")
         if self.heads is not None:
             self._check_heads(self.heads)
         if self.prediction_head and self.gated:
             self.refuse("prediction_head", f"must be False with model.activation={self.activation}, which needs a gate")
         if self.block == "gru":
             self._check_gru()
-        if self.variants.latent is not None:
-            self.check_needs("variants.latent", LATENT | {"num_kv_heads": self.num_heads})
-            if not {*self.position_pattern} <= {"rope", "none"}:
-                self.refuse("variants.latent", "needs model.position=rope or none")
+        if self.own_attention:
+            self.own_attention.check(self)
         for name, needs_of in NEEDS.items():
             self.check_needs(name, needs_of.get(operator.attrgetter(name)(self), {}))
         for name, encoding in self.encodings.items():
@@ -302,6 +296,12 @@ class ModelConfig(Section, prefix="model."):
     def encodings(self) -> dict[str, Any]:
         """The classes of the layers' encodings, by name; subclasses of `model.positions.base.Encoding`."""
         return {name: sections.encoding(name) for name in self.position_pattern}
+
+    @functools.cached_property
+    def own_attention(self) -> Any:
+        """The class of attention that a variant has, a subclass of `MultiHeadAttention`; None: it has none."""
+        chosen = [name for field, name in sections.OWN_ATTENTION.items() if getattr(self.variants, field)]
+        return pkgutil.resolve_name(chosen[0]) if chosen else None
 
     @property
     def table_length(self) -> int | None:

@@ -78,9 +78,9 @@ class LoadedModel:
 
         Raises the errors of a call, and UserError for a model without attention or a text without a tokenizer.
         """
-        from mini_gpt.evaluation import activations  # training has no use for it
+        from mini_gpt.evaluation import named_activations  # training has no use for it
 
-        return activations.of(self, text, source_BS)
+        return named_activations.cache(self, text, source_BS)
 
     def put(self, **arrays: np.ndarray | jax.Array) -> list[jax.Array]:
         """Return arrays of token ids on the devices, int32, with rows added until they divide over the mesh.

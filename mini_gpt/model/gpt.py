@@ -13,8 +13,8 @@ from flax import nnx
 from mini_gpt.config.attention import LayerKind
 from mini_gpt.config.model import ModelConfig
 from mini_gpt.model import output, positions, running
-from mini_gpt.model.attention import multi_head
 from mini_gpt.model.attention.context import Context, Coordinates
+from mini_gpt.model.attention.multi_head import MultiHeadAttention
 from mini_gpt.model.layers import Keys, Mlp, dropout, dropout_keys, gather, make_norm, make_table, observe
 from mini_gpt.runtime import devices, token_ids
 from mini_gpt.runtime.errors import UserError, require
@@ -28,7 +28,7 @@ class Block(nnx.Module):
     def __init__(self, config: ModelConfig, kind: LayerKind, *, rngs: nnx.Rngs):
         self.dropout_rate = config.sublayer_dropout
         self.attention_norm = make_norm(config, rngs=rngs)
-        self.attention = multi_head.make(config, kind, rngs=rngs)
+        self.attention = (config.own_attention or MultiHeadAttention)(config, kind, rngs=rngs)
         self.mlp_norm = make_norm(config, rngs=rngs)
         self.mlp = Mlp(config, rngs=rngs)
 

@@ -8,8 +8,8 @@ from flax import nnx
 
 from mini_gpt.config.attention import LayerKind
 from mini_gpt.config.model import ModelConfig
-from mini_gpt.model.attention import multi_head
 from mini_gpt.model.attention.context import Context
+from mini_gpt.model.attention.multi_head import MultiHeadAttention
 from mini_gpt.model.layers import Mlp, dropout, dropout_keys, make_norm, observe
 
 Change = Callable[[jax.Array], jax.Array]
@@ -22,7 +22,7 @@ class OtherBlock(nnx.Module):
         self.dropout_rate, self.residual = config.sublayer_dropout, config.residual
         self.placement = config.norm_placement
         self.attention_norm = norm_of_branch(config, rngs=rngs)
-        self.attention = multi_head.make(config, kind, rngs=rngs)
+        self.attention = (config.own_attention or MultiHeadAttention)(config, kind, rngs=rngs)
         self.mlp_norm = norm_of_branch(config, rngs=rngs)
         self.mlp = Mlp(config, rngs=rngs)
 
@@ -53,7 +53,7 @@ class ParallelBlock(nnx.Module):
     def __init__(self, config: ModelConfig, kind: LayerKind, *, rngs: nnx.Rngs):
         self.dropout_rate = config.sublayer_dropout
         self.attention_norm = make_norm(config, rngs=rngs)
-        self.attention = multi_head.make(config, kind, rngs=rngs)
+        self.attention = (config.own_attention or MultiHeadAttention)(config, kind, rngs=rngs)
         self.mlp_norm = None if config.parallel_residual == "one_norm" else make_norm(config, rngs=rngs)
         self.mlp = Mlp(config, rngs=rngs)
 

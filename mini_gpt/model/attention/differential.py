@@ -15,6 +15,14 @@ from mini_gpt.model.attention.multi_head import MultiHeadAttention
 class DifferentialAttention(MultiHeadAttention):
     """Attention of pairs of heads, see `Difference`."""
 
+    @classmethod
+    def check(cls, config: ModelConfig) -> None:
+        """Raise UserError for fields of the model that do not fit."""
+        if config.num_kv_heads % 2:
+            config.refuse("num_kv_heads", "must be even with model.variants.differential")
+        needs = {"scan_layers": False, "heads": None, "encoder_layers": 0}  # since layers differ
+        config.check_needs("variants.differential", needs)
+
     def __init__(self, config: ModelConfig, kind: LayerKind, *, rngs: nnx.Rngs):
         super().__init__(config, kind, rngs=rngs)
         self.difference = Difference(config, kind.depth, rngs=rngs)

@@ -15,6 +15,15 @@ from mini_gpt.model.layers import INIT_STD, Linear
 class LatentAttention(MultiHeadAttention):
     """Attention with the keys and values of `Latent`."""
 
+    @classmethod
+    def check(cls, config: ModelConfig) -> None:
+        """Raise UserError for fields of the model that do not fit."""
+        needs = {"encoder_layers": 0, "heads": None, "rope.fraction": 1, "variants.qk_norm": "none"}
+        needs |= {"variants.clip_qkv": None, "variants.differential": False, "num_kv_heads": config.num_heads}
+        config.check_needs("variants.latent", needs)
+        if not {*config.position_pattern} <= {"rope", "none"}:
+            config.refuse("variants.latent", "needs model.position=rope or none")
+
     def add_projections(self, layer: ModelConfig, rngs: nnx.Rngs) -> None:
         self.latent = Latent(layer, rngs=rngs)
         width = layer.attention_width + layer.num_heads * layer.rotated_width

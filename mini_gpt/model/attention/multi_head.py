@@ -1,7 +1,5 @@
 """Multi-head attention in five steps: project, split, attend, concatenate, project."""
 
-import pkgutil
-
 import jax
 from flax import nnx
 
@@ -12,11 +10,6 @@ from mini_gpt.model.attention import variants
 from mini_gpt.model.attention.context import Context, Mask
 from mini_gpt.model.attention.core import Core
 from mini_gpt.model.layers import Linear, make_norm, observe, residual_std
-
-CLASSES = {  # {field of `model.variants`: its class of attention}
-    "latent": "mini_gpt.model.attention.latent:LatentAttention",
-    "differential": "mini_gpt.model.attention.differential:DifferentialAttention",
-}
 
 
 class MultiHeadAttention(nnx.Module):
@@ -90,13 +83,6 @@ class MultiHeadAttention(nnx.Module):
     def outputs(self, out_BLHK: jax.Array) -> jax.Array:
         """Return the outputs of the heads from the weighted sums of the values."""
         return out_BLHK
-
-
-def make(config: ModelConfig, kind: LayerKind, *, rngs: nnx.Rngs) -> MultiHeadAttention:
-    """Return the self-attention of a layer, of the class that the config chooses."""
-    chosen = [name for field, name in CLASSES.items() if getattr(config.variants, field)]
-    made = pkgutil.resolve_name(chosen[0]) if chosen else MultiHeadAttention
-    return made(config, kind, rngs=rngs)
 
 
 def split_heads(x_BLD: jax.Array, heads: int) -> jax.Array:
