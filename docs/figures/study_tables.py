@@ -13,6 +13,8 @@ rise CONDITION LENGTH LENGTH SUITE METRIC [LABEL]   the difference of the means 
 holds CONDITION LENGTH [SUITE METRIC [LABEL]]       the largest length, divided by the trained LENGTH, at which most
                                                     seeds hold, and how many of them hold there; by default in the
                                                     exact match of tasks, or else the loss in blocks
+orders STUDY LENGTH                                 the losses in blocks here and in STUDY, with ranks, and the
+                                                    pairs whose order changed in all seeds
 holding                                             a table of `holds` for the encodings of several studies, HOLDING
 at CONDITION CONDITION LENGTH FIRST LAST            the difference of the losses with FIRST..LAST tokens of context in
                                                     blocks of LENGTH, first minus second condition: mean ± deviation
@@ -80,12 +82,15 @@ def generated(name: str, kind: str) -> str:
         return _holds(*_of_condition(_rows(name, SEEDS), condition, measured), int(trained))
     if word == "holding":
         return f"\n{_holding()}\n"
+    if word == "orders":
+        other, length = arguments
+        return f"\n{_orders(other, name, length)}\n"
     if word == "at":
         first, second, length, *places = arguments
         return _difference_at(
             _rows(name, BY_POSITION), (first, second), length, range(int(places[0]), int(places[1]) + 1)
         )
-    raise ValueError(f"{kind}: must start with standing, verdicts, verdict, table, rise, holds, holding or at")
+    raise ValueError(f"{kind}: must start with standing, verdicts, verdict, table, rise, holds, holding, orders or at")
 
 
 def write_page(text: str) -> str:
@@ -189,6 +194,33 @@ def _holds(rows: Rows, metric: str, trained: int) -> str:
 def _holds_at(values: dict[int, float], length: int, trained: int, metric: str) -> bool:
     value, before = values.get(length, math.nan), values.get(trained, math.nan)
     return value <= before + MOST_RISE if metric == "nll" else value >= LEAST_MATCH
+
+
+def _orders(earlier: str, later: str, length: str) -> str:
+    """Return a table with a row for each condition of two studies with the same seeds, the lowest later loss first.
+
+    A condition passes those that had a lower loss in all seeds of the earlier study, and have a higher one in all seeds
+    of the later.
+    """
+    losses: list[dict[str, list[float]]] = []
+    for name in (earlier, later):
+        found: dict[str, list[float]] = {}
+        for row in sorted(_rows(name, SEEDS), key=lambda row: int(row["seed"])):
+            if (row["suite"], row["measured"], row["length"]) == ("extrapolation", "blocks", length) and row["nll"]:
+                found.setdefault(row["condition"], []).append(float(row["nll"]))
+        losses.append({name: found[name] for name in sorted(found, key=lambda name: statistics.fmean(found[name]))})
+    below = [{(a, b) for a in of for b in of if all(x < y for x, y in zip(of[a], of[b], strict=True))} for of in losses]
+    return markdown_table(
+        [
+            {"": condition}
+            | {
+                f"`{name}`": f"{statistics.fmean(of[condition]):.3f} ({[*of].index(condition) + 1})"
+                for name, of in zip((earlier, later), losses, strict=True)
+            }
+            | {"passes": ", ".join(b for b in losses[0] if (b, condition) in below[0] and (condition, b) in below[1])}
+            for condition in losses[1]
+        ]
+    )
 
 
 def _difference_at(rows: Rows, pair: tuple[str, str], length: str, contexts: range) -> str:

@@ -110,6 +110,25 @@ def test_a_table_of_several_metrics_names_them(docs):
     assert "| a lower than b | nll | 128 | – | 1 | 0 | no verdict: no seed is complete |" in page
 
 
+def test_a_condition_passes_another_if_the_order_changes_in_all_seeds(docs):
+    losses = {
+        "earlier": {"a": (1, 2), "b": (2, 3), "c": (3, 2.5)},
+        "later": {"c": (1.5, 1), "b": (2, 2), "a": (3, 1.5)},
+    }
+    rows = [
+        f"{study},{name},{seed},extrapolation,blocks,{length},{nll + (length == 8)}\n"
+        for study, of in losses.items()
+        for name, of_seeds in of.items()
+        for seed, nll in enumerate(of_seeds)
+        for length in (4, 8)
+    ]
+    header = "study,condition,seed,suite,measured,length,nll\n"
+    (docs / "studies" / "seeds.csv").write_text(header + "".join(rows) + "later,a,0,extrapolation,x,4,9\n")
+    page = study_tables.write_page("<!-- study later: orders earlier 4 --><!-- /study -->")
+    table = "| c | 2.750 (3) | 1.250 (1) | a |\n| b | 2.500 (2) | 2.000 (2) |  |\n| a | 1.500 (1) | 2.250 (3) |  |"
+    assert f"|  | `earlier` | `later` | passes |\n|---|---|---|---|\n{table}\n" in page
+
+
 def test_the_table_of_lengths_has_a_dash_for_what_was_not_run(docs, monkeypatch):
     monkeypatch.setattr(study_tables, "HOLDING", {"on eight": {"sizes": 8}})
     monkeypatch.setattr(study_tables, "CONDITIONS", ("e", "abacus", "c"))
