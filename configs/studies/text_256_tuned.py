@@ -3,7 +3,7 @@
     python -m mini_gpt.study run configs/studies/text_256_tuned.py
 
 configs/studies/text_256.py, with a rate tuned for each encoding: 26 runs to tune, 91 to compare, about three hours on
-two CPU cores. The rate of 1e-3 is not tried again, since text_256.py has it.
+two CPU cores. The rate of 1e-3 is not tried again, since text_256.py has it. Results: docs/results/encodings.md.
 """
 
 from configs.studies import text_256

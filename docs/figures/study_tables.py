@@ -42,6 +42,7 @@ MOST_RISE, LEAST_MATCH = 0.05, 0.9
 HOLDING = {
     "text, trained on 64 characters": {"positions": 64, "text_64": 64},
     "text, on 256 characters": {"text_256": 256},
+    "the same, tuned": {"text_256_tuned": 256},
     "copying, on 10 letters": {"copying": 10},
     "adding, on 3 digits": {"addition": 3},
 }
