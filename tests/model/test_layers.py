@@ -14,8 +14,9 @@ from jax.sharding import NamedSharding, PartitionSpec
 from mini_gpt.config import loading
 from mini_gpt.insight.observing import layers
 from mini_gpt.model import MiniGPT, build
-from mini_gpt.model.attention import multi_head
 from mini_gpt.model.attention.context import Mask
+from mini_gpt.model.attention.differential import DifferentialAttention
+from mini_gpt.model.gpt import Block
 from mini_gpt.model.layers import Linear, make_norm
 from mini_gpt.model.positions.rotary import Rope
 from mini_gpt.model.xla_workarounds import recompute_in_backward, unfused
@@ -161,7 +162,7 @@ def make(**fields):
 
 def attention(**fields):
     config = make(**fields)
-    return multi_head.make(config, config.layer_kinds[0], rngs=nnx.Rngs(0))
+    return Block(config, config.layer_kinds[0], rngs=nnx.Rngs(0)).attention
 
 
 def maps(**fields):
@@ -273,7 +274,7 @@ def test_a_gate_multiplies_the_outputs_of_the_heads(kind, width):
 def test_differential_attention_takes_a_share_that_starts_by_depth():
     """The difference of equal outputs is 1 - λ of them, which the norm scales to a root mean square of 1."""
     config = loading.load("configs/default.py", {"model.variants.differential": True}).model
-    parts = [multi_head.make(config, kind, rngs=nnx.Rngs(0)).difference for kind in config.layer_kinds]
+    parts = [DifferentialAttention(config, kind, rngs=nnx.Rngs(0)).difference for kind in config.layer_kinds]
     np.testing.assert_allclose([part.start for part in parts], 0.8 - 0.6 * np.exp(-0.3 * np.arange(4)), rtol=1e-6)
     last = parts[3]
     assert 0.03 < np.std([each[...] for each in (last.q1, last.k1, last.q2, last.k2)]) < 0.3  # 0.1
@@ -300,7 +301,7 @@ def test_latent_attention_of_the_whole_input_is_plain_attention():
     fields = {"model.position": "none", "model.d_model": 16, "model.num_heads": 2, "model.dtype": "float32"}
     fields |= {"model.use_bias": False, "model.scale_width": 8.0}
     configs = [loading.load("configs/default.py", fields | own).model for own in ({}, {"model.variants.latent": 16})]
-    plain, latent = (multi_head.make(config, config.layer_kinds[0], rngs=nnx.Rngs(0)) for config in configs)
+    plain, latent = (Block(config, config.layer_kinds[0], rngs=nnx.Rngs(0)).attention for config in configs)
     query = plain.query.kernel[...].reshape(16, 2, 8)
     latent.query.kernel[...] = jnp.pad(query, ((0, 0), (0, 0), (4, 0))).reshape(16, 24)
     latent.latent.down.kernel[...] = jnp.pad(jnp.eye(16), ((0, 0), (4, 0)))
