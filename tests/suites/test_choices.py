@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from mini_gpt import suites
+from mini_gpt.data import layout
 from mini_gpt.data.tokenizers import ByteTokenizer, WordTokenizer
 from mini_gpt.evaluation import items, task_accuracy
 from mini_gpt.runtime.errors import UserError
@@ -148,13 +149,21 @@ def test_a_continuation_must_fit_into_the_context(monkeypatch):
         choices.log_probabilities(model, tokenizer, [Item("a", ["b"], 0), Item("abcdef", ["b"], 0)])
 
 
-def test_padding_does_not_change_the_angles_of_dynamic_scaling():
-    fields = {"scaling": "dynamic", "factor": 4.0, "original_context": 16}
-    model, tokenizer = harness.model(**{f"model.rope.{name}": value for name, value in fields.items()})
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"model.rope.scaling": "dynamic", "model.rope.factor": 4.0, "model.rope.original_context": 16},
+        {"model.random_positions": 512},
+    ],
+    ids=str,
+)
+def test_padding_does_not_change_positions(fields):
+    model, tokenizer = harness.model(**fields)
     p_P, *_ = choices.log_probabilities(model, tokenizer, [Item("Four people sit in", ["a", "a long boat"], 0)])
-    for p, choice in zip(p_P, ("a", "a long boat"), strict=True):
+    for number, (p, choice) in enumerate(zip(p_P, ("a", "a long boat"), strict=True)):
         tokens = tokenizer.encode(f"Four people sit in {choice}").astype(int)
-        logs_LV = jax.nn.log_softmax(model(tokens[None, :-1])[0])
+        key_B = layout.keys_of(np.array([number]))  # for random positions
+        logs_LV = jax.nn.log_softmax(model.logits(tokens[None, :-1], None, key_B)[0])
         wanted = sum(float(logs_LV[at - 1, tokens[at]]) for at in range(len("Four people sit in"), len(tokens)))
         assert p == pytest.approx(wanted, abs=1e-4)
 
